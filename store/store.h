@@ -1,0 +1,108 @@
+/* store: persistent KV blocks, conversations and pins of one directory. The segment log is the only truth; SQLite is an index
+ * written behind; look-ups use an index in RAM. store/FORMAT.md gives every byte.
+ *
+ * Promises
+ *   1. What was acknowledged (its callback ran with 0) is found again, bit for bit, after any crash or power loss.
+ *   2. What was deleted does not come back, not even by `rebuild`.
+ *   3. Every read is verified (CRC of the head, GCM tag a layer, id and segment bound into the authenticated data). A bad, missing or
+ *      short piece is -TD_ERR_NOTFOUND and is counted; never wrong bytes.
+ *   4. Nothing readable lies on disk: payloads, token ids, titles, histories, placeholder maps are sealed; ids of conversations are HMACs.
+ *   5. One process per directory (lock file); a full disk stops writes, not reads.
+ * Threads: all functions are thread-safe; writes are queued to one writer thread (group commit), reads run on the caller. */
+#ifndef TANDEM_STORE_STORE_H
+#define TANDEM_STORE_STORE_H
+#include "shared/kv_block.h"
+#include "shared/crypto.h"
+
+#define STORE_TENANT_MAX    64      /* characters of a tenant or principal name, [A-Za-z0-9._-] */
+#define STORE_CONV_ID_MAX   64      /* characters of a conversation id */
+#define STORE_CONV_SIZE_MAX (16u << 20)
+#define STORE_QUEUE_SIZE    (256u << 20) /* bytes waiting for the writer; beyond it puts answer -TD_ERR_FULL (dropped, counted) */
+
+struct store;
+struct store_config {
+    const char *directory;
+    uint64_t limit_size;          /* bytes of segments; 0: 90 % of the file system */
+    uint64_t segment_size;        /* 0: 256 MiB */
+    uint64_t ballast_size;        /* 0: 16 MiB */
+    uint32_t commit_interval_ms;  /* group commit at least this often while records wait; 0: 5 */
+    bool read_only;               /* command line, on a directory that no node holds */
+    uint8_t master_key[CRYPTO_KEY_SIZE]; /* wraps keys.td */
+};
+
+int store_open(const struct store_config *config, struct store **out, struct td_error *err);
+/* Write what is queued, sync, checkpoint the index, release the lock. */
+void store_close(struct store *s);
+
+/* ---- keys ---- */
+/* The tenant's chain key (for block ids); makes and persists the tenant's keys on first use. */
+int store_chain_key(struct store *s, const char *tenant, uint8_t out[CRYPTO_KEY_SIZE], struct td_error *err);
+/* Drop the tenant's keys (its bytes can never be read again) and tombstone its records. */
+int store_erase_tenant(struct store *s, const char *tenant, struct td_error *err);
+
+/* ---- blocks: tier interface ---- */
+/* A block record holds, for each layer of [layer_begin, layer_end), the K and V piece (shared/kv_block.h, head included). */
+struct store_block {
+    struct kv_block_id id, parent;
+    struct kv_quality quality;
+    uint32_t block_index;
+    uint16_t layer_begin, layer_end;
+    const struct span *pieces; /* [(layer_end - layer_begin) * 2], K then V of each layer */
+};
+typedef void (*store_done)(void *ctx, int status); /* on the writer thread */
+/* store_put: copies and queues; done (may be NULL) is called with 0 after the fsync that covers the record, or with the error.
+ * An equal or better block that is there already: done(0) without a write. A better one replaces. */
+int store_put(struct store *s, const char *tenant, const struct store_block *block, store_done done, void *ctx);
+
+struct store_block_info {
+    struct kv_quality quality;
+    uint32_t block_index;
+    uint16_t layer_begin, layer_end;
+    uint32_t stored_size;
+};
+/* RAM only, no I/O: 0 or -TD_ERR_NOTFOUND. Includes blocks that are queued. */
+int store_find(struct store *s, const char *tenant, const struct kv_block_id *id, struct store_block_info *info);
+/* Read, verify and decrypt layer's two pieces into buffers from `buffer` (capacity bytes); *k and *v point into it.
+ * -TD_ERR_NOTFOUND for any doubt (the block is dropped from the index when it is damaged). */
+int store_read_layer(struct store *s, const char *tenant, const struct kv_block_id *id, uint32_t layer, uint8_t *buffer,
+                     size_t capacity, struct span *k, struct span *v);
+int store_delete(struct store *s, const char *tenant, const struct kv_block_id *id, store_done done, void *ctx);
+
+/* ---- conversations ---- */
+/* A conversation record is one opaque sealed body (store/conversation.h gives its content) under (tenant, principal, conversation id). Newer replaces
+ * older: compare-and-swap on `expected_version` (0: must not exist). Versions start at 1 and grow by one. */
+int store_conv_put(struct store *s, const char *tenant, const char *principal, const char *conv_id, uint64_t expected_version,
+                   const void *body, size_t size, store_done done, void *ctx); /* -TD_ERR_CONFLICT */
+/* malloc'ed body, the caller's. */
+int store_conv_get(struct store *s, const char *tenant, const char *principal, const char *conv_id, uint64_t *version,
+                   uint8_t **body, size_t *size);
+int store_conv_delete(struct store *s, const char *tenant, const char *principal, const char *conv_id, store_done done, void *ctx);
+/* Bodies of all conversations of a principal, newest first; stops when fn returns non-zero. */
+typedef int (*store_conv_fn)(void *ctx, const char *conv_id, uint64_t version, uint64_t updated_us, const void *body, size_t size);
+int store_conv_each(struct store *s, const char *tenant, const char *principal, store_conv_fn fn, void *ctx);
+
+/* Wait until everything queued before this call is acknowledged (tests, shutdown, end of a turn). */
+int store_flush(struct store *s);
+
+/* ---- command line ---- */
+struct store_stats {
+    uint64_t blocks, block_bytes, conversations, segments, segment_bytes, dead_bytes;
+    uint64_t puts, put_failures, reads, read_failures, damaged;
+    uint64_t bytes_written, bytes_read, fsyncs;
+    uint64_t queue_bytes;
+    bool writes_off; /* disk full or failing */
+};
+void store_stats(struct store *s, struct store_stats *out);
+typedef int (*store_block_fn)(void *ctx, const char *tenant, const struct kv_block_id *id, const struct store_block_info *info);
+int store_each_block(struct store *s, store_block_fn fn, void *ctx);
+/* Read and check every live record. bad: number found damaged. */
+int store_verify(struct store *s, void (*progress)(void *ctx, uint64_t done, uint64_t total), void *ctx, uint64_t *records,
+                 uint64_t *bad, struct td_error *err);
+/* Remake the SQLite index from segments alone (directory must not be open). */
+int store_rebuild(const struct store_config *config, uint64_t *records, struct td_error *err);
+
+/* ---- master key ---- */
+/* 64 hex digits from a 0600 file or the environment variable TANDEM_STORE_KEY; makes the file (0600) when `create` and absent. */
+int store_master_key_load(const char *path, bool create, uint8_t out[CRYPTO_KEY_SIZE], struct td_error *err);
+
+#endif
