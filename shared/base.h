@@ -111,5 +111,6 @@ void f32_to_f16_row(const float *src, uint16_t *dst, size_t count);
 /* crc32c: Castagnoli, as in iSCSI (reflected, init and xorout all ones); hardware when the CPU has it.
  * crc32c(0, "123456789", 9) == 0xe3069283; chain by passing the previous result. */
 uint32_t crc32c(uint32_t crc, const void *data, size_t size);
+uint32_t crc32c_portable(uint32_t crc, const void *data, size_t size); /* the twin without hardware */
 
 #endif
