@@ -1,0 +1,72 @@
+/* generation: exactly-once replies, without sockets, clock or threads. The receiver's token list is the authority.
+ *
+ * Edge: gen_receiver holds the tokens of one reply. After a lost link it is re-opened with (request id, higher attempt, tokens held, their hash).
+ * Cloud: gen_table knows every generation of a principal by request id: running, detached (its socket is gone: decode at most LIMIT_DETACHED_TOKENS
+ * more, then park), parked, finished. A re-open of a known one goes on from the tokens that the edge holds; of an unknown one takes prompt + held
+ * tokens as its prompt (same seed, same counter: same text). A higher attempt fences earlier ones. Finished and parked ones are forgotten after LIMIT_PARK_MS.
+ *
+ *      RUNNING --socket lost--> DETACHED --64 tokens--> PARKED --re-open--> RUNNING;   any --finish--> FINISHED;   any --cancel--> gone */
+#ifndef TANDEM_PROTOCOL_GENERATION_H
+#define TANDEM_PROTOCOL_GENERATION_H
+#include "protocol/wire.h"
+
+#define GEN_REQUEST_ID_SIZE 16
+
+/* SHA-256 over u32le ids. */
+void ids_hash(const int32_t *ids, size_t count, uint8_t out[TD_HASH_SIZE]);
+
+/* ---- edge ---- */
+struct gen_receiver {
+    uint8_t request_id[GEN_REQUEST_ID_SIZE];
+    uint64_t attempt;
+    int32_t *ids; /* [capacity], the caller's arena or malloc; held tokens */
+    uint32_t count, capacity;
+    bool done;
+};
+/* A TOKEN frame: returns how many of its ids are new (they are appended; 0 for repeats and for other attempts), -TD_ERR_PROTOCOL for a gap, a conflicting id
+ * or too many. */
+int gen_receive_tokens(struct gen_receiver *g, uint64_t attempt, uint32_t index, struct span ids_le);
+/* Start another attempt: attempt = max(attempt + 1, wall_ms). */
+void gen_reopen(struct gen_receiver *g, uint64_t wall_ms);
+
+/* ---- cloud ---- */
+enum gen_state { GEN_RUNNING, GEN_DETACHED, GEN_PARKED, GEN_FINISHED };
+enum gen_verdict {
+    GEN_NEW,      /* not known, nothing held: prefill the prompt */
+    GEN_ADOPT,    /* not known, the edge holds tokens: they extend the prompt for prefill; token indices go on after them */
+    GEN_CONTINUE, /* known: resend what the edge lacks from *generation, go on */
+    GEN_STALE,    /* attempt is not higher than one seen: refuse */
+    GEN_MISMATCH, /* known, but the held tokens are not a prefix of ours, or the prompt differs: refuse */
+};
+struct generation {
+    char tenant[LIMIT_NAME_SIZE + 1], principal[LIMIT_NAME_SIZE + 1];
+    uint8_t request_id[GEN_REQUEST_ID_SIZE];
+    uint64_t attempt;
+    enum gen_state state;
+    uint8_t prompt_hash[TD_HASH_SIZE];
+    int32_t *reply; /* [reply_capacity] */
+    uint32_t reply_count, reply_capacity;
+    uint32_t detached_count; /* tokens decoded since the socket was lost */
+    uint32_t finish;
+    uint64_t expires_us;
+    void *owner; /* the scheduler's sequence; NULL once it has gone */
+};
+struct gen_table;
+struct gen_table *gen_table_create(size_t capacity);
+void gen_table_destroy(struct gen_table *t);
+enum gen_verdict gen_open(struct gen_table *t, const char *tenant, const char *principal, const uint8_t request_id[GEN_REQUEST_ID_SIZE],
+                          uint64_t attempt, const uint8_t prompt_hash[TD_HASH_SIZE], const int32_t *held, uint32_t held_count,
+                          uint32_t reply_capacity, uint64_t now_us, struct generation **out); /* *out NULL when STALE, MISMATCH or no memory/limit (then GEN_STALE with errno-like *out NULL: treat as busy) */
+int gen_append(struct generation *g, int32_t id); /* -TD_ERR_LIMIT: capacity */
+/* May one more token be decoded now? False once parked: the scheduler then swaps the sequence out or drops its pages. */
+bool gen_may_decode(struct generation *g);
+void gen_detach(struct generation *g, uint64_t now_us);
+void gen_finish(struct generation *g, uint32_t finish, uint64_t now_us);
+void gen_forget(struct gen_table *t, struct generation *g);
+/* Forget what has expired; calls `gone` for each before it is freed (owner may be non-NULL: drop the sequence). */
+void gen_table_expire(struct gen_table *t, uint64_t now_us, void (*gone)(void *ctx, struct generation *g), void *ctx);
+
+/* request id and seed of a request that carries an Idempotency-Key: equal on every node and after every restart. */
+void gen_id_from_key(const uint8_t principal_key[32], const char *idempotency_key, uint8_t request_id[GEN_REQUEST_ID_SIZE], uint64_t *seed);
+
+#endif

@@ -1,0 +1,65 @@
+/* link: one tandem.v1 connection without its socket and without a clock: the caller brings bytes and `now_us`.
+ *
+ * In:  frames are checked (order, limits, rate, windows), bulk messages are put together from their frames, then handed on whole.
+ * Out: four classes, always the most urgent first: control > tokens > HIDDEN > KV_BLOCK. Bulk leaves in frames of about 20 ms of the
+ *      measured rate, only while the peer's credit and the unacknowledged-bytes cap allow; so a CANCEL never waits behind more than one.
+ *      Voided pieces are dropped before they are sent. Rate and min RTT come from INGESTED.bulk_size and PING.
+ *
+ *   edge:  START --HELLO sent--> GREETING --WELCOME--> READY --> CLOSED        cloud:  START --HELLO--> GREETING --WELCOME sent--> READY --> CLOSED
+ *
+ * The link itself sends and consumes CREDIT and PING, and INGESTED's bulk_size for its clock (INGESTED is also handed on). All other frames are the owner's. */
+#ifndef TANDEM_PROTOCOL_LINK_H
+#define TANDEM_PROTOCOL_LINK_H
+#include "protocol/wire.h"
+
+enum link_role { LINK_EDGE, LINK_CLOUD };
+enum link_state { LINK_START, LINK_GREETING, LINK_READY, LINK_CLOSED };
+
+struct link;
+struct link_config {
+    enum link_role role;
+    /* A whole, checked frame; valid during the call only. Non-zero: the peer broke the rules, the link fails with that code. */
+    int (*on_frame)(void *ctx, const struct wire_frame *frame);
+    void *ctx;
+    uint32_t connection_window, stream_window; /* bulk bytes that we are ready to hold; 0: LIMIT_… */
+};
+
+struct link *link_create(const struct link_config *config, uint64_t now_us);
+void link_destroy(struct link *l);
+enum link_state link_state(const struct link *l);
+
+/* One received WebSocket message. Negative: the peer is at fault; an ERROR frame is queued; flush link_next, then close. */
+int link_receive(struct link *l, const void *data, size_t size, uint64_t now_us);
+/* Queue a control or token frame (copied). -TD_ERR_CLOSED, -TD_ERR_NOMEM, -TD_ERR_FULL. */
+int link_send(struct link *l, unsigned type, uint32_t stream, const ProtobufCMessage *header, const void *payload, size_t payload_size);
+/* Queue a HIDDEN or KV_BLOCK message; header's offset and total are filled by the link. Takes `payload` (malloc'ed) on success. -TD_ERR_FULL beyond
+ * LIMIT_SEND_QUEUE_SIZE: try again after link_next has made room. */
+int link_send_bulk(struct link *l, unsigned type, uint32_t stream, const ProtobufCMessage *header, uint32_t epoch, uint8_t *payload,
+                   size_t payload_size);
+/* Drop queued bulk of `stream` with an epoch below `epoch` (UINT32_MAX: all). A message half sent is abandoned too: the peer discards what it has of it when the next one starts. */
+void link_void(struct link *l, uint32_t stream, uint32_t epoch);
+/* The stream is over: queued bulk is dropped, late frames of it are ignored. */
+void link_close_stream(struct link *l, uint32_t stream);
+/* Cloud: bulk bytes of `stream` (0 if it is gone) were consumed: grant credit again. Called by the ingest when a message has left the staging area. */
+void link_consumed(struct link *l, uint32_t stream, size_t payload_size);
+/* Cloud: total bulk payload bytes received on this connection, for INGESTED.bulk_size. */
+uint64_t link_bulk_received(const struct link *l);
+/* Queue an ERROR on stream 0 and close. */
+void link_fail(struct link *l, int code, const char *text);
+
+/* Next frame for the socket, most urgent first: its size, 0: nothing may be sent now, negative: closed and drained. */
+int64_t link_next(struct link *l, uint8_t *dst, size_t capacity, uint64_t now_us);
+/* Microseconds until link_next or link_tick has something to do (pacing, pings, timeouts); UINT64_MAX: only after new input. */
+uint64_t link_wait_us(const struct link *l, uint64_t now_us);
+/* Timeouts: 0, or -TD_ERR_TIMEOUT (HELLO late, peer silent): close. Call when link_wait_us has passed. */
+int link_tick(struct link *l, uint64_t now_us);
+
+struct link_stats {
+    uint64_t rate_bytes_per_s; /* measured uplink; 0: unknown yet */
+    uint64_t min_rtt_us, rtt_us;
+    uint64_t bulk_sent_size, bulk_acked_size, bulk_queued_size;
+    uint64_t bytes_in, bytes_out;
+};
+void link_stats(const struct link *l, struct link_stats *out);
+
+#endif
