@@ -1,0 +1,97 @@
+/* config_help: two columns, options on the left, wrapped texts on the right, never wider than a classic
+ * terminal. */
+#include "shared/config_help.h"
+#include "shared/base.h"
+#include <stdio.h>
+
+#define HELP_WIDTH  80
+#define HELP_COLUMN 30   /* where texts start */
+#define HELP_TEXT   1024 /* bytes of one option's text */
+
+static const char *metavar_of(const struct config_option *o)
+{
+    static const char *const by_type[] = {
+        [CONFIG_STRING] = "TEXT", [CONFIG_INT] = "N",     [CONFIG_FLOAT] = "X",
+        [CONFIG_BOOL] = "",       [CONFIG_SIZE] = "SIZE",
+    };
+    return o->metavar ? o->metavar : by_type[o->type];
+}
+
+/* Print words from column `at` on, in lines that start at HELP_COLUMN. */
+static void print_wrapped(size_t at, const char *text)
+{
+    if (at + 2 > HELP_COLUMN) {
+        printf("\n");
+        at = 0;
+    }
+    printf("%*s", (int)(HELP_COLUMN - at), "");
+    at = HELP_COLUMN;
+    while (*(text += strspn(text, " "))) {
+        size_t word = strcspn(text, " ");
+        if (at > HELP_COLUMN && at + 1 + word > HELP_WIDTH) {
+            printf("\n%*s", HELP_COLUMN, "");
+            at = HELP_COLUMN;
+        }
+        bool spaced = at > HELP_COLUMN;
+        printf("%s%.*s", spaced ? " " : "", (int)word, text);
+        at += word + spaced;
+        text += word;
+    }
+    printf("\n");
+}
+
+static void print_option(const struct config_option *o)
+{
+    char left[128], text[HELP_TEXT];
+    const char *metavar = metavar_of(o);
+    int length = snprintf(left, sizeof left, "  %s%s%s%s",
+                          o->secret                ? ""
+                          : o->type == CONFIG_BOOL ? "--[no-]"
+                                                   : "--",
+                          o->name, *metavar && !o->secret ? " " : "", o->secret ? "" : metavar);
+    bool ranged = o->type != CONFIG_STRING && o->type != CONFIG_BOOL && (o->min != 0 || o->max != 0);
+    char range[64] = "", fallback[256] = "";
+    if (ranged && o->type != CONFIG_SIZE)
+        snprintf(range, sizeof range, " (%.15g to %.15g)", o->min, o->max);
+    if (o->fallback && *o->fallback && !o->secret)
+        snprintf(fallback, sizeof fallback, " [%s]", o->fallback);
+    snprintf(text, sizeof text, "%s%s%s%s", o->help ? o->help : "", range, fallback,
+             o->secret ? " (from the environment or the file only)" : "");
+    fputs(left, stdout);
+    print_wrapped((size_t)length, text);
+}
+
+static void print_help(const struct config_spec *spec, bool takes_arguments)
+{
+    printf("%s\n\nUsage: %s [options]%s\n\nOptions:\n", spec->summary, spec->program,
+           takes_arguments ? " [arguments]" : "");
+    for (size_t i = 0; i < spec->option_count; i++)
+        print_option(&spec->options[i]);
+    static const struct config_option own[] = {
+        {.name = "config",
+         .metavar = "FILE",
+         .help = "read settings from this file, one \"name = value\" a line"},
+        {.name = "help", .metavar = "", .help = "show this text"},
+        {.name = "version", .metavar = "", .help = "show the version"},
+    };
+    for (size_t i = 0; i < TD_COUNT(own); i++)
+        print_option(&own[i]);
+    printf("\nEvery option can also be set in the file or as an environment variable: --log-level is\n"
+           "log-level in the file and %s_LOG_LEVEL in the environment. Flags win over the\n"
+           "environment, the environment wins over the file.\n",
+           spec->env_prefix);
+    if (spec->examples && *spec->examples)
+        printf("\n%s%s", spec->examples, spec->examples[strlen(spec->examples) - 1] == '\n' ? "" : "\n");
+}
+
+bool config_print_wanted(const struct config_spec *spec, const char *arg, bool takes_arguments)
+{
+    if (strcmp(arg, "--version") == 0 || strcmp(arg, "-V") == 0) {
+        printf("%s %s\n", spec->program, TANDEM_VERSION);
+        return true;
+    }
+    if (strcmp(arg, "--help") != 0 && strcmp(arg, "-h") != 0)
+        return false;
+    print_help(spec, takes_arguments);
+    return true;
+}
