@@ -1,0 +1,122 @@
+/* engine: the decode service's compute thread. It owns the backend, the page pool, the prefix cache, the generation table and every
+ * sequence; other threads talk to it through one bounded command queue and get events back through a sink.
+ *
+ * One step: take commands; admit waiting sequences; pick decode rows and prefill chunks under the token budget (scheduler.h, pure); one forward();
+ * sample; emit events; hand finished blocks to the store.
+ *
+ * A sequence's life:
+ *   OPENED (prefix looked up, pages of cached blocks loaded) -> PREFILL (ranges as planned: from ids, or from the edge's HIDDEN rows + KV pieces)
+ *   -> DECODE -> FINISHED;  any state -> CANCELLED within one step;  DECODE -> DETACHED -> PARKED (protocol/generation.h)
+ *
+ * Rules that the tests hold
+ *   - Block ids are computed here from token ids, two chains side by side from the root (zeros): `shared` with the tenant's chain key, `own` with the principal's key.
+ *     A block goes to `shared` only if all KV of its sequence up to it was computed here from token ids or read from `shared`; else to `own`. Look-up of block i tries
+ *     shared (while every earlier block came from shared), then own.
+ *   - A prefix hit is capped at prompt_count - 1; whole blocks only. Quality must satisfy the request's `accept`; the quality of what is computed on top is no better than what it was computed from.
+ *   - Edge range with k layers: layers [k, L) run as soon as HIDDEN rows are there in order; decode needs KV of [0, k) of all earlier positions: what has not come when it is needed (stall limit) or
+ *     came damaged is recomputed from the token ids; pieces outside the plan, of a wrong shape or non-finite are refused (protocol error of that stream).
+ *   - No text, ids or block ids are logged. */
+#ifndef TANDEM_CLOUD_ENGINE_H
+#define TANDEM_CLOUD_ENGINE_H
+#include "kernels/backend.h"
+#include "kernels/sampler.h"
+#include "protocol/generation.h"
+#include "store/store.h"
+
+struct engine;
+struct engine_config {
+    const struct model *model; /* all layers */
+    struct backend *backend;   /* taken over; destroyed with the engine */
+    struct store *store;       /* NULL: memory only */
+    const struct tokenizer *tokenizer; /* which ids end a reply */
+    uint32_t token_budget;     /* rows a step, 0: 512 */
+    uint32_t sequences_max;    /* running at once, 0: 64; more wait */
+    uint32_t waiting_max;      /* 0: 256; beyond: -TD_ERR_FULL (429) */
+    uint32_t context_max;      /* 0: the model's */
+    uint32_t kv_stall_ms;      /* KV pieces that make no progress for so long when they are needed are recomputed; 0: 2000 */
+};
+
+enum engine_event_type { ENGINE_OPENED, ENGINE_INGESTED, ENGINE_TOKENS, ENGINE_DONE, ENGINE_FAILED };
+struct engine_event { /* borrowed for the call */
+    enum engine_event_type type;
+    uint64_t sequence; /* handle given by engine_open */
+    union {
+        struct {
+            bool resumed;
+            uint32_t cached_tokens, cached_memory, cached_disk, reply_count, prefill_tokens_per_s, queue_tokens;
+            uint64_t load_us;
+        } opened;
+        struct {
+            uint32_t epoch, hidden_tokens, kv_tokens;
+            uint32_t consumed_size; /* bulk payload bytes that left the staging area since the last event */
+        } ingested;
+        struct {
+            uint32_t index, count;
+            const int32_t *ids;
+            const struct sampled *sampled; /* [count] when logprobs were asked for, else NULL */
+        } tokens;
+        struct {
+            uint32_t finish; /* enum finish_reason */
+            uint32_t prompt_tokens, completion_tokens, cached_tokens, prefill_tokens, recomputed_tokens;
+            uint64_t queue_us, load_us, ingest_wait_us, prefill_us, first_token_us, decode_us, uplink_size, uplink_raw_size;
+            const int32_t *ids; /* prompt + reply: what the conversation holds now */
+            uint32_t ids_count;
+        } done;
+        struct {
+            int code;
+            const char *text;
+            uint32_t retry_after_ms;
+        } failed;
+    };
+};
+/* Called on the engine thread; must not block: post to the loop. */
+typedef void (*engine_sink)(void *ctx, const struct engine_event *event);
+
+struct engine_generate {
+    struct sampler_params sampling;
+    uint32_t token_count_max; /* 0: until the context is full */
+    bool ignore_end, no_persist;
+};
+struct engine_open {
+    char tenant[LIMIT_NAME_SIZE + 1], principal[LIMIT_NAME_SIZE + 1];
+    uint8_t shared_key[CRYPTO_KEY_SIZE], own_key[CRYPTO_KEY_SIZE];
+    uint8_t request_id[GEN_REQUEST_ID_SIZE];
+    uint64_t attempt;
+    int32_t *ids; /* malloc'ed, taken over: prompt, then held reply tokens */
+    uint32_t prompt_count, held_count;
+    enum kv_accept accept;
+    bool no_cache;
+    bool direct; /* an app without an edge: `generate` is here and the whole prompt is one cloud range */
+    struct engine_generate generate;
+    engine_sink sink;
+    void *sink_ctx;
+};
+
+int engine_create(const struct engine_config *config, struct engine **out, struct td_error *err); /* starts the thread */
+/* Stop taking work; running generations get until deadline_ms, then are parked/failed; blocks are handed to the store. */
+void engine_drain(struct engine *e, uint32_t deadline_ms);
+void engine_destroy(struct engine *e);
+
+/* Commands, any thread. 0 or -TD_ERR_FULL / -TD_ERR_CLOSED (then taken-over memory is freed). Events for a sequence come only after its engine_open returned. */
+int engine_open(struct engine *e, struct engine_open *open, uint64_t *sequence);
+struct engine_range {
+    uint32_t first_token, count, layers;
+    uint8_t codec, hidden_dtype;
+};
+int engine_plan(struct engine *e, uint64_t sequence, uint32_t epoch, const struct engine_range *ranges, uint32_t count);
+/* payload: malloc'ed wire bytes, taken over. */
+int engine_hidden(struct engine *e, uint64_t sequence, uint32_t epoch, uint32_t first_token, uint32_t count, uint32_t layer,
+                  uint8_t dtype, uint8_t *payload, size_t size);
+int engine_kv(struct engine *e, uint64_t sequence, uint32_t epoch, uint32_t block_index, uint8_t *piece, size_t size);
+int engine_start(struct engine *e, uint64_t sequence, const struct engine_generate *generate); /* GENERATE */
+/* finished: keep and persist the first keep_count reply tokens, then ENGINE_DONE; else drop it, no more events. */
+int engine_cancel(struct engine *e, uint64_t sequence, bool finished, uint32_t keep_count);
+int engine_detach(struct engine *e, uint64_t sequence); /* its socket is gone: no more events until it is opened again */
+
+struct engine_stats { /* for /metrics and tests; any thread */
+    uint32_t running, waiting, parked, pages_used, pages_free, pages_cached;
+    uint64_t steps, rows;
+};
+void engine_stats(struct engine *e, struct engine_stats *out);
+
+#endif
