@@ -50,5 +50,8 @@
 #define LIMIT_API_STOPS         16u
 #define LIMIT_API_STOP_SIZE     256u
 #define LIMIT_API_CHOICES       1u           /* n > 1 is refused clearly */
+#define LIMIT_JSON_DEPTH        64u          /* a request body's nesting */
+#define LIMIT_JSON_CONTAINERS   65536u       /* its objects and lists: each costs the parser some 250 bytes */
+#define LIMIT_JSON_VALUES       (LIMIT_PROMPT_TOKENS + 65536u) /* its values: 40 bytes each */
 
 #endif

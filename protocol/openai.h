@@ -69,6 +69,7 @@ struct api_reply { /* what a response or chunk is made of */
     const char *model;
     uint64_t created_s;
     const char *conversation; /* NULL: left out */
+    uint64_t text_offset;     /* completions with logprobs: characters of the reply before this chunk */
 };
 /* All return malloc'ed NUL-terminated JSON (NULL without memory), the caller's. finish: NULL, "stop", "length". text must be valid UTF-8. */
 char *api_json_response(const struct api_reply *r, const char *text, size_t size, const char *finish, const struct api_usage *usage,
@@ -80,6 +81,7 @@ char *api_json_usage_chunk(const struct api_reply *r, const struct api_usage *us
 /* {"error":{"message","type","param","code"}}. type and code by HTTP status and td code: 400 invalid_request_error, 401 authentication_error,
  * 404 not_found_error, 409 conflict, 429 rate_limit_error, 5xx server_error. */
 char *api_json_error(int http_status, const char *message, const char *param, const char *code);
+/* asked_tokens: prompt and completion together. */
 char *api_json_context_error(uint32_t context_max, uint32_t asked_tokens, uint32_t prompt_tokens); /* code context_length_exceeded, both counts */
 char *api_json_models(const char *const *ids, size_t count, uint64_t created_s);
 int api_http_status(int td_code); /* -TD_ERR_CONTEXT → 400, -TD_ERR_FULL → 429, … */

@@ -1,0 +1,35 @@
+/* api_internal: what the files of the OpenAI API share with each other, and with nobody else. */
+#ifndef TANDEM_PROTOCOL_API_INTERNAL_H
+#define TANDEM_PROTOCOL_API_INTERNAL_H
+#include "protocol/openai.h"
+#include <jansson.h>
+
+#define API_MODEL_SIZE   256u
+#define API_USER_SIZE    512u
+#define API_TOP_LOGPROBS 20u
+#define API_REPETITION_WINDOW                                                                                \
+    64 /* tokens that repetition_penalty looks back over, unless the request says otherwise */
+
+/* ---- JSON text (openai_parse.c) ---- */
+
+/* -TD_ERR_LIMIT for a text whose values would cost the JSON library memory out of proportion, or recurse too
+ * deep. */
+int json_text_check(const char *text, size_t size);
+/* An object, the caller's; NULL: err says why, without quoting the text. */
+json_t *api_json_load(const char *body, size_t size, struct td_error *err);
+/* What may stand in a header and in a path: 1 to LIMIT_NAME_SIZE letters, digits, - _ . : */
+bool api_conversation_id_valid(const char *id);
+
+/* ---- UTF-8 (api_text.c) ---- */
+
+/* Bytes of the UTF-8 sequence at the start of data: its length if it is valid; 0 if it is the beginning of a
+ * valid one that the data cuts short; -n if the first n bytes can be no part of any, and stand for one
+ * U+FFFD. size > 0. */
+int utf8_step(const uint8_t *data, size_t size);
+/* Valid UTF-8 out of any bytes, malloc'ed, invalid ones replaced. */
+char *utf8_repair(const char *data, size_t size, size_t *out_size);
+
+/* "model_not_found"-like code of a td code, or NULL. */
+const char *api_error_code(int td_code);
+
+#endif
