@@ -65,20 +65,27 @@ static bool parse_bool(const char *text, bool *out)
     return *out || equals_any(text, no, TD_COUNT(no));
 }
 
+/* The C library's parsers skip blanks of every kind, and would take "nan"; a setting is a number from its
+ * first character. */
+static bool starts_like_number(const char *text)
+{
+    return *text != '\0' && strchr("+-.0123456789", *text) != NULL;
+}
+
 static bool parse_int(const char *text, int64_t *out)
 {
     char *end;
     errno = 0;
     long long parsed = strtoll(text, &end, 10);
     *out = parsed;
-    return end != text && *end == '\0' && errno == 0 && !strchr(" \t", *text);
+    return starts_like_number(text) && end != text && *end == '\0' && errno == 0;
 }
 
 static bool parse_float(const char *text, double *out)
 {
     char *end;
     *out = strtod(text, &end);
-    return end != text && *end == '\0' && isfinite(*out) && !strchr(" \t", *text);
+    return starts_like_number(text) && end != text && *end == '\0' && isfinite(*out);
 }
 
 /* Digits, then nothing, B, or K, M, G, T (powers of 1024) with an optional B or iB. */

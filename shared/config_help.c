@@ -76,9 +76,9 @@ static void print_help(const struct config_spec *spec, bool takes_arguments)
     };
     for (size_t i = 0; i < TD_COUNT(own); i++)
         print_option(&own[i]);
-    printf("\nEvery option can also be set in the file or as an environment variable: --log-level is\n"
-           "log-level in the file and %s_LOG_LEVEL in the environment. Flags win over the\n"
-           "environment, the environment wins over the file.\n",
+    printf("\nEvery option can also be set in the file or in the environment: --log-level is\n"
+           "log-level in the file and %s_LOG_LEVEL in the environment.\n"
+           "Flags win over the environment, the environment wins over the file.\n",
            spec->env_prefix);
     if (spec->examples && *spec->examples)
         printf("\n%s%s", spec->examples, spec->examples[strlen(spec->examples) - 1] == '\n' ? "" : "\n");
