@@ -17,7 +17,8 @@
 
 #define GRID_ZERO 183 /* scale index of 1.0 */
 
-float kv_l1_power(int eighths)
+/* Inlined into the loops: a call between AVX code and plain code costs more than the work. */
+static inline float power(int eighths)
 {
     static const uint32_t mantissas[8] = {0x000000, 0x0b95c2, 0x1837f0, 0x25fed7,
                                           0x3504f3, 0x45672a, 0x5744fd, 0x6ac0c7};
@@ -28,17 +29,17 @@ float kv_l1_power(int eighths)
     return value;
 }
 
-static float scale_of(uint8_t index)
+static inline float scale_of(uint8_t index)
 {
-    return index == 0 ? 0.0f : kv_l1_power(index - GRID_ZERO);
+    return index == 0 ? 0.0f : power(index - GRID_ZERO);
 }
 
-static float inverse_of(uint8_t index)
+static inline float inverse_of(uint8_t index)
 {
-    return index == 0 ? 0.0f : kv_l1_power(GRID_ZERO - index);
+    return index == 0 ? 0.0f : power(GRID_ZERO - index);
 }
 
-uint8_t kv_l1_scale_index(uint16_t max_bits)
+static inline uint8_t scale_index(uint16_t max_bits)
 {
     /* With max = 2^(e-15) (1 + m/1024): the smallest index with 127 * 2^((index-183)/8) >= max is 8e + 8 +
      * #{limits < m}. */
@@ -56,6 +57,16 @@ uint8_t kv_l1_scale_index(uint16_t max_bits)
     for (size_t i = 0; i < TD_COUNT(limits); i++)
         index += mantissa > limits[i];
     return (uint8_t)(index < 1 ? 1 : index > 255 ? 255 : index);
+}
+
+float kv_l1_power(int eighths)
+{
+    return power(eighths);
+}
+
+uint8_t kv_l1_scale_index(uint16_t max_bits)
+{
+    return scale_index(max_bits);
 }
 
 /* ---- plain C ----------------------------------------------------------------------------------------------
@@ -81,7 +92,7 @@ static bool encode_portable(const uint16_t *src, size_t group_count, uint8_t *sc
         }
         if (max >= 0x7c00)
             return false;
-        scales[g] = kv_l1_scale_index(max);
+        scales[g] = scale_index(max);
         float inverse = inverse_of(scales[g]);
         for (size_t i = 0; i < KV_GROUP; i++) {
             int rounded = round_even(f16_to_f32(src[i]) * inverse);
@@ -113,11 +124,20 @@ const struct kv_l1_ops kv_l1_portable = {encode_portable, decode_portable};
 #if defined(__x86_64__)
 #define AVX2 __attribute__((target("avx2,f16c")))
 
-AVX2 static uint16_t max_magnitude_avx2(const __m256i v[4])
+AVX2 static inline __m256i load16(const uint16_t *src)
+{
+    return _mm256_loadu_si256((const __m256i *)src);
+}
+
+/* The largest of 64 magnitudes. The values are loaded again for the products: they are in L1 cache, and an
+ * array of vectors would be spilled and reloaded in other widths. */
+AVX2 static inline uint16_t max_magnitude_avx2(const uint16_t *src)
 {
     const __m256i mask = _mm256_set1_epi16(0x7fff);
-    __m256i a = _mm256_max_epu16(_mm256_and_si256(v[0], mask), _mm256_and_si256(v[1], mask));
-    __m256i b = _mm256_max_epu16(_mm256_and_si256(v[2], mask), _mm256_and_si256(v[3], mask));
+    __m256i a =
+        _mm256_max_epu16(_mm256_and_si256(load16(src), mask), _mm256_and_si256(load16(src + 16), mask));
+    __m256i b =
+        _mm256_max_epu16(_mm256_and_si256(load16(src + 32), mask), _mm256_and_si256(load16(src + 48), mask));
     __m256i m = _mm256_max_epu16(a, b);
     __m128i h = _mm_max_epu16(_mm256_castsi256_si128(m), _mm256_extracti128_si256(m, 1));
     /* minpos finds the smallest of eight u16: of the complements, that is the complement of the largest */
@@ -125,12 +145,11 @@ AVX2 static uint16_t max_magnitude_avx2(const __m256i v[4])
     return (uint16_t)~_mm_extract_epi16(least, 0);
 }
 
-/* 16 values to 16 rounded products as i16, in the lane order of packs. */
-AVX2 static __m256i quantise16_avx2(__m256i v, __m256 inverse)
+/* 8 values to 8 rounded products as i32. */
+AVX2 static inline __m256i quantise8_avx2(const uint16_t *src, __m256 inverse)
 {
-    __m256 a = _mm256_mul_ps(_mm256_cvtph_ps(_mm256_castsi256_si128(v)), inverse);
-    __m256 b = _mm256_mul_ps(_mm256_cvtph_ps(_mm256_extracti128_si256(v, 1)), inverse);
-    return _mm256_packs_epi32(_mm256_cvtps_epi32(a), _mm256_cvtps_epi32(b));
+    __m256 x = _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)src));
+    return _mm256_cvtps_epi32(_mm256_mul_ps(x, inverse));
 }
 
 AVX2 static bool encode_avx2(const uint16_t *src, size_t group_count, uint8_t *scales, int8_t *q)
@@ -138,20 +157,18 @@ AVX2 static bool encode_avx2(const uint16_t *src, size_t group_count, uint8_t *s
     /* Two rounds of packs interleave 128-bit lanes; this puts each run of four values back in its place. */
     const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
     const __m256i least = _mm256_set1_epi8(-127);
-    for (size_t g = 0; g < group_count; g++, src += KV_GROUP, q += KV_GROUP) {
-        __m256i v[4];
-        for (size_t i = 0; i < 4; i++)
-            v[i] = _mm256_loadu_si256((const __m256i *)(src + 16 * i));
-        uint16_t max = max_magnitude_avx2(v);
+    for (size_t g = 0; g < group_count; g++) {
+        uint16_t max = max_magnitude_avx2(src);
         if (max >= 0x7c00)
             return false;
-        scales[g] = kv_l1_scale_index(max);
+        scales[g] = scale_index(max);
         __m256 inverse = _mm256_set1_ps(inverse_of(scales[g]));
-        for (size_t i = 0; i < 2; i++) {
-            __m256i packed = _mm256_packs_epi16(quantise16_avx2(v[2 * i], inverse),
-                                                quantise16_avx2(v[2 * i + 1], inverse));
-            packed = _mm256_max_epi8(_mm256_permutevar8x32_epi32(packed, order), least);
-            _mm256_storeu_si256((__m256i *)(q + 32 * i), packed);
+        for (size_t i = 0; i < 2; i++, src += 32, q += 32) {
+            __m256i a = _mm256_packs_epi32(quantise8_avx2(src, inverse), quantise8_avx2(src + 8, inverse));
+            __m256i b =
+                _mm256_packs_epi32(quantise8_avx2(src + 16, inverse), quantise8_avx2(src + 24, inverse));
+            __m256i packed = _mm256_permutevar8x32_epi32(_mm256_packs_epi16(a, b), order);
+            _mm256_storeu_si256((__m256i *)q, _mm256_max_epi8(packed, least));
         }
     }
     return true;
