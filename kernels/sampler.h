@@ -1,8 +1,9 @@
-/* sampler: the next token as a pure function of (logits, parameters, seed, token index, ids so far). No state survives between
- * calls, so a resumed generation goes on with the same text on any node.
- * Random numbers: Philox-4x32-10 with key = seed, counter = token index (Salmon et al., SC'11).
- * Order: logit bias, penalties, (greedy if temperature == 0: lowest id among equal maxima), top-k, softmax at temperature,
- * top-p, min-p, draw. Ties are ordered by id, so results do not depend on a sort's whims. exp and log are the engine's own (same bits everywhere). */
+/* sampler: the next token as a pure function of (logits, parameters, seed, token index, ids so far). No state
+ * survives between calls, so a resumed generation goes on with the same text on any node. Random numbers:
+ * Philox-4x32-10 with key = seed, counter = token index (Salmon et al., SC'11). Order: logit bias, penalties,
+ * (greedy if temperature == 0: lowest id among equal maxima), top-k, softmax at temperature, top-p, min-p,
+ * draw. Ties are ordered by id, so results do not depend on a sort's whims. exp and log are the engine's own
+ * (same bits everywhere). */
 #ifndef TANDEM_KERNELS_SAMPLER_H
 #define TANDEM_KERNELS_SAMPLER_H
 #include "shared/base.h"
@@ -16,17 +17,18 @@ struct sampler_bias {
     float bias;
 };
 struct sampler_params {
-    float temperature; /* 0: greedy */
-    int32_t top_k;     /* 0: off */
-    float top_p;       /* 1: off */
-    float min_p;       /* 0: off */
-    float repetition_penalty; /* 1: off; over the last repetition_window ids, prompt included */
+    float temperature;         /* 0: greedy */
+    int32_t top_k;             /* 0: off */
+    float top_p;               /* 1: off */
+    float min_p;               /* 0: off */
+    float repetition_penalty;  /* 1: off; over the last repetition_window ids, prompt included */
     int32_t repetition_window; /* 0: none, -1: all */
     float presence_penalty, frequency_penalty; /* 0: off; over generated ids only */
     uint64_t seed;
     uint32_t bias_count;
     struct sampler_bias bias[SAMPLER_BIAS_MAX];
-    uint32_t logprob_count; /* alternatives to report, <= SAMPLER_LOGPROBS_MAX; the chosen token's is always computed when want_logprobs */
+    uint32_t logprob_count; /* alternatives to report, <= SAMPLER_LOGPROBS_MAX; the chosen token's is always
+                               computed when want_logprobs */
     bool want_logprobs;
 };
 struct sampler_logprob {
@@ -40,15 +42,18 @@ struct sampled {
     struct sampler_logprob top[SAMPLER_LOGPROBS_MAX];
 };
 void sampler_defaults(struct sampler_params *p); /* temperature 1, everything else off */
-int sampler_check(const struct sampler_params *p, struct td_error *err); /* ranges, with the field's name in the message */
+int sampler_check(const struct sampler_params *p,
+                  struct td_error *err); /* ranges, with the field's name in the message */
 
 struct sampler_scratch; /* for one vocabulary size; one per thread */
 struct sampler_scratch *sampler_scratch_create(uint32_t vocab_count);
 void sampler_scratch_destroy(struct sampler_scratch *s);
 
-/* sampler_draw: logits [vocab_count] (not modified). ids[0..prompt_count) is the prompt, ids[prompt_count..count) was generated; the token
- * index used for randomness is count - prompt_count. Non-finite logits: -TD_ERR_FORMAT. */
-int sampler_draw(const struct sampler_params *p, const float *logits, uint32_t vocab_count, const int32_t *ids, size_t count,
-                 size_t prompt_count, struct sampler_scratch *scratch, struct sampled *out);
+/* sampler_draw: logits [vocab_count] (not modified). ids[0..prompt_count) is the prompt,
+ * ids[prompt_count..count) was generated; the token index used for randomness is count - prompt_count.
+ * Non-finite logits: -TD_ERR_FORMAT. */
+int sampler_draw(const struct sampler_params *p, const float *logits, uint32_t vocab_count,
+                 const int32_t *ids, size_t count, size_t prompt_count, struct sampler_scratch *scratch,
+                 struct sampled *out);
 
 #endif

@@ -1,0 +1,328 @@
+/* forward: one step of the CPU backend: embed, layers, logits.
+ *
+ * A layer is a chain of jobs, each split over the workers by independent outputs: rows for what works on
+ * rows, tiles of weight rows for products, (chunk of rows, KV head) for attention. No sum is ever split
+ * between threads, so the number of threads cannot change a bit.
+ *
+ *   x ─norm─▶ act ─q,k,v─▶ wide ─bias, head norms, rope─▶ wide(q), pages(k, v) ─attention─▶ act ─o─▶ wide
+ *   x += wide;  x ─norm─▶ act ─gate,up─▶ wide ─swiglu─▶ act ─down─▶ wide;  x += wide */
+#include "kernels/cpu/cpu_backend.h"
+
+#define ROWS_PER_TASK    8
+#define TASKS_PER_THREAD 6
+#define CHUNK_BYTES_MAX                                                                                      \
+    (192u << 10) /* weights that a product task goes over for all rows: about half of a small L2 */
+
+/* --- jobs over rows
+ * -------------------------------------------------------------------------------------------- */
+
+struct row_job {
+    struct cpu_backend *b;
+    uint32_t count;
+    void (*row)(struct cpu_backend *b, uint32_t index); /* of a compact row */
+};
+
+static void row_task(void *ctx, size_t task, unsigned worker)
+{
+    (void)worker;
+    const struct row_job *job = ctx;
+    uint32_t begin = (uint32_t)task * ROWS_PER_TASK, end = TD_MIN(begin + ROWS_PER_TASK, job->count);
+    for (uint32_t i = begin; i < end; i++)
+        job->row(job->b, i);
+}
+
+static void for_rows(struct cpu_backend *b, uint32_t count,
+                     void (*row)(struct cpu_backend *b, uint32_t index))
+{
+    struct row_job job = {b, count, row};
+    workers_run(b->workers, (count + ROWS_PER_TASK - 1) / ROWS_PER_TASK, row_task, &job);
+}
+
+static float *act_row(const struct cpu_backend *b, uint32_t index)
+{
+    return b->act.x + index * b->act.x_stride;
+}
+
+static float *wide_row(const struct cpu_backend *b, uint32_t index)
+{
+    return b->wide + index * b->wide_stride;
+}
+
+static float *x_row(const struct cpu_backend *b, uint32_t row)
+{
+    return b->x + (size_t)row * b->base.model->params.embd_size;
+}
+
+/* --- products
+ * -------------------------------------------------------------------------------------------------- */
+
+struct product_job {
+    struct cpu_backend *b;
+    const struct cpu_matrix *matrices[3]; /* of the same input rows */
+    uint32_t matrix_count, row_count, tiles_per_task, tile_total;
+};
+
+static void product_task(void *ctx, size_t task, unsigned worker)
+{
+    (void)worker;
+    const struct product_job *job = ctx;
+    uint32_t begin = (uint32_t)task * job->tiles_per_task,
+             end = TD_MIN(begin + job->tiles_per_task, job->tile_total);
+    uint32_t base = 0; /* tiles of the matrices before this one */
+    for (uint32_t i = 0; i < job->matrix_count && base < end; i++) {
+        const struct cpu_matrix *m = job->matrices[i];
+        uint32_t count = tile_count(m), from = TD_MAX(begin, base), to = TD_MIN(end, base + count);
+        if (from < to)
+            job->b->ops->matmul(m, &job->b->act, 0, job->row_count, job->b->out_rows[i], from - base,
+                                to - base);
+        base += count;
+    }
+}
+
+/* Product of act's rows with up to three matrices; results go to out_rows, which the caller has set. */
+static void run_products(struct cpu_backend *b, uint32_t row_count, uint32_t matrix_count,
+                         const struct cpu_matrix *const *matrices)
+{
+    struct product_job job = {.b = b, .matrix_count = matrix_count, .row_count = row_count};
+    size_t tile_size = 1;
+    for (uint32_t i = 0; i < matrix_count; i++) {
+        job.matrices[i] = matrices[i];
+        job.tile_total += tile_count(matrices[i]);
+        tile_size = TD_MAX(tile_size, weight_row_size(matrices[i]->type, matrices[i]->columns) * TILE_ROWS);
+    }
+    uint32_t by_threads = job.tile_total / (workers_count(b->workers) * TASKS_PER_THREAD);
+    job.tiles_per_task = TD_MAX(1u, TD_MIN(by_threads, (uint32_t)(CHUNK_BYTES_MAX / tile_size)));
+    workers_run(b->workers, (job.tile_total + job.tiles_per_task - 1) / job.tiles_per_task, product_task,
+                &job);
+}
+
+/* The usual case: outputs side by side in a row of `wide`. */
+static void products_to_wide(struct cpu_backend *b, uint32_t row_count, uint32_t matrix_count,
+                             const struct cpu_matrix *const *matrices)
+{
+    size_t column = 0;
+    for (uint32_t i = 0; i < matrix_count; i++) {
+        for (uint32_t r = 0; r < row_count; r++)
+            b->out_rows[i][r] = wide_row(b, r) + column;
+        column += matrices[i]->rows;
+    }
+    run_products(b, row_count, matrix_count, matrices);
+}
+
+/* --- the operations of a layer
+ * --------------------------------------------------------------------------------- */
+
+static void quantise_for(const struct cpu_backend *b, uint32_t index, uint32_t columns,
+                         const struct cpu_matrix *first, const struct cpu_matrix *second,
+                         const struct cpu_matrix *third)
+{
+    if (weight_is_quantised(first->type) || weight_is_quantised(second->type) ||
+        weight_is_quantised(third->type))
+        b->ops->quantise(&b->act, index, columns);
+}
+
+static void norm_attention_row(struct cpu_backend *b, uint32_t index)
+{
+    const struct model_params *p = &b->base.model->params;
+    const struct cpu_layer *l = b->layer;
+    b->ops->norm(x_row(b, b->all[index]), l->attn_norm, p->norm_eps, p->embd_size, act_row(b, index));
+    quantise_for(b, index, p->embd_size, &l->q, &l->k, &l->v);
+}
+
+static void add_bias(float *x, const float *bias, uint32_t count)
+{
+    for (uint32_t i = 0; bias && i < count; i++)
+        x[i] = x[i] + bias[i];
+}
+
+static void rotate_heads(const struct cpu_backend *b, float *heads, uint32_t head_count, const float *norm,
+                         uint32_t row)
+{
+    const struct model_params *p = &b->base.model->params;
+    for (uint32_t h = 0; h < head_count; h++) {
+        float *head = heads + (size_t)h * p->head_dim;
+        if (norm)
+            b->ops->norm(head, norm, p->norm_eps, p->head_dim, head);
+        rope_rotate(head, b->cos_sin + (size_t)row * p->rope_dim, p->rope_dim, p->rope_kind);
+    }
+}
+
+/* K and V become f16 here, before anything reads them: attention never sees more than what is stored. */
+static void write_kv(const struct cpu_backend *b, uint32_t row, const float *k, const float *v)
+{
+    const struct model_params *p = &b->base.model->params;
+    uint32_t position = b->row_position[row],
+             page = b->batch->seqs[b->row_seq[row]].pages[position / KV_BLOCK_TOKENS];
+    uint16_t *at = b->pages + page * b->page_values + (size_t)(position % KV_BLOCK_TOKENS) * p->head_dim;
+    for (uint32_t h = 0; h < p->kv_head_count; h++) {
+        f32_to_f16_row(k + (size_t)h * p->head_dim, at + page_offset(p, b->layer_index, false, h),
+                       p->head_dim);
+        f32_to_f16_row(v + (size_t)h * p->head_dim, at + page_offset(p, b->layer_index, true, h),
+                       p->head_dim);
+    }
+}
+
+static void rope_row(struct cpu_backend *b, uint32_t index)
+{
+    const struct model_params *p = &b->base.model->params;
+    uint32_t row = b->all[index];
+    float *q = wide_row(b, index), *k = q + q_size(p), *v = k + kv_size(p);
+    add_bias(q, b->layer->q_bias, q_size(p));
+    add_bias(k, b->layer->k_bias, kv_size(p));
+    add_bias(v, b->layer->v_bias, kv_size(p));
+    rotate_heads(b, q, p->head_count, b->layer->q_norm, row);
+    rotate_heads(b, k, p->kv_head_count, b->layer->k_norm, row);
+    for (uint32_t i = 0; i < q_size(p); i++)
+        q[i] = q[i] * b->q_scale;
+    write_kv(b, row, k, v);
+}
+
+static void attention_task(void *ctx, size_t task, unsigned worker)
+{
+    struct cpu_backend *b = ctx;
+    const struct model_params *p = &b->base.model->params;
+    const struct attention_chunk *c = &b->chunks[task / p->kv_head_count];
+    uint32_t kv_head = (uint32_t)(task % p->kv_head_count), group = p->head_count / p->kv_head_count;
+    size_t head = (size_t)kv_head * group * p->head_dim, k = page_offset(p, b->layer_index, false, kv_head);
+    struct attention_job job = {
+        .q = wide_row(b, b->kept_from[c->kept_begin]) + head,
+        .out = act_row(b, c->kept_begin) + head,
+        .q_stride = b->wide_stride,
+        .out_stride = b->act.x_stride,
+        .positions = b->kept_position + c->kept_begin,
+        .vector_count = c->row_count * group,
+        .group = group,
+        .head_dim = p->head_dim,
+        .pages = b->batch->seqs[c->seq].pages,
+        .kv = b->pages + k,
+        .page_stride = b->page_values,
+        .v_offset = page_offset(p, b->layer_index, true, kv_head) - k,
+    };
+    b->ops->attention(&job, b->scratch + worker * b->scratch_stride);
+}
+
+static void quantise_attention_row(struct cpu_backend *b, uint32_t index)
+{
+    b->ops->quantise(&b->act, index, q_size(&b->base.model->params));
+}
+
+static void add_residual(struct cpu_backend *b, uint32_t index)
+{
+    float *x = x_row(b, b->kept[index]);
+    const float *y = wide_row(b, index);
+    for (uint32_t i = 0; i < b->base.model->params.embd_size; i++)
+        x[i] = x[i] + y[i];
+}
+
+static void norm_ffn_row(struct cpu_backend *b, uint32_t index)
+{
+    const struct model_params *p = &b->base.model->params;
+    const struct cpu_layer *l = b->layer;
+    add_residual(b, index);
+    b->ops->norm(x_row(b, b->kept[index]), l->ffn_norm, p->norm_eps, p->embd_size, act_row(b, index));
+    quantise_for(b, index, p->embd_size, &l->gate, &l->up, &l->up);
+}
+
+static void swiglu_row(struct cpu_backend *b, uint32_t index)
+{
+    uint32_t ffn = b->base.model->params.ffn_size;
+    const float *gate = wide_row(b, index);
+    b->ops->swiglu(gate, gate + ffn, ffn, act_row(b, index));
+    quantise_for(b, index, ffn, &b->layer->down, &b->layer->down, &b->layer->down);
+}
+
+static void run_layer(struct cpu_backend *b, uint32_t index)
+{
+    const struct cpu_layer *l = &b->layers[index];
+    b->layer = l;
+    b->layer_index = index;
+    batch_map_layer(b, index);
+    if (b->all_count == 0)
+        return;
+    for_rows(b, b->all_count, norm_attention_row);
+    products_to_wide(b, b->all_count, 3, (const struct cpu_matrix *const[]){&l->q, &l->k, &l->v});
+    for_rows(b, b->all_count, rope_row);
+    if (b->kept_count == 0)
+        return;
+    workers_run(b->workers, (size_t)b->chunk_count * b->base.model->params.kv_head_count, attention_task, b);
+    if (weight_is_quantised(l->o.type))
+        for_rows(b, b->kept_count, quantise_attention_row);
+    products_to_wide(b, b->kept_count, 1, (const struct cpu_matrix *const[]){&l->o});
+    for_rows(b, b->kept_count, norm_ffn_row);
+    products_to_wide(b, b->kept_count, 2, (const struct cpu_matrix *const[]){&l->gate, &l->up});
+    for_rows(b, b->kept_count, swiglu_row);
+    products_to_wide(b, b->kept_count, 1, (const struct cpu_matrix *const[]){&l->down});
+    for_rows(b, b->kept_count, add_residual);
+}
+
+/* --- the two ends
+ * ---------------------------------------------------------------------------------------------- */
+
+static void input_row(struct cpu_backend *b, uint32_t row)
+{
+    const struct model *m = b->base.model;
+    const struct batch_seq *s = &b->batch->seqs[b->row_seq[row]];
+    uint32_t embd = m->params.embd_size, pairs = m->params.rope_dim / 2,
+             within = row - b->seq_row[b->row_seq[row]];
+    if (s->layer_begin == 0) {
+        const uint8_t *table = m->embed.data;
+        weight_row_to_f32(m->embed.type,
+                          table + weight_row_size(m->embed.type, embd) * (size_t)s->ids[within], 0, embd,
+                          x_row(b, row));
+    } else {
+        memcpy(x_row(b, row), s->hidden_in + (size_t)within * embd, sizeof(float) * embd);
+    }
+    float *cos_sin = b->cos_sin + (size_t)row * m->params.rope_dim;
+    for (uint32_t i = 0; i < pairs; i++) {
+        double sin_value, cos_value;
+        numerics_sincos((double)b->row_position[row] * b->frequencies[i], &sin_value, &cos_value);
+        cos_sin[i] = (float)cos_value;
+        cos_sin[pairs + i] = (float)sin_value;
+    }
+}
+
+static void norm_output_row(struct cpu_backend *b, uint32_t index)
+{
+    const struct model_params *p = &b->base.model->params;
+    b->ops->norm(x_row(b, b->kept[index]), b->output_norm, p->norm_eps, p->embd_size, act_row(b, index));
+    quantise_for(b, index, p->embd_size, &b->head, &b->head, &b->head);
+}
+
+static void write_outputs(struct cpu_backend *b)
+{
+    const struct model_params *p = &b->base.model->params;
+    b->kept_count = 0;
+    for (uint32_t i = 0; i < b->batch->count; i++) {
+        const struct batch_seq *s = &b->batch->seqs[i];
+        if (s->hidden_out)
+            memcpy(s->hidden_out, x_row(b, b->seq_row[i]), sizeof(float) * s->row_count * p->embd_size);
+        for (uint32_t r = 0; s->logits && r < s->logit_count; r++) {
+            b->out_rows[0][b->kept_count] = s->logits + (size_t)r * p->vocab_count;
+            b->kept[b->kept_count++] = b->seq_row[i] + s->row_count - s->logit_count + r;
+        }
+    }
+    if (b->kept_count == 0)
+        return;
+    for_rows(b, b->kept_count, norm_output_row);
+    run_products(b, b->kept_count, 1, (const struct cpu_matrix *const[]){&b->head});
+}
+
+int cpu_forward(struct backend *base, const struct batch *batch)
+{
+    struct cpu_backend *b = (struct cpu_backend *)base;
+    int rc = batch_check(b, batch);
+    if (rc || batch->count == 0)
+        return rc;
+    batch_map_rows(b, batch);
+    for_rows(b, b->row_count, input_row);
+    uint32_t begin = UINT32_MAX, end = 0;
+    for (uint32_t i = 0; i < batch->count; i++) {
+        begin = TD_MIN(begin, batch->seqs[i].layer_begin);
+        end = TD_MAX(end, batch->seqs[i].layer_end);
+    }
+    for (uint32_t layer = begin; layer < end; layer++)
+        run_layer(b, layer);
+    write_outputs(b);
+    b->batch = NULL;
+    return 0;
+}

@@ -1,0 +1,27 @@
+/* ops: which table this CPU runs, and what needs no table. */
+#include "kernels/cpu/ops.h"
+
+const struct cpu_ops *cpu_ops_find(const char *name)
+{
+    return !name || strcmp(name, "portable") == 0 ? &cpu_ops_portable : NULL;
+}
+
+/* cos_sin: rope_dim / 2 cosines, then as many sines. */
+void rope_rotate(float *head, const float *cos_sin, uint32_t rope_dim, enum rope_kind kind)
+{
+    uint32_t pairs = rope_dim / 2;
+    const float *c = cos_sin, *s = cos_sin + pairs;
+    if (kind == ROPE_HALVES) {
+        for (uint32_t i = 0; i < pairs; i++) {
+            float x0 = head[i], x1 = head[i + pairs];
+            head[i] = x0 * c[i] - x1 * s[i];
+            head[i + pairs] = x0 * s[i] + x1 * c[i];
+        }
+        return;
+    }
+    for (uint32_t i = 0; i < pairs; i++) {
+        float x0 = head[2 * i], x1 = head[2 * i + 1];
+        head[2 * i] = x0 * c[i] - x1 * s[i];
+        head[2 * i + 1] = x0 * s[i] + x1 * c[i];
+    }
+}

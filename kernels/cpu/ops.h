@@ -1,0 +1,82 @@
+/* ops: the operations of a forward pass, one table an instruction set. All tables give the same bits
+ * (numerics.h); ops_portable.c is the definition in plain C, the others are measured and tested against it.
+ *
+ * Nothing here allocates or keeps state; scratch memory comes from the caller. */
+#ifndef TANDEM_KERNELS_CPU_OPS_H
+#define TANDEM_KERNELS_CPU_OPS_H
+#include "kernels/cpu/blocks.h"
+#include "kernels/model.h"
+#include "shared/kv_block.h"
+
+#define TILE_ROWS 8 /* outputs (weight rows) that a matmul computes together; the unit of work */
+
+/* A weight matrix as a table's matmul wants it. */
+struct cpu_matrix {
+    uint32_t type, columns, rows;
+    const void *source; /* as in the file */
+    void *packed;       /* pack_size bytes, 64-byte aligned; NULL when the table reads `source` */
+};
+
+/* Rows of activations, in f32 and, for quantised weights, as int8 blocks. Row r of x is at x + r * x_stride,
+ * and so on. */
+struct activations {
+    float *x;
+    int8_t *q;    /* [columns], padded to q_stride */
+    float *d, *s; /* [columns / 32] */
+    int32_t *sum; /* [columns / 32]: of q */
+    size_t x_stride, q_stride, block_stride;
+};
+
+/* One KV head of one layer of one sequence, for some query vectors; positions and heads are flattened: vector
+ * i is head i % group of query row i / group. */
+struct attention_job {
+    const float *q; /* of the first row and head of the group, scaled; next head at + head_dim, next row at +
+                       q_stride */
+    float *out;     /* as q, rows at + out_stride */
+    size_t q_stride, out_stride;
+    const uint32_t *positions; /* [vector_count / group] of each row, ascending */
+    uint32_t vector_count, group, head_dim;
+    const uint32_t *pages;        /* the sequence's */
+    const uint16_t *kv;           /* page 0, this layer's K of this KV head: [token][head_dim] */
+    size_t page_stride, v_offset; /* in values: to the next page; from K to V of the same head */
+};
+#define ATTENTION_VECTORS 64 /* most vectors of a job, or one row's group if that is more */
+
+struct cpu_ops {
+    const char *name;
+    /* bytes of the repacked form, 0: the source is used. pack: tiles [begin, end). */
+    size_t (*pack_size)(const struct cpu_matrix *m);
+    void (*pack)(const struct cpu_matrix *m, uint32_t tile_begin, uint32_t tile_end);
+    /* out[r][i] = sum over columns of weight[i] * activation row (first_row + r), for i in the rows of tiles
+     * [begin, end). */
+    void (*matmul)(const struct cpu_matrix *m, const struct activations *a, uint32_t first_row,
+                   uint32_t row_count, float *const *out, uint32_t tile_begin, uint32_t tile_end);
+    void (*quantise)(const struct activations *a, uint32_t row,
+                     uint32_t columns); /* x of a row to q, d, s, sum */
+    void (*norm)(const float *x, const float *weight, float eps, uint32_t count,
+                 float *out);                                                       /* out may be x */
+    void (*swiglu)(const float *gate, const float *up, uint32_t count, float *out); /* out may be gate */
+    void (*exp_scaled)(const float *x, float shift, float scale, size_t count,
+                       float *out);                                 /* exp((x - shift) * scale) */
+    size_t (*attention_scratch)(uint32_t head_dim, uint32_t group); /* bytes, 64-byte aligned, one a thread */
+    void (*attention)(const struct attention_job *job, void *scratch);
+};
+
+extern const struct cpu_ops cpu_ops_portable;
+#if defined(__x86_64__)
+extern const struct cpu_ops cpu_ops_avx2;
+#endif
+/* The table of that name, NULL: the best that this CPU can run. NULL is returned for a name that is unknown
+ * or cannot run here. */
+const struct cpu_ops *cpu_ops_find(const char *name);
+
+static inline uint32_t tile_count(const struct cpu_matrix *m)
+{
+    return (m->rows + TILE_ROWS - 1) / TILE_ROWS;
+}
+
+/* Shared by all tables: three roundings a value, no fused operation, so plain C is already the same
+ * everywhere. */
+void rope_rotate(float *head, const float *cos_sin, uint32_t rope_dim, enum rope_kind kind);
+
+#endif
