@@ -69,7 +69,7 @@ static void write_ini(const char *text)
 }
 
 /* Arguments after the program's name, up to NULL. */
-static int load_with(bool take_rest, ...)
+static int load_with(int take_rest, ...)
 {
     static char *argv[32];
     int argc = 0;
@@ -480,8 +480,9 @@ static void test_help_and_version(void **state)
         "  --listen-port PORT          port to listen on (1 to 65535) [8081]\n",
         "  --[no-]verbose              say more\n",
         "  --any-number N              any number\n",
-        "  --memory SIZE               bytes of memory to use, which is explained in a\n                     "
-        "         text",
+        "  --memory SIZE               bytes of memory to use, which is explained in a\n",
+        "\n                              text long enough",
+        ,
         "  auth-token                  credential (from the environment or the file only)\n",
         "  --config FILE ",
         "TDTEST_LOG_LEVEL",
