@@ -482,7 +482,6 @@ static void test_help_and_version(void **state)
         "  --any-number N              any number\n",
         "  --memory SIZE               bytes of memory to use, which is explained in a\n",
         "\n                              text long enough",
-        ,
         "  auth-token                  credential (from the environment or the file only)\n",
         "  --config FILE ",
         "TDTEST_LOG_LEVEL",
