@@ -122,7 +122,34 @@ as_root() {
   fi
 }
 
+# A bundle that someone put in place by hand, as behind a proxy with an authority of its own, would be overwritten when the package
+# ca-certificates arrives. What the new bundle lacks of it then goes where Debian looks for a machine's own certificates.
+ca_bundle=/etc/ssl/certs/ca-certificates.crt
+
+save_own_bundle() {
+  if [ -s "$ca_bundle" ] && [ -n "$(missing_packages ca-certificates)" ]; then cp "$ca_bundle" "$1/bundle"; fi
+}
+
+restore_own_certificates() {
+  local folder=$1
+  [ -s "$folder/bundle" ] || return 0
+  awk -v folder="$folder" '
+    FNR == 1 { file++ }
+    /^-----BEGIN CERTIFICATE/ { block = ""; inside = 1 }
+    inside { block = block $0 "\n" }
+    /^-----END CERTIFICATE/ {
+      inside = 0
+      if (file == 2 && !(block in seen)) { name = folder "/kept-" ++count ".crt"; printf "%s", block >name; close(name) }
+      seen[block] = 1
+    }' "$ca_bundle" "$folder/bundle"
+  compgen -G "$folder/kept-*.crt" >/dev/null || return 0
+  say "packages: keeping this machine's own certificates"
+  { as_root install -m 644 -t /usr/local/share/ca-certificates "$folder"/kept-*.crt && as_root update-ca-certificates; } >>"$log" 2>&1 </dev/null ||
+    die "could not keep this machine's own certificates; $(last_words)"
+}
+
 install_packages() {
+  local own_certificates
   if ! have dpkg-query || ! have apt-get; then
     warn "this is not a Debian system: packages are left to you (see the list at the top of deploy/deps.sh)"
     return
@@ -137,8 +164,12 @@ install_packages() {
   export DEBIAN_FRONTEND=noninteractive
   as_root apt-get -q -o DPkg::Lock::Timeout=300 update >>"$log" 2>&1 </dev/null ||
     die "apt-get update failed; $(last_words)"
+  own_certificates=$(mktemp -d "$root/deps/.certificates.XXXXXX")
+  scratch+=("$own_certificates")
+  save_own_bundle "$own_certificates"
   as_root apt-get -q -y -o DPkg::Lock::Timeout=300 install --no-install-recommends "${packages_to_install[@]}" >>"$log" 2>&1 </dev/null ||
     die "apt-get install failed; $(last_words)"
+  restore_own_certificates "$own_certificates"
 }
 
 check_tools() {
@@ -331,7 +362,7 @@ build_libraries() {
   start_log
   check_tools
   work=$(mktemp -d "$root/deps/.build.XXXXXX")
-  trap 'rm -rf "$work"' EXIT
+  scratch+=("$work")
   if [ -z "$tarballs" ]; then
     fetch_tarballs
     find_tarballs "$work/tarballs"
@@ -366,7 +397,8 @@ root=$(cache_root)
 mkdir -p "$root/deps" || die "cannot create $root/deps: check the permissions, or set XDG_CACHE_HOME"
 chmod a+rx "$root" "$root/deps"
 lock "$root/deps/.lock" "Tandem's dependencies"
-log=$root/deps/deps.log log_started=''
+log=$root/deps/deps.log log_started='' scratch=()
+trap '[ ${#scratch[@]} -eq 0 ] || rm -rf "${scratch[@]}"' EXIT
 
 packages=("${build_packages[@]}")
 [ -z "$with_tests" ] || packages+=("${test_packages[@]}")
