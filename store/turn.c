@@ -1,0 +1,311 @@
+/* turn: see turn.h.
+ *
+ * A boundary stands only after an assistant's reply, because only there are the ids that the model really saw
+ * and made known. A request is matched on its history before its last message; what follows the boundary is
+ * rendered and tokenised as one text and appended to the stored ids, so ids never change once they are
+ * stored, whatever a tokeniser would make of the whole text.
+ *
+ * Four ways in:   no match            -> a new conversation, all messages rendered
+ *                 match at its end    -> that conversation goes on
+ *                 match further back  -> the client edited its history: a fork under a new id; the stored one
+ * stays asked-for id, no match -> the messages are appended to that conversation (resume with only the new
+ * message) */
+#include "store/turn.h"
+#include <stdlib.h>
+
+static int hash_messages(const struct turn_config *config, const struct turn_input *in, struct turn *t)
+{
+    t->hashes = malloc(in->count * sizeof *t->hashes);
+    if (!t->hashes)
+        return -TD_ERR_NOMEM;
+    uint8_t previous[TD_HASH_SIZE];
+    conv_history_start(in->principal_key, (uint8_t)config->template_kind, previous);
+    for (size_t i = 0; i < in->count; i++) {
+        const struct chat_message *m = &in->messages[i];
+        conv_history_next(in->principal_key, previous, m->role, m->content, m->content_size, t->hashes[i]);
+        memcpy(previous, t->hashes[i], TD_HASH_SIZE);
+    }
+    t->message_count = in->count;
+    return 0;
+}
+
+static int new_conversation_id(char out[STORE_CONV_ID_MAX + 1])
+{
+    uint8_t random[12];
+    int rc = crypto_random(random, sizeof random);
+    if (rc < 0)
+        return rc;
+    memcpy(out, "conv-", 5);
+    hex_encode(random, sizeof random, out + 5);
+    return 0;
+}
+
+/* Forget everything after the boundary `index`: what a fork starts from. */
+static void cut_after(struct conversation *c, uint32_t index)
+{
+    c->boundary_count = index + 1;
+    c->ids_count = c->boundaries[index].ids_count;
+}
+
+/* The request's longest history in c: its boundary, or -1. *message gets the index of the request's message
+ * at that boundary. */
+static int64_t match_boundary(const struct conversation *c, const struct turn *t, size_t limit,
+                              size_t *message)
+{
+    for (size_t m = limit; m-- > 0;)
+        for (uint32_t b = c->boundary_count; b-- > 0;)
+            if (crypto_equal(c->boundaries[b].history, t->hashes[m], TD_HASH_SIZE)) {
+                *message = m;
+                return b;
+            }
+    return -1;
+}
+
+/* Is this request the one that made the conversation's last turn? Then its prompt is what the turn before
+ * left, and nothing is appended. */
+static bool repeats_last_turn(const struct conversation *c, const struct turn_input *in, int64_t boundary)
+{
+    return in->request_key[0] && strcmp(in->request_key, c->last_request_key) == 0 && c->boundary_count > 0 &&
+           boundary == (int64_t)c->boundary_count - 2;
+}
+
+static int usable(const struct turn_config *config, const struct conversation *c)
+{
+    uint8_t id[TD_HASH_SIZE];
+    tokenizer_id(config->tokenizer, id);
+    return memcmp(id, c->tokenizer_id, TD_HASH_SIZE) == 0 ? 0 : -TD_ERR_MISMATCH;
+}
+
+/* Place the request on conversation c (loaded, version set): sets first_new, is_repeat, forks when the
+ * history was edited. */
+static int place_on(const struct turn_input *in, struct turn *t)
+{
+    struct conversation *c = &t->conversation;
+    size_t message = 0;
+    int64_t boundary = match_boundary(c, t, in->count - 1, &message);
+    t->is_repeat = repeats_last_turn(c, in, boundary);
+    if (boundary < 0) { /* the messages are new ones: append, unless they repeat the last turn of a
+                           conversation that they began */
+        t->first_new = 0;
+        if (t->is_repeat)
+            c->boundary_count = c->ids_count = 0;
+        return 0;
+    }
+    t->first_new = message + 1;
+    bool at_end = (uint32_t)boundary + 1 == c->boundary_count;
+    if (at_end)
+        return 0;
+    cut_after(c, (uint32_t)boundary);
+    if (t->is_repeat)
+        return 0;
+    t->version = 0;
+    c->last_request_key[0] = 0;
+    return new_conversation_id(c->id);
+}
+
+static int begin_new(const struct turn_config *config, const struct turn_input *in, struct turn *t)
+{
+    struct conversation *c = &t->conversation;
+    memset(c, 0, sizeof *c);
+    tokenizer_id(config->tokenizer, c->tokenizer_id);
+    memcpy(c->fingerprint, config->fingerprint, TD_HASH_SIZE);
+    c->created_us = clock_wall_us();
+    t->version = 0;
+    t->first_new = 0;
+    if (!in->conversation)
+        return new_conversation_id(c->id);
+    memcpy(c->id, in->conversation, strlen(in->conversation) + 1);
+    return 0;
+}
+
+/* Find what the request builds on. */
+static int find_conversation(const struct turn_config *config, const struct turn_input *in, struct turn *t,
+                             struct td_error *err)
+{
+    char id[STORE_CONV_ID_MAX + 1] = "";
+    uint32_t boundary;
+    if (in->conversation) {
+        if (!in->conversation[0] || strlen(in->conversation) > STORE_CONV_ID_MAX)
+            return td_fail(err, -TD_ERR_ARG, "a conversation id has 1 to %d characters", STORE_CONV_ID_MAX);
+        memcpy(id, in->conversation, strlen(in->conversation) + 1);
+    } else if (conv_index_match(config->conversations, in->tenant, in->principal,
+                                (const uint8_t(*)[TD_HASH_SIZE])t->hashes, in->count - 1, id,
+                                &boundary) < 0) {
+        /* A first turn leaves no history to match: its repeat is known by its key alone. */
+        if (!in->request_key[0])
+            return begin_new(config, in, t);
+        memcpy(id, "conv-", 5);
+        memcpy(id + 5, in->request_key, 24), id[29] = 0;
+    }
+    int rc = conv_load(config->conversations, in->tenant, in->principal, id, &t->version, &t->conversation);
+    if (rc == 0 && usable(config, &t->conversation) < 0) {
+        conv_free(&t->conversation);
+        return td_fail(err, -TD_ERR_MISMATCH,
+                       "conversation belongs to a model with another tokenizer; start a new one");
+    }
+    if (rc == -TD_ERR_NOTFOUND) {
+        rc = begin_new(config, in, t);
+        if (rc == 0)
+            memcpy(t->conversation.id, id, sizeof id);
+        return rc;
+    }
+    if (rc < 0)
+        return td_fail(err, rc, "cannot read the conversation: %s", td_status_text(rc));
+    return place_on(in, t);
+}
+
+static int check_roles(const struct turn_input *in, struct td_error *err)
+{
+    if (in->count == 0 || in->count > CONV_MESSAGES_MAX)
+        return td_fail(err, -TD_ERR_ARG, "messages: 1 to %d are wanted, got %zu", CONV_MESSAGES_MAX,
+                       in->count);
+    if (strcmp(in->messages[in->count - 1].role, "assistant") == 0)
+        return td_fail(err, -TD_ERR_ARG, "the last message is the assistant's; end with a user message");
+    return 0;
+}
+
+static int render(const struct turn_config *config, const struct turn_input *in, struct turn *t,
+                  struct td_error *err)
+{
+    const struct conversation *c = &t->conversation;
+    bool continues = c->boundary_count > 0;
+    bool reply_open = continues && c->boundaries[c->boundary_count - 1].reply_open;
+    /* The renderer's `first` tells whether a conversation goes on. When messages are appended to one whose
+     * earlier messages the client did not send, an empty placeholder stands for what is already tokens. */
+    const struct chat_message *messages = in->model_messages;
+    struct chat_message *shifted = NULL;
+    size_t count = in->count, first = t->first_new;
+    if (continues && first == 0) {
+        shifted = malloc((in->count + 1) * sizeof *shifted);
+        if (!shifted)
+            return -TD_ERR_NOMEM;
+        shifted[0] = (struct chat_message){"assistant", "", 0};
+        memcpy(shifted + 1, in->model_messages, in->count * sizeof *shifted);
+        messages = shifted, count = in->count + 1, first = 1;
+    }
+    struct chat_text text;
+    int rc =
+        chat_template_render(config->template_kind, messages, count, first, reply_open, true, &text, err);
+    free(shifted);
+    if (rc < 0)
+        return rc;
+    bool add_bos = !continues && text.add_bos;
+    int64_t new_count = tokenizer_encode(config->tokenizer, text.text, text.size, text.special,
+                                         text.special_count, add_bos, NULL, 0);
+    if (new_count >= 0 && (t->ids = malloc(((size_t)new_count + c->ids_count + 1) * sizeof *t->ids))) {
+        if (c->ids_count)
+            memcpy(t->ids, c->ids, c->ids_count * sizeof *t->ids);
+        tokenizer_encode(config->tokenizer, text.text, text.size, text.special, text.special_count, add_bos,
+                         t->ids + c->ids_count, (size_t)new_count);
+        t->known_count = c->ids_count;
+        t->ids_count = c->ids_count + (uint32_t)new_count;
+    }
+    chat_text_free(&text);
+    if (new_count < 0)
+        return td_fail(err, (int)new_count, "cannot tokenise the messages: %s",
+                       td_status_text((int)new_count));
+    return t->ids ? 0 : -TD_ERR_NOMEM;
+}
+
+int turn_prepare(const struct turn_config *config, const struct turn_input *in, struct turn *out,
+                 struct td_error *err)
+{
+    memset(out, 0, sizeof *out);
+    int rc = check_roles(in, err);
+    if (rc == 0)
+        rc = hash_messages(config, in, out);
+    if (rc == 0)
+        rc = find_conversation(config, in, out, err);
+    if (rc == 0)
+        rc = render(config, in, out, err);
+    if (rc == 0 && out->ids_count >= config->context_max)
+        rc = td_fail(err, -TD_ERR_CONTEXT, "the prompt has %u tokens, the context %u", out->ids_count,
+                     config->context_max);
+    if (rc == -TD_ERR_CONTEXT)
+        return rc; /* ids_count is for the error's counts; turn_free still wanted */
+    if (rc < 0)
+        turn_free(out);
+    return rc;
+}
+
+static void set_title(struct conversation *c, const struct turn_input *in)
+{
+    if (c->title[0])
+        return;
+    for (size_t i = 0; i < in->count; i++) {
+        const struct chat_message *m = &in->model_messages[i];
+        if (strcmp(m->role, "user") != 0)
+            continue;
+        size_t size = utf8_complete(m->content, TD_MIN(m->content_size, (size_t)CONV_TITLE_MAX));
+        memcpy(c->title, m->content, size);
+        c->title[size] = 0;
+        for (char *p = c->title; *p; p++)
+            if ((unsigned char)*p < ' ')
+                *p = ' ';
+        return;
+    }
+}
+
+/* conversation := prompt + reply, with one more boundary. */
+static int append_turn(const struct turn_config *config, const struct turn_input *in, struct turn *t,
+                       const int32_t *reply, uint32_t reply_count, const char *reply_text,
+                       size_t reply_text_size)
+{
+    struct conversation *c = &t->conversation;
+    int32_t *ids = realloc(c->ids, ((size_t)t->ids_count + reply_count + 1) * sizeof *ids);
+    if (!ids)
+        return -TD_ERR_NOMEM;
+    c->ids = ids;
+    memcpy(c->ids, t->ids, t->ids_count * sizeof *ids);
+    if (reply_count)
+        memcpy(c->ids + t->ids_count, reply, reply_count * sizeof *ids);
+    c->ids_count = t->ids_count + reply_count;
+    struct conv_boundary *boundaries = realloc(c->boundaries, (c->boundary_count + 1) * sizeof *boundaries);
+    if (!boundaries)
+        return -TD_ERR_NOMEM;
+    c->boundaries = boundaries;
+    struct conv_boundary *b = &boundaries[c->boundary_count++];
+    b->ids_count = c->ids_count;
+    b->reply_open = reply_count == 0 || !tokenizer_is_end(config->tokenizer, reply[reply_count - 1]);
+    conv_history_next(in->principal_key, t->hashes[t->message_count - 1], "assistant", reply_text,
+                      reply_text_size, b->history);
+    return 0;
+}
+
+int turn_commit(const struct turn_config *config, const struct turn_input *in, struct turn *t,
+                const int32_t *reply, uint32_t reply_count, const char *reply_text, size_t reply_text_size,
+                const uint8_t *vault, uint32_t vault_size)
+{
+    if (t->is_repeat)
+        return 0;
+    struct conversation *c = &t->conversation;
+    int rc = append_turn(config, in, t, reply, reply_count, reply_text, reply_text_size);
+    if (rc < 0)
+        return rc;
+    if (vault) {
+        uint8_t *copy = malloc(vault_size + 1u);
+        if (!copy)
+            return -TD_ERR_NOMEM;
+        memcpy(copy, vault, vault_size);
+        if (c->vault)
+            crypto_wipe(c->vault, c->vault_size);
+        free(c->vault);
+        c->vault = copy, c->vault_size = vault_size;
+    }
+    set_title(c, in);
+    memcpy(c->last_request_key, in->request_key,
+           TD_MIN(strlen(in->request_key) + 1, sizeof c->last_request_key));
+    c->last_request_key[sizeof c->last_request_key - 1] = 0;
+    c->updated_us = clock_wall_us();
+    return conv_save(config->conversations, in->tenant, in->principal, t->version, c);
+}
+
+void turn_free(struct turn *t)
+{
+    conv_free(&t->conversation);
+    if (t->ids)
+        crypto_wipe(t->ids, t->ids_count * sizeof *t->ids);
+    free(t->ids);
+    free(t->hashes);
+    memset(t, 0, sizeof *t);
+}
