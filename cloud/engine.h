@@ -25,15 +25,16 @@
 
 struct engine;
 struct engine_config {
-    const struct model *model; /* all layers */
-    struct backend *backend;   /* taken over; destroyed with the engine */
-    struct store *store;       /* NULL: memory only */
+    const struct model *model;         /* all layers */
+    struct backend *backend;           /* taken over; destroyed with the engine */
+    struct store *store;               /* NULL: memory only */
     const struct tokenizer *tokenizer; /* which ids end a reply */
-    uint32_t token_budget;     /* rows a step, 0: 512 */
-    uint32_t sequences_max;    /* running at once, 0: 64; more wait */
-    uint32_t waiting_max;      /* 0: 256; beyond: -TD_ERR_FULL (429) */
-    uint32_t context_max;      /* 0: the model's */
-    uint32_t kv_stall_ms;      /* KV pieces that make no progress for so long when they are needed are recomputed; 0: 2000 */
+    uint32_t token_budget;             /* rows a step, 0: 512 */
+    uint32_t sequences_max;            /* running at once, 0: 64; more wait */
+    uint32_t waiting_max;              /* 0: 256; beyond: -TD_ERR_FULL (429) */
+    uint32_t context_max;              /* 0: the model's */
+    uint32_t
+        kv_stall_ms; /* KV pieces that make no progress for so long when they are needed are recomputed; 0: 2000 */
 };
 
 enum engine_event_type { ENGINE_OPENED, ENGINE_INGESTED, ENGINE_TOKENS, ENGINE_DONE, ENGINE_FAILED };
@@ -43,7 +44,8 @@ struct engine_event { /* borrowed for the call */
     union {
         struct {
             bool resumed;
-            uint32_t cached_tokens, cached_memory, cached_disk, reply_count, prefill_tokens_per_s, queue_tokens;
+            uint32_t cached_tokens, cached_memory, cached_disk, reply_count, prefill_tokens_per_s,
+                queue_tokens;
             uint64_t load_us;
         } opened;
         struct {
@@ -58,7 +60,8 @@ struct engine_event { /* borrowed for the call */
         struct {
             uint32_t finish; /* enum finish_reason */
             uint32_t prompt_tokens, completion_tokens, cached_tokens, prefill_tokens, recomputed_tokens;
-            uint64_t queue_us, load_us, ingest_wait_us, prefill_us, first_token_us, decode_us, uplink_size, uplink_raw_size;
+            uint64_t queue_us, load_us, ingest_wait_us, prefill_us, first_token_us, decode_us, uplink_size,
+                uplink_raw_size;
             const int32_t *ids; /* prompt + reply: what the conversation holds now */
             uint32_t ids_count;
         } done;
@@ -92,7 +95,8 @@ struct engine_open {
     void *sink_ctx;
 };
 
-int engine_create(const struct engine_config *config, struct engine **out, struct td_error *err); /* starts the thread */
+int engine_create(const struct engine_config *config, struct engine **out,
+                  struct td_error *err); /* starts the thread */
 /* Stop taking work; running generations get until deadline_ms, then are parked/failed; blocks are handed to the store. */
 void engine_drain(struct engine *e, uint32_t deadline_ms);
 void engine_destroy(struct engine *e);
@@ -103,15 +107,18 @@ struct engine_range {
     uint32_t first_token, count, layers;
     uint8_t codec, hidden_dtype;
 };
-int engine_plan(struct engine *e, uint64_t sequence, uint32_t epoch, const struct engine_range *ranges, uint32_t count);
+int engine_plan(struct engine *e, uint64_t sequence, uint32_t epoch, const struct engine_range *ranges,
+                uint32_t count);
 /* payload: malloc'ed wire bytes, taken over. */
-int engine_hidden(struct engine *e, uint64_t sequence, uint32_t epoch, uint32_t first_token, uint32_t count, uint32_t layer,
-                  uint8_t dtype, uint8_t *payload, size_t size);
-int engine_kv(struct engine *e, uint64_t sequence, uint32_t epoch, uint32_t block_index, uint8_t *piece, size_t size);
+int engine_hidden(struct engine *e, uint64_t sequence, uint32_t epoch, uint32_t first_token, uint32_t count,
+                  uint32_t layer, uint8_t dtype, uint8_t *payload, size_t size);
+int engine_kv(struct engine *e, uint64_t sequence, uint32_t epoch, uint32_t block_index, uint8_t *piece,
+              size_t size);
 int engine_start(struct engine *e, uint64_t sequence, const struct engine_generate *generate); /* GENERATE */
 /* finished: keep and persist the first keep_count reply tokens, then ENGINE_DONE; else drop it, no more events. */
 int engine_cancel(struct engine *e, uint64_t sequence, bool finished, uint32_t keep_count);
-int engine_detach(struct engine *e, uint64_t sequence); /* its socket is gone: no more events until it is opened again */
+int engine_detach(struct engine *e,
+                  uint64_t sequence); /* its socket is gone: no more events until it is opened again */
 
 struct engine_stats { /* for /metrics and tests; any thread */
     uint32_t running, waiting, parked, pages_used, pages_free, pages_cached;

@@ -11,15 +11,16 @@
 #include "shared/base.h"
 #include "shared/status.h"
 
-#define FILTER_TEXT_MAX    (8u << 20)
-#define FILTER_VAULT_MAX   4096u /* values of one conversation */
-#define FILTER_VALUE_MAX   256u  /* bytes of one value */
-#define FILTER_WORDS_MAX   100000u
+#define FILTER_TEXT_MAX  (8u << 20)
+#define FILTER_VAULT_MAX 4096u /* values of one conversation */
+#define FILTER_VALUE_MAX 256u  /* bytes of one value */
+#define FILTER_WORDS_MAX 100000u
 
 struct filter;
 struct filter_config {
-    const char *words_path; /* NULL: none. Lines: "block WORDS…" | "mask WORDS…" | "# comment"; errors name file:line */
-    bool pii;               /* recognisers on */
+    const char *
+        words_path; /* NULL: none. Lines: "block WORDS…" | "mask WORDS…" | "# comment"; errors name file:line */
+    bool pii;       /* recognisers on */
 };
 int filter_create(const struct filter_config *config, struct filter **out, struct td_error *err);
 void filter_destroy(struct filter *f);
@@ -27,18 +28,21 @@ void filter_destroy(struct filter *f);
 struct vault;
 struct vault *vault_create(void);
 void vault_destroy(struct vault *v); /* wipes */
-int vault_serialise(const struct vault *v, uint8_t **out, size_t *size); /* malloc'ed; the caller seals and wipes it */
-int vault_parse(const void *data, size_t size, struct vault **out);      /* hostile bytes */
+int vault_serialise(const struct vault *v, uint8_t **out,
+                    size_t *size); /* malloc'ed; the caller seals and wipes it */
+int vault_parse(const void *data, size_t size, struct vault **out); /* hostile bytes */
 size_t vault_count(const struct vault *v);
 
 /* filter_apply: malloc'ed filtered text for the model. -TD_ERR_BLOCKED: a blocked word; err->text says so without quoting it. Adds new values to the vault.
  * A text that already looks like a placeholder ("[EMAIL_1]") typed by the user is left alone and never restored to another's value unless it is in the vault. */
-int filter_apply(const struct filter *f, struct vault *v, const char *text, size_t size, char **out, size_t *out_size, struct td_error *err);
+int filter_apply(const struct filter *f, struct vault *v, const char *text, size_t size, char **out,
+                 size_t *out_size, struct td_error *err);
 
 /* Streamed restore of one reply: bytes in, bytes out (malloc'ed, may be empty). A possible placeholder at the end is held back until it is decided; flush ends it. */
 struct restorer;
 struct restorer *restorer_create(const struct vault *v); /* v must outlive it */
 void restorer_destroy(struct restorer *r);
-int restorer_push(struct restorer *r, const char *text, size_t size, bool flush, char **out, size_t *out_size);
+int restorer_push(struct restorer *r, const char *text, size_t size, bool flush, char **out,
+                  size_t *out_size);
 
 #endif

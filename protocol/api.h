@@ -23,13 +23,15 @@ struct api_ops {
     int (*authenticate)(void *ctx, const char *bearer, struct api_identity *out);
     /* Begin: the owner turns the request (borrowed until it calls api_done/api_error or cancel is called) into ids and computes. It answers, then or later, on the loop's
      * thread: api_started, api_tokens …, api_done; or api_error at any time. *handle is passed to cancel. Negative: error with err->text. */
-    int (*start)(void *ctx, struct api_call *call, const struct api_identity *who, const struct api_request *request,
-                 const char *idempotency_key, void **handle, struct td_error *err);
+    int (*start)(void *ctx, struct api_call *call, const struct api_identity *who,
+                 const struct api_request *request, const char *idempotency_key, void **handle,
+                 struct td_error *err);
     /* The reply needs no more tokens. finished: it ended by a stop string after keep_count tokens (whole tokens, the one that completed the stop string included);
      * else the client has gone. The owner must not call back for this call afterwards, except: finished → it still persists, then calls api_done. */
     void (*cancel)(void *ctx, void *handle, bool finished, uint32_t keep_count);
     /* Optional (NULL: identity): the edge's output filter. Streamed text in, text for the client out (malloc'ed, may be empty), flush at the end. */
-    int (*filter_output)(void *ctx, void *handle, const char *text, size_t size, bool flush, char **out, size_t *out_size);
+    int (*filter_output)(void *ctx, void *handle, const char *text, size_t size, bool flush, char **out,
+                         size_t *out_size);
     /* Conversations as JSON (malloc'ed), NULL ops: 404. */
     int (*conversations)(void *ctx, const struct api_identity *who, char **json);
     int (*conversation_show)(void *ctx, const struct api_identity *who, const char *id, char **json);
@@ -42,7 +44,7 @@ struct api_config {
     const char *model_name;
     const struct api_ops *ops;
     void *ctx;
-    bool require_json; /* the edge: POST needs application/json */
+    bool require_json;       /* the edge: POST needs application/json */
     uint32_t call_count_max; /* concurrent generations; beyond: 429 */
 };
 struct api_server *api_create(const struct api_config *config);
@@ -51,7 +53,8 @@ const struct http_handler *api_http_handler(struct api_server *s); /* for net_li
 void api_set_ready(struct api_server *s, bool ready);
 
 /* ---- the owner's answers (loop thread) ---- */
-void api_started(struct api_call *c, const char *conversation, const struct api_usage *prompt_usage); /* prompt counted, before the first token */
+void api_started(struct api_call *c, const char *conversation,
+                 const struct api_usage *prompt_usage); /* prompt counted, before the first token */
 struct api_logprob_in {
     float logprob;
     uint32_t top_count;
@@ -61,9 +64,11 @@ struct api_logprob_in {
 /* ids as sampled, end token included (it adds no text). logprobs: NULL or [count]. May call ops->cancel (stop string, client gone). */
 void api_tokens(struct api_call *c, const int32_t *ids, size_t count, const struct api_logprob_in *logprobs);
 /* finish: enum finish_reason. The call is freed. */
-void api_done(struct api_call *c, unsigned finish, const struct api_usage *usage, const struct api_timings *timings);
+void api_done(struct api_call *c, unsigned finish, const struct api_usage *usage,
+              const struct api_timings *timings);
 /* Before the first byte: an HTTP error; in a stream: data: {"error": …} then the end. The call is freed. retry_after_ms: 0 or for 429/503. */
 void api_error(struct api_call *c, int code, const char *text, uint32_t retry_after_ms);
-void api_error_context(struct api_call *c, uint32_t context_max, uint32_t asked_tokens, uint32_t prompt_tokens);
+void api_error_context(struct api_call *c, uint32_t context_max, uint32_t asked_tokens,
+                       uint32_t prompt_tokens);
 
 #endif

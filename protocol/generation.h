@@ -32,8 +32,8 @@ void gen_reopen(struct gen_receiver *g, uint64_t wall_ms);
 /* ---- cloud ---- */
 enum gen_state { GEN_RUNNING, GEN_DETACHED, GEN_PARKED, GEN_FINISHED };
 enum gen_verdict {
-    GEN_NEW,      /* not known, nothing held: prefill the prompt */
-    GEN_ADOPT,    /* not known, the edge holds tokens: they extend the prompt for prefill; token indices go on after them */
+    GEN_NEW, /* not known, nothing held: prefill the prompt */
+    GEN_ADOPT, /* not known, the edge holds tokens: they extend the prompt for prefill; token indices go on after them */
     GEN_CONTINUE, /* known: resend what the edge lacks from *generation, go on */
     GEN_STALE,    /* attempt is not higher than one seen: refuse */
     GEN_MISMATCH, /* known, but the held tokens are not a prefix of ours, or the prompt differs: refuse */
@@ -54,9 +54,12 @@ struct generation {
 struct gen_table;
 struct gen_table *gen_table_create(size_t capacity);
 void gen_table_destroy(struct gen_table *t);
-enum gen_verdict gen_open(struct gen_table *t, const char *tenant, const char *principal, const uint8_t request_id[GEN_REQUEST_ID_SIZE],
-                          uint64_t attempt, const uint8_t prompt_hash[TD_HASH_SIZE], const int32_t *held, uint32_t held_count,
-                          uint32_t reply_capacity, uint64_t now_us, struct generation **out); /* *out NULL when STALE, MISMATCH or no memory/limit (then GEN_STALE with errno-like *out NULL: treat as busy) */
+enum gen_verdict gen_open(
+    struct gen_table *t, const char *tenant, const char *principal,
+    const uint8_t request_id[GEN_REQUEST_ID_SIZE], uint64_t attempt, const uint8_t prompt_hash[TD_HASH_SIZE],
+    const int32_t *held, uint32_t held_count, uint32_t reply_capacity, uint64_t now_us,
+    struct generation **
+        out); /* *out NULL when STALE, MISMATCH or no memory/limit (then GEN_STALE with errno-like *out NULL: treat as busy) */
 int gen_append(struct generation *g, int32_t id); /* -TD_ERR_LIMIT: capacity */
 /* May one more token be decoded now? False once parked: the scheduler then swaps the sequence out or drops its pages. */
 bool gen_may_decode(struct generation *g);
@@ -64,9 +67,11 @@ void gen_detach(struct generation *g, uint64_t now_us);
 void gen_finish(struct generation *g, uint32_t finish, uint64_t now_us);
 void gen_forget(struct gen_table *t, struct generation *g);
 /* Forget what has expired; calls `gone` for each before it is freed (owner may be non-NULL: drop the sequence). */
-void gen_table_expire(struct gen_table *t, uint64_t now_us, void (*gone)(void *ctx, struct generation *g), void *ctx);
+void gen_table_expire(struct gen_table *t, uint64_t now_us, void (*gone)(void *ctx, struct generation *g),
+                      void *ctx);
 
 /* request id and seed of a request that carries an Idempotency-Key: equal on every node and after every restart. */
-void gen_id_from_key(const uint8_t principal_key[32], const char *idempotency_key, uint8_t request_id[GEN_REQUEST_ID_SIZE], uint64_t *seed);
+void gen_id_from_key(const uint8_t principal_key[32], const char *idempotency_key,
+                     uint8_t request_id[GEN_REQUEST_ID_SIZE], uint64_t *seed);
 
 #endif

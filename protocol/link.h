@@ -7,7 +7,8 @@
  *
  *   edge:  START --HELLO sent--> GREETING --WELCOME--> READY --> CLOSED        cloud:  START --HELLO--> GREETING --WELCOME sent--> READY --> CLOSED
  *
- * The link itself sends and consumes CREDIT and PING, and INGESTED's bulk_size for its clock (INGESTED is also handed on). All other frames are the owner's. */
+ * The link itself sends and consumes CREDIT and PING, and INGESTED on stream 0, whose bulk_size is its clock. All other frames are the owner's,
+ * INGESTED on a stream too (its bulk_size advances the clock as well). protocol/WIRE.md has the rules. */
 #ifndef TANDEM_PROTOCOL_LINK_H
 #define TANDEM_PROTOCOL_LINK_H
 #include "protocol/wire.h"
@@ -22,32 +23,47 @@ struct link_config {
     int (*on_frame)(void *ctx, const struct wire_frame *frame);
     void *ctx;
     uint32_t connection_window, stream_window; /* bulk bytes that we are ready to hold; 0: LIMIT_… */
+    uint64_t rate_hint_bytes_per_s;            /* the uplink as an earlier connection found it; 0: unknown */
 };
 
 struct link *link_create(const struct link_config *config, uint64_t now_us);
 void link_destroy(struct link *l);
 enum link_state link_state(const struct link *l);
 
-/* One received WebSocket message. Negative: the peer is at fault; an ERROR frame is queued; flush link_next, then close. */
+/* One received WebSocket message. Negative: the peer is at fault; an ERROR frame is queued; flush link_next, then close.
+ * on_frame is called from here; it may call anything but link_receive and link_destroy. */
 int link_receive(struct link *l, const void *data, size_t size, uint64_t now_us);
-/* Queue a control or token frame (copied). -TD_ERR_CLOSED, -TD_ERR_NOMEM, -TD_ERR_FULL. */
-int link_send(struct link *l, unsigned type, uint32_t stream, const ProtobufCMessage *header, const void *payload, size_t payload_size);
+/* Queue a control or token frame (copied). -TD_ERR_CLOSED: the link is, or the stream has ended; -TD_ERR_NOMEM; -TD_ERR_FULL: too much is
+ * unsent, or for OPEN: the peer takes no further stream now; -TD_ERR_AGAIN: only HELLO, WELCOME and ERROR go before READY; -TD_ERR_ARG,
+ * or what wire_check says: the peer would refuse it. The link fills the windows of HELLO and WELCOME and the bulk_size of INGESTED; an
+ * INGESTED replaces an unsent one of its stream. An OPEN opens `stream`: odd, above all earlier ones. The edge's CANCEL, the cloud's DONE,
+ * ERROR, CANCEL or OPEN_ACK with need_ids end it (after the edge's CANCEL a DONE may still come). ERROR on stream 0 is link_fail. */
+int link_send(struct link *l, unsigned type, uint32_t stream, const ProtobufCMessage *header,
+              const void *payload, size_t payload_size);
 /* Queue a HIDDEN or KV_BLOCK message; header's offset and total are filled by the link. Takes `payload` (malloc'ed) on success. -TD_ERR_FULL beyond
- * LIMIT_SEND_QUEUE_SIZE: try again after link_next has made room. */
-int link_send_bulk(struct link *l, unsigned type, uint32_t stream, const ProtobufCMessage *header, uint32_t epoch, uint8_t *payload,
-                   size_t payload_size);
+ * LIMIT_SEND_QUEUE_SIZE: try again after link_next has made room. -TD_ERR_LIMIT: larger than link_message_max. -TD_ERR_CLOSED as link_send. */
+int link_send_bulk(struct link *l, unsigned type, uint32_t stream, const ProtobufCMessage *header,
+                   uint32_t epoch, uint8_t *payload, size_t payload_size);
+/* The largest message that the peer can take: its stream window, at most LIMIT_PIECE_SIZE. 0 before READY. */
+size_t link_message_max(const struct link *l);
 /* Drop queued bulk of `stream` with an epoch below `epoch` (UINT32_MAX: all). A message half sent is abandoned too: the peer discards what it has of it when the next one starts. */
 void link_void(struct link *l, uint32_t stream, uint32_t epoch);
-/* The stream is over: queued bulk is dropped, late frames of it are ignored. */
+/* The stream is over: queued bulk is dropped, late frames of it are ignored. If the peer does not know yet, it is told: CANCEL from an edge,
+ * ERROR (cancelled) from a cloud. */
 void link_close_stream(struct link *l, uint32_t stream);
-/* Cloud: bulk bytes of `stream` (0 if it is gone) were consumed: grant credit again. Called by the ingest when a message has left the staging area. */
+/* Cloud: bulk bytes of `stream` (0 if it is gone) were consumed: grant credit again. Called by the ingest when a message has left the staging area.
+ * Every whole message must be consumed some day without waiting for bytes that are not there yet. At an edge the link does it itself after
+ * on_frame. */
 void link_consumed(struct link *l, uint32_t stream, size_t payload_size);
 /* Cloud: total bulk payload bytes received on this connection, for INGESTED.bulk_size. */
 uint64_t link_bulk_received(const struct link *l);
 /* Queue an ERROR on stream 0 and close. */
 void link_fail(struct link *l, int code, const char *text);
+/* Why the link was closed by this side: one line, "" if it was not. Borrowed until link_destroy. */
+const char *link_error_text(const struct link *l);
 
-/* Next frame for the socket, most urgent first: its size, 0: nothing may be sent now, negative: closed and drained. */
+/* Next frame for the socket, most urgent first: its size, 0: nothing may be sent now, negative: closed and drained.
+ * capacity: LIMIT_FRAME_SIZE always suffices; -TD_ERR_NOSPACE: less than the next control frame needs. */
 int64_t link_next(struct link *l, uint8_t *dst, size_t capacity, uint64_t now_us);
 /* Microseconds until link_next or link_tick has something to do (pacing, pings, timeouts); UINT64_MAX: only after new input. */
 uint64_t link_wait_us(const struct link *l, uint64_t now_us);

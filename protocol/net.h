@@ -25,17 +25,18 @@ void net_timer_stop(struct net_timer *t);
 void net_timer_destroy(struct net_timer *t);
 
 /* ---- HTTP server ---- */
-struct http_exchange; /* one request and its response; valid until on_closed or until the response has ended */
+struct
+    http_exchange; /* one request and its response; valid until on_closed or until the response has ended */
 
 struct http_header {
     const char *name, *value;
 };
-struct http_request { /* borrowed for the on_request call */
+struct http_request {   /* borrowed for the on_request call */
     const char *method; /* "GET", "POST", "DELETE", "OPTIONS" */
     const char *path;   /* decoded, without query; no NUL, no "..": refused before */
     const char *query;  /* raw, "" if none */
     const char *authorization, *content_type, *idempotency_key, *conversation_id, *origin; /* "" if absent */
-    const char *peer;   /* textual address, "unix" */
+    const char *peer; /* textual address, "unix" */
     const char *body;
     size_t body_size;
 };
@@ -49,13 +50,15 @@ struct http_handler {
 void http_set_user(struct http_exchange *x, void *user);
 void *http_user(struct http_exchange *x);
 /* Whole response. headers may be NULL/0. Body is copied. x is invalid afterwards. */
-void http_respond(struct http_exchange *x, int status, const char *content_type, const struct http_header *headers, size_t header_count,
-                  const void *body, size_t size);
-int http_stream_begin(struct http_exchange *x, int status, const char *content_type, const struct http_header *headers, size_t header_count);
+void http_respond(struct http_exchange *x, int status, const char *content_type,
+                  const struct http_header *headers, size_t header_count, const void *body, size_t size);
+int http_stream_begin(struct http_exchange *x, int status, const char *content_type,
+                      const struct http_header *headers, size_t header_count);
 /* Copied and queued; -TD_ERR_FULL beyond LIMIT_HTTP_STREAM_QUEUE: the client does not read; treat it as gone (http_abort). */
 int http_stream_write(struct http_exchange *x, const void *data, size_t size);
 void http_stream_end(struct http_exchange *x); /* after what is queued; x is invalid afterwards */
-void http_abort(struct http_exchange *x);      /* drop the connection; no on_client_gone; x is invalid afterwards */
+void http_abort(
+    struct http_exchange *x); /* drop the connection; no on_client_gone; x is invalid afterwards */
 
 /* ---- WebSocket, both directions ---- */
 struct ws_conn;
@@ -75,30 +78,34 @@ void ws_close(struct ws_conn *c, const char *why); /* soon; on_closed follows */
 
 /* ---- listening and connecting ---- */
 struct net_listen {
-    const char *bind_address; /* "127.0.0.1", "::", NULL with unix_path */
-    uint16_t port;            /* 0: any free one; see *bound_port */
-    const char *unix_path;    /* NULL, or a Unix socket instead */
-    const char *cert_path, *key_path;  /* both or neither (plain HTTP) */
-    const char *client_ca_path;        /* require and verify client certificates */
-    const struct http_handler *http;   /* NULL: 404 */
-    const struct ws_handler *ws;       /* NULL: no WebSocket */
-    bool loopback_hosts_only;          /* refuse a Host that is not localhost, 127.0.0.1, [::1] (with any port): DNS rebinding */
-    const char *const *origins_allowed;/* NULL-terminated, or NULL: any request that carries an Origin is refused (403) */
-    bool require_json;                 /* POST without application/json: 415 */
+    const char *bind_address;         /* "127.0.0.1", "::", NULL with unix_path */
+    uint16_t port;                    /* 0: any free one; see *bound_port */
+    const char *unix_path;            /* NULL, or a Unix socket instead */
+    const char *cert_path, *key_path; /* both or neither (plain HTTP) */
+    const char *client_ca_path;       /* require and verify client certificates */
+    const struct http_handler *http;  /* NULL: 404 */
+    const struct ws_handler *ws;      /* NULL: no WebSocket */
+    bool
+        loopback_hosts_only; /* refuse a Host that is not localhost, 127.0.0.1, [::1] (with any port): DNS rebinding */
+    const char *const
+        *origins_allowed; /* NULL-terminated, or NULL: any request that carries an Origin is refused (403) */
+    bool require_json;    /* POST without application/json: 415 */
 };
 /* The error line names what to do: port in use → another --listen-port; missing certificate → deploy/certs.sh. */
-int net_listen(struct net_loop *l, const struct net_listen *config, uint16_t *bound_port, struct td_error *err);
+int net_listen(struct net_loop *l, const struct net_listen *config, uint16_t *bound_port,
+               struct td_error *err);
 
 struct net_connect {
     const char *host; /* name to verify and to send as SNI, e.g. "localhost" */
     uint16_t port;
-    const char *path;      /* "/tandem" */
-    const char *ca_path;   /* trust anchor; NULL: the system's */
+    const char *path;                 /* "/tandem" */
+    const char *ca_path;              /* trust anchor; NULL: the system's */
     const char *cert_path, *key_path; /* client certificate, or NULL */
-    bool tls;              /* false only for tests on loopback */
+    bool tls;                         /* false only for tests on loopback */
     const struct ws_handler *ws;
-    void *user;            /* becomes the connection's user */
+    void *user; /* becomes the connection's user */
 };
-int ws_connect(struct net_loop *l, const struct net_connect *config, struct ws_conn **out, struct td_error *err);
+int ws_connect(struct net_loop *l, const struct net_connect *config, struct ws_conn **out,
+               struct td_error *err);
 
 #endif

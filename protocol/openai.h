@@ -21,36 +21,41 @@ struct api_sampling { /* same meaning as the Generate frame's fields */
 
 struct api_request { /* one parsed /v1/chat/completions or /v1/completions body; owns its memory */
     bool chat;
-    char *model;                    /* as sent, "" if absent */
-    struct chat_message *messages;  /* chat; content parts of type text are joined; other part types: 400 */
+    char *model;                   /* as sent, "" if absent */
+    struct chat_message *messages; /* chat; content parts of type text are joined; other part types: 400 */
     size_t message_count;
-    char *prompt;                   /* completions: a string; or prompt_ids */
+    char *prompt; /* completions: a string; or prompt_ids */
     size_t prompt_size;
     int32_t *prompt_ids;
     size_t prompt_id_count;
     struct api_sampling sampling;
-    uint32_t max_tokens; /* max_completion_tokens wins over max_tokens; 0: not given (chat: the context's rest; completions: 16) */
+    uint32_t
+        max_tokens; /* max_completion_tokens wins over max_tokens; 0: not given (chat: the context's rest; completions: 16) */
     char *stops[LIMIT_API_STOPS];
     size_t stop_count;
     bool stream, include_usage;
-    bool echo_timings;   /* `timings: true`: add the timings object */
-    char *conversation;  /* extension field `conversation`, or the X-Conversation-Id header; NULL: none */
+    bool echo_timings;  /* `timings: true`: add the timings object */
+    char *conversation; /* extension field `conversation`, or the X-Conversation-Id header; NULL: none */
     char *user;
     bool no_cache, ignore_end; /* extensions for tests and benchmarks: "cache": false, "ignore_eos": true */
-    int accept;          /* extension "fidelity": "exact" | "visible-lossless" | "any" → enum kv_accept */
-    bool has_tools_or_format; /* `tools`, `response_format` other than text: refused with 400 by the parser's caller */
+    int accept; /* extension "fidelity": "exact" | "visible-lossless" | "any" → enum kv_accept */
+    bool
+        has_tools_or_format; /* `tools`, `response_format` other than text: refused with 400 by the parser's caller */
 };
 /* 0, or negative with err->text for the client's eyes and *param naming the field (static string or NULL). Unknown fields are ignored; wrong types and ranges are not. */
-int api_request_parse(const char *body, size_t size, bool chat, struct api_request *out, const char **param, struct td_error *err);
+int api_request_parse(const char *body, size_t size, bool chat, struct api_request *out, const char **param,
+                      struct td_error *err);
 void api_request_free(struct api_request *r);
 
 struct api_usage {
     uint32_t prompt_tokens, completion_tokens, cached_tokens;
 };
 struct api_timings { /* milliseconds / counts of one reply; 0 where it does not apply */
-    double edge_prefill_ms, cloud_prefill_ms, queue_ms, load_ms, first_token_ms, decode_ms, total_ms, tokens_per_s;
+    double edge_prefill_ms, cloud_prefill_ms, queue_ms, load_ms, first_token_ms, decode_ms, total_ms,
+        tokens_per_s;
     uint64_t uplink_bytes, uplink_raw_bytes;
-    uint32_t edge_layers, edge_prefill_tokens, cloud_prefill_tokens, recomputed_tokens, cached_memory_tokens, cached_disk_tokens;
+    uint32_t edge_layers, edge_prefill_tokens, cloud_prefill_tokens, recomputed_tokens, cached_memory_tokens,
+        cached_disk_tokens;
 };
 struct api_token_logprob {
     const char *text;
@@ -72,17 +77,21 @@ struct api_reply { /* what a response or chunk is made of */
     uint64_t text_offset;     /* completions with logprobs: characters of the reply before this chunk */
 };
 /* All return malloc'ed NUL-terminated JSON (NULL without memory), the caller's. finish: NULL, "stop", "length". text must be valid UTF-8. */
-char *api_json_response(const struct api_reply *r, const char *text, size_t size, const char *finish, const struct api_usage *usage,
-                        const struct api_timings *timings, const struct api_token_logprob *logprobs, size_t logprob_count);
+char *api_json_response(const struct api_reply *r, const char *text, size_t size, const char *finish,
+                        const struct api_usage *usage, const struct api_timings *timings,
+                        const struct api_token_logprob *logprobs, size_t logprob_count);
 /* Chunks are the JSON only; the caller adds "data: " and the blank line. role_first: the chat's first delta {"role":"assistant","content":""}. */
-char *api_json_chunk(const struct api_reply *r, bool role_first, const char *text, size_t size, const char *finish,
-                     const struct api_token_logprob *logprobs, size_t logprob_count, bool usage_null);
-char *api_json_usage_chunk(const struct api_reply *r, const struct api_usage *usage, const struct api_timings *timings);
+char *api_json_chunk(const struct api_reply *r, bool role_first, const char *text, size_t size,
+                     const char *finish, const struct api_token_logprob *logprobs, size_t logprob_count,
+                     bool usage_null);
+char *api_json_usage_chunk(const struct api_reply *r, const struct api_usage *usage,
+                           const struct api_timings *timings);
 /* {"error":{"message","type","param","code"}}. type and code by HTTP status and td code: 400 invalid_request_error, 401 authentication_error,
  * 404 not_found_error, 409 conflict, 429 rate_limit_error, 5xx server_error. */
 char *api_json_error(int http_status, const char *message, const char *param, const char *code);
 /* asked_tokens: prompt and completion together. */
-char *api_json_context_error(uint32_t context_max, uint32_t asked_tokens, uint32_t prompt_tokens); /* code context_length_exceeded, both counts */
+char *api_json_context_error(uint32_t context_max, uint32_t asked_tokens,
+                             uint32_t prompt_tokens); /* code context_length_exceeded, both counts */
 char *api_json_models(const char *const *ids, size_t count, uint64_t created_s);
 int api_http_status(int td_code); /* -TD_ERR_CONTEXT → 400, -TD_ERR_FULL → 429, … */
 

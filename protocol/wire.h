@@ -14,10 +14,28 @@
 #define WIRE_SUBPROTOCOL   "tandem.v1"
 #define WIRE_HEAD_SIZE     16
 #define WIRE_FLAG_OPTIONAL 1u /* a receiver that does not know the type skips the frame */
+#define WIRE_ARENA_SIZE                                                                                      \
+    (4u << 20) /* limit for the arena of wire_decode: what the worst header of LIMIT_HEADER_SIZE unpacks to */
 
 enum frame_type {
-    FRAME_HELLO = 1, FRAME_WELCOME, FRAME_OPEN, FRAME_OPEN_ACK, FRAME_PLAN, FRAME_HIDDEN, FRAME_KV_BLOCK, FRAME_INGESTED,
-    FRAME_NEED, FRAME_FETCH, FRAME_GENERATE, FRAME_TOKEN, FRAME_DONE, FRAME_CANCEL, FRAME_CREDIT, FRAME_PING, FRAME_ERROR, FRAME_GOAWAY,
+    FRAME_HELLO = 1,
+    FRAME_WELCOME,
+    FRAME_OPEN,
+    FRAME_OPEN_ACK,
+    FRAME_PLAN,
+    FRAME_HIDDEN,
+    FRAME_KV_BLOCK,
+    FRAME_INGESTED,
+    FRAME_NEED,
+    FRAME_FETCH,
+    FRAME_GENERATE,
+    FRAME_TOKEN,
+    FRAME_DONE,
+    FRAME_CANCEL,
+    FRAME_CREDIT,
+    FRAME_PING,
+    FRAME_ERROR,
+    FRAME_GOAWAY,
     FRAME_TYPE_END
 };
 enum hidden_dtype { HIDDEN_F32 = 0, HIDDEN_F16 = 1, HIDDEN_INT8 = 2 /* f32 scale a row, then int8 values */ };
@@ -52,16 +70,25 @@ struct wire_frame {
 
 const char *frame_type_name(unsigned type); /* "HELLO" … or "?" */
 bool frame_is_bulk(unsigned type);          /* HIDDEN, KV_BLOCK */
-/* wire_encode: into dst; returns the frame's size or -TD_ERR_NOSPACE, -TD_ERR_LIMIT. */
-int64_t wire_encode(unsigned type, unsigned flags, uint32_t stream, const ProtobufCMessage *header, const void *payload,
-                    size_t payload_size, uint8_t *dst, size_t capacity);
+/* wire_check: the rules that a frame must keep by its type alone: which stream, widths of bytes fields, lengths of lists and
+ * texts, what the payload may be. 0, -TD_ERR_PROTOCOL or -TD_ERR_LIMIT. wire_encode and wire_decode call it. */
+int wire_check(const struct wire_frame *frame);
+/* wire_encode: into dst; returns the frame's size or -TD_ERR_NOSPACE, -TD_ERR_LIMIT, or what wire_check says: a frame that a
+ * peer would refuse is not made. header NULL: all fields at their defaults. */
+int64_t wire_encode(unsigned type, unsigned flags, uint32_t stream, const ProtobufCMessage *header,
+                    const void *payload, size_t payload_size, uint8_t *dst, size_t capacity);
 /* wire_decode: hostile bytes. header_limit: LIMIT_HEADER_SIZE…. Returns 0; 1 for an unknown optional frame (skip it); or
- * -TD_ERR_PROTOCOL, -TD_ERR_LIMIT, -TD_ERR_NOMEM. Checks sizes of fixed-width bytes fields and list lengths by type. */
-int wire_decode(const void *data, size_t size, size_t header_limit, struct arena *arena, struct wire_frame *out);
+ * -TD_ERR_PROTOCOL, -TD_ERR_LIMIT, -TD_ERR_NOMEM. Everything that it allocates comes from `arena` (WIRE_ARENA_SIZE); how much
+ * is bounded by the header's size. */
+int wire_decode(const void *data, size_t size, size_t header_limit, struct arena *arena,
+                struct wire_frame *out);
 
-/* Hidden rows <-> wire bytes. Size of `rows` rows; non-finite values: decode returns -TD_ERR_FORMAT. */
+/* Hidden rows <-> wire bytes. Both return 0; -TD_ERR_SHAPE when the bytes are not exactly (decode) or do not hold (encode)
+ * hidden_wire_size; -TD_ERR_UNSUPPORTED for an unknown dtype; -TD_ERR_FORMAT for a value that is not finite, or that f16 cannot
+ * hold. The size of an unknown dtype is 0. */
 size_t hidden_wire_size(enum hidden_dtype dtype, uint32_t rows, uint32_t width);
-int hidden_encode(enum hidden_dtype dtype, const float *rows, uint32_t row_count, uint32_t width, uint8_t *dst, size_t capacity);
+int hidden_encode(enum hidden_dtype dtype, const float *rows, uint32_t row_count, uint32_t width,
+                  uint8_t *dst, size_t capacity);
 int hidden_decode(enum hidden_dtype dtype, struct span src, uint32_t row_count, uint32_t width, float *rows);
 
 #endif

@@ -12,17 +12,17 @@
 #define GGUF_ARRAY_MAX   (1u << 24)
 
 enum gguf_type { /* ggml tensor types that Tandem reads */
-    GGUF_F32 = 0,
-    GGUF_F16 = 1,
-    GGUF_Q4_0 = 2,
-    GGUF_Q4_1 = 3,
-    GGUF_Q5_0 = 6,
-    GGUF_Q5_1 = 7,
-    GGUF_Q8_0 = 8,
-    GGUF_Q4_K = 12,
-    GGUF_Q5_K = 13,
-    GGUF_Q6_K = 14,
-    GGUF_BF16 = 30,
+                 GGUF_F32 = 0,
+                 GGUF_F16 = 1,
+                 GGUF_Q4_0 = 2,
+                 GGUF_Q4_1 = 3,
+                 GGUF_Q5_0 = 6,
+                 GGUF_Q5_1 = 7,
+                 GGUF_Q8_0 = 8,
+                 GGUF_Q4_K = 12,
+                 GGUF_Q5_K = 13,
+                 GGUF_Q6_K = 14,
+                 GGUF_BF16 = 30,
 };
 
 struct gguf_type_info {
@@ -38,13 +38,25 @@ struct gguf_tensor {
     uint32_t type; /* enum gguf_type; unknown types are kept so that the user of the tensor can name them */
     uint32_t dim_count;
     uint64_t dims[4]; /* dims[0] is the contiguous one; unused are 1 */
-    const void *data; /* borrowed from the map; NULL in a slice that leaves this tensor out, or for an unknown type */
-    uint64_t size;    /* bytes */
+    const void *
+        data; /* borrowed from the map; NULL in a slice that leaves this tensor out, or for an unknown type */
+    uint64_t size; /* bytes */
 };
 
 enum gguf_value_type {
-    GGUF_VALUE_U8, GGUF_VALUE_I8, GGUF_VALUE_U16, GGUF_VALUE_I16, GGUF_VALUE_U32, GGUF_VALUE_I32, GGUF_VALUE_F32,
-    GGUF_VALUE_BOOL, GGUF_VALUE_STRING, GGUF_VALUE_ARRAY, GGUF_VALUE_U64, GGUF_VALUE_I64, GGUF_VALUE_F64,
+    GGUF_VALUE_U8,
+    GGUF_VALUE_I8,
+    GGUF_VALUE_U16,
+    GGUF_VALUE_I16,
+    GGUF_VALUE_U32,
+    GGUF_VALUE_I32,
+    GGUF_VALUE_F32,
+    GGUF_VALUE_BOOL,
+    GGUF_VALUE_STRING,
+    GGUF_VALUE_ARRAY,
+    GGUF_VALUE_U64,
+    GGUF_VALUE_I64,
+    GGUF_VALUE_F64,
 };
 
 struct gguf_value {
@@ -52,8 +64,9 @@ struct gguf_value {
     enum gguf_value_type type;
     enum gguf_value_type element_type; /* of an array */
     uint64_t count;                    /* array elements; else 1 */
-    struct span raw;                   /* value bytes; for a string, its characters; for an array, its elements */
-    const uint64_t *string_offsets;    /* arrays of strings: offset of each string's length field in raw; else NULL */
+    struct span raw; /* value bytes; for a string, its characters; for an array, its elements */
+    const uint64_t
+        *string_offsets; /* arrays of strings: offset of each string's length field in raw; else NULL */
 };
 
 struct gguf;
@@ -90,10 +103,12 @@ bool gguf_array_string(const struct gguf_value *array, uint64_t index, struct sp
  * A slice keeps the full digest table in the array keys "tandem.slice.names/types/dims/digests" plus
  * "tandem.slice.layer_end", so it shows the fingerprint of the model that it was cut from. */
 typedef void (*progress_fn)(void *ctx, uint64_t done, uint64_t total);
-int gguf_fingerprint(struct gguf *g, uint8_t out[TD_HASH_SIZE], progress_fn progress, void *ctx, struct td_error *err);
+int gguf_fingerprint(struct gguf *g, uint8_t out[TD_HASH_SIZE], progress_fn progress, void *ctx,
+                     struct td_error *err);
 /* Write layers [0, layer_end) + embedding to out_path (temp + fsync + rename). 0 < layer_end <= n_layer. Refuses a slice as input
  * that holds less. Output norm and output head are left out unless layer_end == n_layer. Verified by re-opening. */
-int gguf_slice(struct gguf *g, uint32_t layer_end, const char *out_path, progress_fn progress, void *ctx, struct td_error *err);
+int gguf_slice(struct gguf *g, uint32_t layer_end, const char *out_path, progress_fn progress, void *ctx,
+               struct td_error *err);
 /* Check every tensor that is present against its digest (recomputed, never from the sidecar). */
 int gguf_verify(struct gguf *g, progress_fn progress, void *ctx, struct td_error *err);
 /* Layers whose tensors are present: n_layer for a full file, "tandem.slice.layer_end" for a slice. */

@@ -17,10 +17,10 @@
 
 /* ---- identity --------------------------------------------------------------------------------------------- */
 
-struct kv_layout { /* what must be equal for KV bytes to mean the same */
-    uint32_t block_tokens;  /* KV_BLOCK_TOKENS */
-    uint32_t dtype;         /* 1 = f16 */
-    uint32_t rope_kind;     /* enum rope_kind */
+struct kv_layout {         /* what must be equal for KV bytes to mean the same */
+    uint32_t block_tokens; /* KV_BLOCK_TOKENS */
+    uint32_t dtype;        /* 1 = f16 */
+    uint32_t rope_kind;    /* enum rope_kind */
     uint32_t rope_dim;
     float rope_base, rope_scale;
     uint8_t rope_factors[TD_HASH_SIZE]; /* SHA-256 of rope_freqs.weight's f32 bytes, zeros without */
@@ -35,20 +35,21 @@ struct kv_block_id {
     uint8_t bytes[TD_HASH_SIZE];
 };
 /* id = HMAC-SHA-256(key, parent ‖ fingerprint ‖ layout_hash ‖ u32le ids[64]); the root's parent is zeros. */
-void kv_block_id_next(const uint8_t key[32], const struct kv_block_id *parent, const uint8_t fingerprint[TD_HASH_SIZE],
-                      const uint8_t layout_hash[TD_HASH_SIZE], const int32_t ids[KV_BLOCK_TOKENS], struct kv_block_id *out);
+void kv_block_id_next(const uint8_t key[32], const struct kv_block_id *parent,
+                      const uint8_t fingerprint[TD_HASH_SIZE], const uint8_t layout_hash[TD_HASH_SIZE],
+                      const int32_t ids[KV_BLOCK_TOKENS], struct kv_block_id *out);
 /* The key of a principal's `own` namespace: HKDF-SHA-256(tenant chain key, salt none, info = "tandem-own" ‖ principal). */
 void kv_principal_key(const uint8_t tenant_chain_key[32], const char *principal, uint8_t out[32]);
 
 /* ---- quality ---------------------------------------------------------------------------------------------- */
 
-enum kv_codec { /* also fidelity: the worst level that values went through */
-    KV_L0 = 0, /* lossless: byte planes split, exponent plane through zstd */
-    KV_L1 = 1, /* int8, u8 log scale a group of 64 */
-    KV_L2 = 2,
-    KV_L3 = 3,
-    KV_L4 = 4,
-    KV_RAW = 15, /* f16 as it is; fidelity equals KV_L0 */
+enum kv_codec {            /* also fidelity: the worst level that values went through */
+                KV_L0 = 0, /* lossless: byte planes split, exponent plane through zstd */
+                KV_L1 = 1, /* int8, u8 log scale a group of 64 */
+                KV_L2 = 2,
+                KV_L3 = 3,
+                KV_L4 = 4,
+                KV_RAW = 15, /* f16 as it is; fidelity equals KV_L0 */
 };
 enum kv_numerics { KV_NUMERICS_CPU_V1 = 1, KV_NUMERICS_CUDA_DET_V1 = 2, KV_NUMERICS_CUDA_FAST = 3 };
 enum kv_provenance { KV_FROM_CLOUD = 0, KV_FROM_DEVICE = 1 };
@@ -64,7 +65,8 @@ struct kv_quality {
 bool kv_quality_accepts(struct kv_quality q, enum kv_accept accept, enum kv_numerics numerics);
 /* Is `a` strictly better than `b` (lower fidelity level first; then deterministic numerics over fast; then cloud over device)? */
 bool kv_quality_better(struct kv_quality a, struct kv_quality b);
-struct kv_quality kv_quality_worst(struct kv_quality a, struct kv_quality b); /* what was computed from both */
+struct kv_quality kv_quality_worst(struct kv_quality a,
+                                   struct kv_quality b); /* what was computed from both */
 
 /* ---- pieces ----------------------------------------------------------------------------------------------- */
 
@@ -80,10 +82,10 @@ static inline size_t kv_piece_values(const struct kv_shape *s, uint32_t tokens)
 #define KV_PIECE_HEAD_SIZE 64
 
 struct kv_piece_head { /* serialised as 64 bytes little-endian, order as here; see KV_FORMAT.md */
-    uint8_t version;     /* 1 */
-    uint8_t codec;       /* enum kv_codec */
-    uint8_t is_value;    /* 0: K, 1: V */
-    uint8_t table;       /* codec table id; 0 */
+    uint8_t version;   /* 1 */
+    uint8_t codec;     /* enum kv_codec */
+    uint8_t is_value;  /* 0: K, 1: V */
+    uint8_t table;     /* codec table id; 0 */
     struct kv_quality quality;
     uint32_t block_index; /* position / KV_BLOCK_TOKENS */
     uint16_t first_token; /* within the block */
@@ -105,11 +107,13 @@ size_t kv_piece_bound(const struct kv_shape *shape, uint32_t token_count);
  * Non-finite values: L0/RAW keep them bit for bit, L1 refuses (-TD_ERR_FORMAT). Returns bytes written (head + payload), or negative:
  * -TD_ERR_NOSPACE, -TD_ERR_SHAPE, -TD_ERR_UNSUPPORTED (codec). L1 error bound: |x - x'| <= scale / 2, scale = group max / 127 rounded up
  * to the log grid scale = 2^((n - 183) / 8), n in 1..255 (n = 0: all zero). Bits are the same on every instruction set. */
-int64_t kv_piece_encode(struct kv_codec_scratch *s, struct kv_piece_head *head, const uint16_t *src, uint8_t *dst, size_t capacity);
+int64_t kv_piece_encode(struct kv_codec_scratch *s, struct kv_piece_head *head, const uint16_t *src,
+                        uint8_t *dst, size_t capacity);
 /* kv_piece_parse: check magic, version, sizes and CRC of hostile bytes; on success *head and *payload (borrowed). */
 int kv_piece_parse(const void *data, size_t size, struct kv_piece_head *head, struct span *payload);
 /* kv_piece_decode: dst f16, kv_piece_values of the head's shape; capacity in values. zstd output must be exactly the size that the shape implies. */
-int kv_piece_decode(struct kv_codec_scratch *s, const struct kv_piece_head *head, struct span payload, uint16_t *dst, size_t capacity);
+int kv_piece_decode(struct kv_codec_scratch *s, const struct kv_piece_head *head, struct span payload,
+                    uint16_t *dst, size_t capacity);
 bool kv_f16_all_finite(const uint16_t *values, size_t count);
 
 #endif

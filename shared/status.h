@@ -6,34 +6,34 @@
 #ifndef TANDEM_SHARED_STATUS_H
 #define TANDEM_SHARED_STATUS_H
 
-#define TD_STATUS_LIST(X)                                                                                        \
-    X(TD_ERR_ARG, 1, "invalid argument")                                                                         \
-    X(TD_ERR_NOMEM, 2, "out of memory")                                                                          \
-    X(TD_ERR_NOSPACE, 3, "buffer or pool too small")                                                             \
-    X(TD_ERR_FULL, 4, "queue full")                                                                              \
-    X(TD_ERR_CLOSED, 5, "closed")                                                                                \
-    X(TD_ERR_TIMEOUT, 6, "timed out")                                                                            \
-    X(TD_ERR_IO, 7, "input/output error")                                                                        \
-    X(TD_ERR_NOTFOUND, 8, "not found")                                                                           \
-    X(TD_ERR_EXISTS, 9, "already exists")                                                                        \
-    X(TD_ERR_FORMAT, 10, "malformed data")                                                                       \
-    X(TD_ERR_TRUNCATED, 11, "truncated data")                                                                    \
-    X(TD_ERR_CHECKSUM, 12, "checksum mismatch")                                                                  \
-    X(TD_ERR_VERSION, 13, "unsupported version")                                                                 \
-    X(TD_ERR_SHAPE, 14, "shape mismatch")                                                                        \
-    X(TD_ERR_LIMIT, 15, "limit exceeded")                                                                        \
-    X(TD_ERR_AUTH, 16, "not authorised")                                                                         \
-    X(TD_ERR_CRYPTO, 17, "cryptographic failure")                                                                \
-    X(TD_ERR_UNSUPPORTED, 18, "not supported")                                                                   \
-    X(TD_ERR_MISMATCH, 19, "does not match")                                                                     \
-    X(TD_ERR_BUSY, 20, "busy")                                                                                   \
-    X(TD_ERR_CANCELLED, 21, "cancelled")                                                                         \
-    X(TD_ERR_PROTOCOL, 22, "protocol violation")                                                                 \
-    X(TD_ERR_CONFLICT, 23, "conflict")                                                                           \
-    X(TD_ERR_DISKFULL, 24, "disk full")                                                                          \
-    X(TD_ERR_AGAIN, 25, "try again")                                                                             \
-    X(TD_ERR_CONTEXT, 26, "context length exceeded")                                                             \
-    X(TD_ERR_BLOCKED, 27, "blocked by policy")                                                                   \
+#define TD_STATUS_LIST(X)                                                                                    \
+    X(TD_ERR_ARG, 1, "invalid argument")                                                                     \
+    X(TD_ERR_NOMEM, 2, "out of memory")                                                                      \
+    X(TD_ERR_NOSPACE, 3, "buffer or pool too small")                                                         \
+    X(TD_ERR_FULL, 4, "queue full")                                                                          \
+    X(TD_ERR_CLOSED, 5, "closed")                                                                            \
+    X(TD_ERR_TIMEOUT, 6, "timed out")                                                                        \
+    X(TD_ERR_IO, 7, "input/output error")                                                                    \
+    X(TD_ERR_NOTFOUND, 8, "not found")                                                                       \
+    X(TD_ERR_EXISTS, 9, "already exists")                                                                    \
+    X(TD_ERR_FORMAT, 10, "malformed data")                                                                   \
+    X(TD_ERR_TRUNCATED, 11, "truncated data")                                                                \
+    X(TD_ERR_CHECKSUM, 12, "checksum mismatch")                                                              \
+    X(TD_ERR_VERSION, 13, "unsupported version")                                                             \
+    X(TD_ERR_SHAPE, 14, "shape mismatch")                                                                    \
+    X(TD_ERR_LIMIT, 15, "limit exceeded")                                                                    \
+    X(TD_ERR_AUTH, 16, "not authorised")                                                                     \
+    X(TD_ERR_CRYPTO, 17, "cryptographic failure")                                                            \
+    X(TD_ERR_UNSUPPORTED, 18, "not supported")                                                               \
+    X(TD_ERR_MISMATCH, 19, "does not match")                                                                 \
+    X(TD_ERR_BUSY, 20, "busy")                                                                               \
+    X(TD_ERR_CANCELLED, 21, "cancelled")                                                                     \
+    X(TD_ERR_PROTOCOL, 22, "protocol violation")                                                             \
+    X(TD_ERR_CONFLICT, 23, "conflict")                                                                       \
+    X(TD_ERR_DISKFULL, 24, "disk full")                                                                      \
+    X(TD_ERR_AGAIN, 25, "try again")                                                                         \
+    X(TD_ERR_CONTEXT, 26, "context length exceeded")                                                         \
+    X(TD_ERR_BLOCKED, 27, "blocked by policy")                                                               \
     X(TD_ERR_INTERNAL, 28, "internal error")
 
 enum td_status {

@@ -13,8 +13,9 @@
 #define CONV_TITLE_MAX    128
 
 struct conv_boundary { /* after message i */
-    uint32_t ids_count;    /* ids[0..ids_count) cover messages[0..i]; for an assistant reply: up to and with its last token */
-    bool reply_open;       /* the reply ended without an end token (length, stop string) */
+    uint32_t
+        ids_count; /* ids[0..ids_count) cover messages[0..i]; for an assistant reply: up to and with its last token */
+    bool reply_open; /* the reply ended without an end token (length, stop string) */
     uint8_t history[TD_HASH_SIZE];
 };
 struct conversation {
@@ -29,7 +30,8 @@ struct conversation {
     uint32_t boundary_count;
     uint8_t *vault; /* edge: placeholder map, opaque; cloud: none */
     uint32_t vault_size;
-    char last_request_key[65]; /* Idempotency-Key (hashed, hex) of the turn that was appended last: a repeat appends nothing */
+    char last_request_key
+        [65]; /* Idempotency-Key (hashed, hex) of the turn that was appended last: a repeat appends nothing */
 };
 void conv_free(struct conversation *c); /* contents; wipes ids and vault */
 /* Serialise (malloc'ed) / parse hostile bytes (version, all sizes checked). */
@@ -37,8 +39,8 @@ int conv_serialise(const struct conversation *c, uint8_t **out, size_t *size);
 int conv_parse(const void *data, size_t size, struct conversation *out);
 
 void conv_history_start(const uint8_t key[32], uint8_t kind, uint8_t out[TD_HASH_SIZE]);
-void conv_history_next(const uint8_t key[32], const uint8_t previous[TD_HASH_SIZE], const char *role, const void *content,
-                       size_t content_size, uint8_t out[TD_HASH_SIZE]);
+void conv_history_next(const uint8_t key[32], const uint8_t previous[TD_HASH_SIZE], const char *role,
+                       const void *content, size_t content_size, uint8_t out[TD_HASH_SIZE]);
 
 /* The in-memory map from history hash to conversation, filled from the store when a principal is first seen. Bounded (LRU). Thread-safe. */
 struct conv_index;
@@ -46,11 +48,14 @@ struct conv_index *conv_index_create(struct store *s, size_t entries_max);
 void conv_index_destroy(struct conv_index *x);
 /* hashes[0..count): h after each message of the request. Finds the greatest i with a boundary of that hash. 0: *conv_id, *boundary = i;
  * -TD_ERR_NOTFOUND. */
-int conv_index_match(struct conv_index *x, const char *tenant, const char *principal, const uint8_t (*hashes)[TD_HASH_SIZE], size_t count,
-                     char conv_id[STORE_CONV_ID_MAX + 1], uint32_t *boundary);
+int conv_index_match(struct conv_index *x, const char *tenant, const char *principal,
+                     const uint8_t (*hashes)[TD_HASH_SIZE], size_t count, char conv_id[STORE_CONV_ID_MAX + 1],
+                     uint32_t *boundary);
 /* Load, append, store: after a turn. `c` is the new state; expected_version from conv_load. Waits for the acknowledgement. */
-int conv_load(struct conv_index *x, const char *tenant, const char *principal, const char *conv_id, uint64_t *version, struct conversation *out);
-int conv_save(struct conv_index *x, const char *tenant, const char *principal, uint64_t expected_version, const struct conversation *c);
+int conv_load(struct conv_index *x, const char *tenant, const char *principal, const char *conv_id,
+              uint64_t *version, struct conversation *out);
+int conv_save(struct conv_index *x, const char *tenant, const char *principal, uint64_t expected_version,
+              const struct conversation *c);
 int conv_delete(struct conv_index *x, const char *tenant, const char *principal, const char *conv_id);
 
 #endif

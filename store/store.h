@@ -14,19 +14,20 @@
 #include "shared/kv_block.h"
 #include "shared/crypto.h"
 
-#define STORE_TENANT_MAX    64      /* characters of a tenant or principal name, [A-Za-z0-9._-] */
-#define STORE_CONV_ID_MAX   64      /* characters of a conversation id */
+#define STORE_TENANT_MAX    64 /* characters of a tenant or principal name, [A-Za-z0-9._-] */
+#define STORE_CONV_ID_MAX   64 /* characters of a conversation id */
 #define STORE_CONV_SIZE_MAX (16u << 20)
-#define STORE_QUEUE_SIZE    (256u << 20) /* bytes waiting for the writer; beyond it puts answer -TD_ERR_FULL (dropped, counted) */
+#define STORE_QUEUE_SIZE                                                                                     \
+    (256u << 20) /* bytes waiting for the writer; beyond it puts answer -TD_ERR_FULL (dropped, counted) */
 
 struct store;
 struct store_config {
     const char *directory;
-    uint64_t limit_size;          /* bytes of segments; 0: 90 % of the file system */
-    uint64_t segment_size;        /* 0: 256 MiB */
-    uint64_t ballast_size;        /* 0: 16 MiB */
-    uint32_t commit_interval_ms;  /* group commit at least this often while records wait; 0: 5 */
-    bool read_only;               /* command line, on a directory that no node holds */
+    uint64_t limit_size;                 /* bytes of segments; 0: 90 % of the file system */
+    uint64_t segment_size;               /* 0: 256 MiB */
+    uint64_t ballast_size;               /* 0: 16 MiB */
+    uint32_t commit_interval_ms;         /* group commit at least this often while records wait; 0: 5 */
+    bool read_only;                      /* command line, on a directory that no node holds */
     uint8_t master_key[CRYPTO_KEY_SIZE]; /* wraps keys.td */
 };
 
@@ -52,7 +53,8 @@ struct store_block {
 typedef void (*store_done)(void *ctx, int status); /* on the writer thread */
 /* store_put: copies and queues; done (may be NULL) is called with 0 after the fsync that covers the record, or with the error.
  * An equal or better block that is there already: done(0) without a write. A better one replaces. */
-int store_put(struct store *s, const char *tenant, const struct store_block *block, store_done done, void *ctx);
+int store_put(struct store *s, const char *tenant, const struct store_block *block, store_done done,
+              void *ctx);
 
 struct store_block_info {
     struct kv_quality quality;
@@ -61,24 +63,29 @@ struct store_block_info {
     uint32_t stored_size;
 };
 /* RAM only, no I/O: 0 or -TD_ERR_NOTFOUND. Includes blocks that are queued. */
-int store_find(struct store *s, const char *tenant, const struct kv_block_id *id, struct store_block_info *info);
+int store_find(struct store *s, const char *tenant, const struct kv_block_id *id,
+               struct store_block_info *info);
 /* Read, verify and decrypt layer's two pieces into buffers from `buffer` (capacity bytes); *k and *v point into it.
  * -TD_ERR_NOTFOUND for any doubt (the block is dropped from the index when it is damaged). */
-int store_read_layer(struct store *s, const char *tenant, const struct kv_block_id *id, uint32_t layer, uint8_t *buffer,
-                     size_t capacity, struct span *k, struct span *v);
-int store_delete(struct store *s, const char *tenant, const struct kv_block_id *id, store_done done, void *ctx);
+int store_read_layer(struct store *s, const char *tenant, const struct kv_block_id *id, uint32_t layer,
+                     uint8_t *buffer, size_t capacity, struct span *k, struct span *v);
+int store_delete(struct store *s, const char *tenant, const struct kv_block_id *id, store_done done,
+                 void *ctx);
 
 /* ---- conversations ---- */
 /* A conversation record is one opaque sealed body (store/conversation.h gives its content) under (tenant, principal, conversation id). Newer replaces
  * older: compare-and-swap on `expected_version` (0: must not exist). Versions start at 1 and grow by one. */
-int store_conv_put(struct store *s, const char *tenant, const char *principal, const char *conv_id, uint64_t expected_version,
-                   const void *body, size_t size, store_done done, void *ctx); /* -TD_ERR_CONFLICT */
+int store_conv_put(struct store *s, const char *tenant, const char *principal, const char *conv_id,
+                   uint64_t expected_version, const void *body, size_t size, store_done done,
+                   void *ctx); /* -TD_ERR_CONFLICT */
 /* malloc'ed body, the caller's. */
-int store_conv_get(struct store *s, const char *tenant, const char *principal, const char *conv_id, uint64_t *version,
-                   uint8_t **body, size_t *size);
-int store_conv_delete(struct store *s, const char *tenant, const char *principal, const char *conv_id, store_done done, void *ctx);
+int store_conv_get(struct store *s, const char *tenant, const char *principal, const char *conv_id,
+                   uint64_t *version, uint8_t **body, size_t *size);
+int store_conv_delete(struct store *s, const char *tenant, const char *principal, const char *conv_id,
+                      store_done done, void *ctx);
 /* Bodies of all conversations of a principal, newest first; stops when fn returns non-zero. */
-typedef int (*store_conv_fn)(void *ctx, const char *conv_id, uint64_t version, uint64_t updated_us, const void *body, size_t size);
+typedef int (*store_conv_fn)(void *ctx, const char *conv_id, uint64_t version, uint64_t updated_us,
+                             const void *body, size_t size);
 int store_conv_each(struct store *s, const char *tenant, const char *principal, store_conv_fn fn, void *ctx);
 
 /* Wait until everything queued before this call is acknowledged (tests, shutdown, end of a turn). */
@@ -93,11 +100,12 @@ struct store_stats {
     bool writes_off; /* disk full or failing */
 };
 void store_stats(struct store *s, struct store_stats *out);
-typedef int (*store_block_fn)(void *ctx, const char *tenant, const struct kv_block_id *id, const struct store_block_info *info);
+typedef int (*store_block_fn)(void *ctx, const char *tenant, const struct kv_block_id *id,
+                              const struct store_block_info *info);
 int store_each_block(struct store *s, store_block_fn fn, void *ctx);
 /* Read and check every live record. bad: number found damaged. */
-int store_verify(struct store *s, void (*progress)(void *ctx, uint64_t done, uint64_t total), void *ctx, uint64_t *records,
-                 uint64_t *bad, struct td_error *err);
+int store_verify(struct store *s, void (*progress)(void *ctx, uint64_t done, uint64_t total), void *ctx,
+                 uint64_t *records, uint64_t *bad, struct td_error *err);
 /* Remake the SQLite index from segments alone (directory must not be open). */
 int store_rebuild(const struct store_config *config, uint64_t *records, struct td_error *err);
 

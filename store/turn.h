@@ -17,29 +17,33 @@ struct turn_config {
 };
 struct turn_input {
     const char *tenant, *principal;
-    const uint8_t *principal_key;          /* keys the history hashes */
-    const struct chat_message *messages;   /* as the client saw them: what is hashed */
-    const struct chat_message *model_messages; /* what the model shall see (filtered, placeholders); same count; may equal messages */
+    const uint8_t *principal_key;        /* keys the history hashes */
+    const struct chat_message *messages; /* as the client saw them: what is hashed */
+    const struct chat_message *
+        model_messages; /* what the model shall see (filtered, placeholders); same count; may equal messages */
     size_t count;
-    const char *conversation;  /* asked-for id, or NULL: matched by history, else a new id */
-    const char *request_key;   /* hex of the hashed Idempotency-Key, or "" */
+    const char *conversation; /* asked-for id, or NULL: matched by history, else a new id */
+    const char *request_key;  /* hex of the hashed Idempotency-Key, or "" */
 };
-struct turn { /* owns its memory */
+struct turn {                         /* owns its memory */
     struct conversation conversation; /* the state that the prompt builds on (empty for a new one), id set */
     uint64_t version;                 /* for the compare-and-swap */
-    bool is_repeat;                   /* this very request (request_key) is already the conversation's last turn: commit changes nothing */
-    int32_t *ids;                     /* the whole prompt */
+    bool
+        is_repeat; /* this very request (request_key) is already the conversation's last turn: commit changes nothing */
+    int32_t *ids; /* the whole prompt */
     uint32_t ids_count;
-    uint32_t known_count;             /* leading ids taken from the conversation */
-    uint8_t (*hashes)[TD_HASH_SIZE];  /* history after each message of the request */
-    size_t message_count, first_new;  /* messages[first_new..) were rendered */
+    uint32_t known_count;            /* leading ids taken from the conversation */
+    uint8_t (*hashes)[TD_HASH_SIZE]; /* history after each message of the request */
+    size_t message_count, first_new; /* messages[first_new..) were rendered */
 };
 /* 0; -TD_ERR_NOTFOUND (conversation id unknown), -TD_ERR_CONTEXT (ids_count is set), -TD_ERR_ARG (roles), … */
-int turn_prepare(const struct turn_config *config, const struct turn_input *in, struct turn *out, struct td_error *err);
+int turn_prepare(const struct turn_config *config, const struct turn_input *in, struct turn *out,
+                 struct td_error *err);
 /* Append: prompt + reply ids; reply_text is the reply as the client saw it (hashed, so that a re-sent history is recognised). vault: the edge's placeholder map,
  * may be NULL. -TD_ERR_CONFLICT: someone else appended first (the loser's turn is not stored). Durable on return. */
-int turn_commit(const struct turn_config *config, const struct turn_input *in, struct turn *t, const int32_t *reply, uint32_t reply_count,
-                const char *reply_text, size_t reply_text_size, const uint8_t *vault, uint32_t vault_size);
+int turn_commit(const struct turn_config *config, const struct turn_input *in, struct turn *t,
+                const int32_t *reply, uint32_t reply_count, const char *reply_text, size_t reply_text_size,
+                const uint8_t *vault, uint32_t vault_size);
 void turn_free(struct turn *t);
 
 #endif

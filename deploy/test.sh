@@ -1,0 +1,112 @@
+#!/usr/bin/env bash
+# test.sh: every test of Tandem, from nothing but this repository. Takes about 20 minutes on 2 cores.
+#
+#   test.sh               all stages
+#   test.sh --long        with the full counts (hours): fuzzers ten minutes each, 200 kills, 10,000 simulations
+#   test.sh --only NAME   one stage (see the list that --help ends with); may be given several times
+#   test.sh --list        the stages
+#
+# Each stage's output is in build/test-logs/STAGE.log. The last line counts the stages; the exit code is 0 when all passed.
+# Stages: packages build checks unit model sim fault asan tsan fuzz e2e
+
+set -euo pipefail
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+# shellcheck source=lib.sh
+. "$here/lib.sh"
+root=$(dirname "$here")
+cd "$root"
+
+stages=(packages build checks unit model sim fault asan tsan fuzz e2e)
+only=()
+long=''
+while [ $# -gt 0 ]; do
+  case $1 in
+    --long) long=1 ;;
+    --only) [ $# -ge 2 ] || die "--only wants a stage: ${stages[*]}"; only+=("$2"); shift ;;
+    --list) printf '%s\n' "${stages[@]}"; exit 0 ;;
+    -h | --help) usage; exit 0 ;;
+    *) die "unknown argument $1: see --help" ;;
+  esac
+  shift
+done
+for stage in "${only[@]}"; do
+  [[ " ${stages[*]} " == *" $stage "* ]] || die "there is no stage $stage: ${stages[*]}"
+done
+[ ${#only[@]} -gt 0 ] && stages=("${only[@]}")
+
+logs=build/test-logs
+mkdir -p "$logs"
+jobs=$(nproc)
+if [ -n "$long" ]; then
+  export TANDEM_LONG=1 TANDEM_SIM_RUNS=10000 TANDEM_FAULT_RUNS=2000 TANDEM_KILLS=200
+  fuzz_seconds=600
+else
+  export TANDEM_SIM_RUNS=${TANDEM_SIM_RUNS:-500} TANDEM_KILLS=${TANDEM_KILLS:-20}
+  fuzz_seconds=''
+fi
+export ASAN_OPTIONS=detect_leaks=1:abort_on_error=0 UBSAN_OPTIONS=print_stacktrace=1
+export TSAN_OPTIONS="suppressions=$root/tests/tsan.supp halt_on_error=1 second_deadlock_stack=1"
+
+configure_and_build() { # PRESET TARGET…
+  cmake --preset "$1" >/dev/null && cmake --build "build/$1" -j "$jobs" "${@:2}"
+}
+labelled() { # BUILD LABELS
+  ctest --test-dir "build/$1" -L "$2" --output-on-failure --no-tests=error -j "$jobs"
+}
+
+stage_packages() { ./deploy/deps.sh --test && ./deploy/fetch-model.sh; }
+stage_build() { configure_and_build release; }
+stage_checks() { ./tests/checks.sh; }
+stage_unit() { labelled release unit; }
+stage_model() { TANDEM_MODEL=$(./deploy/fetch-model.sh) labelled release model; }
+stage_sim() { labelled release sim; }
+stage_fault() { labelled release fault; }
+stage_asan() {
+  configure_and_build asan && TANDEM_SIM_RUNS=$((TANDEM_SIM_RUNS / 10)) TANDEM_KILLS=2 labelled asan 'unit|sim|fault'
+}
+stage_tsan() {
+  configure_and_build tsan && ctest --test-dir build/tsan -L unit --output-on-failure --no-tests=error -j "$jobs" \
+    -R 'queue|workers|metrics|log|engine|store|net|api|agent|edge_server|direct'
+}
+stage_fuzz() { # all targets together a minute, or ten minutes each
+  configure_and_build fuzz || return 1
+  local targets seconds target name corpus
+  mapfile -t targets < <(find build/fuzz/bin -name 'fuzz_*' -type f | sort)
+  [ ${#targets[@]} -gt 0 ] || { echo "no fuzz target was built"; return 1; }
+  seconds=${fuzz_seconds:-$((60 / ${#targets[@]} + 1))}
+  for target in "${targets[@]}"; do
+    name=${target##*/fuzz_}
+    corpus=$(mktemp -d)
+    mkdir -p "tests/fuzz/corpus/$name"
+    echo "fuzz $name for $seconds s"
+    "$target" -max_total_time="$seconds" -timeout=10 -rss_limit_mb=2048 -print_final_stats=0 -verbosity=0 \
+      -artifact_prefix="$logs/" "$corpus" "tests/fuzz/corpus/$name" || return 1
+    rm -rf "$corpus"
+  done
+}
+stage_e2e() { ./tests/e2e/run.sh; }
+
+passed=0 failed=()
+started=$SECONDS
+for stage in "${stages[@]}"; do
+  begun=$SECONDS
+  say "$stage …  ($logs/$stage.log)"
+  # A subshell with its own -e: a stage stops at its first failure, the run goes on to the next stage.
+  set +e
+  (set -e; "stage_$stage") >"$logs/$stage.log" 2>&1 </dev/null
+  code=$?
+  set -e
+  if [ $code -eq 0 ]; then
+    passed=$((passed + 1))
+    done_ "$stage passed in $((SECONDS - begun)) s"
+  else
+    failed+=("$stage")
+    tail -n 60 "$logs/$stage.log" >&2
+    warn "$stage failed; its whole output is in $logs/$stage.log"
+    case $stage in packages | build) break ;; esac
+  fi
+done
+echo "took $((SECONDS - started)) s"
+[ ${#failed[@]} -eq 0 ] || warn "failed: ${failed[*]}"
+echo "$passed passed, ${#failed[@]} failed"
+[ ${#failed[@]} -eq 0 ]
