@@ -14,7 +14,8 @@
  * scale, mw = -(dmin * min) of the 32 values. Q6_K: isum = scale0 * sum(first 16) + scale1 * sum(last 16)
  * (below 2^24, so (float)isum is exact), dw = d.
  *  4. Float weights (F32, F16, BF16; activations stay f32): columns in panels of PANEL = 256; in a panel
- *     acc = fma(w, x, acc) in ascending order from +0; panel sums are added in ascending order, starting with
+ *     acc = fma(w, x, acc) in ascending order from +0; panel sums are added in ascending order,
+ *     from +0
  * the first.
  *  5. Attention: q is scaled by 1 / sqrt(head_dim), rounded. Splits are the KV blocks (64 positions). In a
  * split: score = fma chain over head_dim from +0; m = max; p = exp(score - m); l = lane sum of p over 64

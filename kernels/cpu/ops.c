@@ -1,8 +1,23 @@
 /* ops: which table this CPU runs, and what needs no table. */
 #include "kernels/cpu/ops.h"
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+
+static bool has_avx2(void)
+{
+    unsigned a, b, c, d; /* "avx2" includes that the operating system saves the registers */
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+           __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
+}
+#endif
+
 const struct cpu_ops *cpu_ops_find(const char *name)
 {
+#if defined(__x86_64__)
+    if ((!name || strcmp(name, "avx2") == 0) && has_avx2())
+        return &cpu_ops_avx2;
+#endif
     return !name || strcmp(name, "portable") == 0 ? &cpu_ops_portable : NULL;
 }
 

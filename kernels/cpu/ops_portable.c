@@ -64,7 +64,7 @@ static void output_float(const struct cpu_matrix *m, uint32_t output, const stru
             float acc = 0.0f;
             for (uint32_t i = 0; i < count; i++)
                 acc = fmaf(w[i], x[i], acc);
-            out[r][output] = panel == 0 ? acc : out[r][output] + acc;
+            out[r][output] = (panel == 0 ? 0.0f : out[r][output]) + acc;
         }
     }
 }

@@ -1,0 +1,238 @@
+/* attention_avx2: attention of cpu-v1 with eight lanes.
+ *
+ * A split's K is turned once into f32 [head_dim][64 positions] and its V into f32 [64 positions][head_dim]; then scores and weighted
+ * values are the same small product, C[vectors][columns] = A[vectors][k] * B[k][columns], each element one fma chain over k: no
+ * sums across lanes, and the loads of B are shared by VECTORS query vectors. For 64 vectors the conversion is 5 % of the work. */
+#if defined(__x86_64__)
+#include "kernels/cpu/avx2.h"
+#include <math.h>
+
+#define VECTORS 3
+#define UNROLL  _Pragma("GCC unroll 8")
+
+struct split_scratch {
+    float *k, *v;     /* [head_dim][64], [64][head_dim] */
+    float *p;         /* [vectors][64] scores, then probabilities */
+    float *o;         /* [vectors][head_dim] of this split */
+    float *q;         /* [vectors][head_dim] */
+    float *max, *sum; /* [vectors] running */
+};
+
+static size_t vectors_max(uint32_t group)
+{
+    return TD_MAX(group, (uint32_t)ATTENTION_VECTORS);
+}
+
+size_t avx2_attention_scratch(uint32_t head_dim, uint32_t group)
+{
+    size_t vectors = vectors_max(group);
+    return sizeof(float) * (2 * (size_t)KV_BLOCK_TOKENS * head_dim +
+                            vectors * (KV_BLOCK_TOKENS + 2 * head_dim) + 2 * align_up(vectors, 16));
+}
+
+static struct split_scratch split_scratch_at(void *memory, uint32_t head_dim, uint32_t group)
+{
+    size_t vectors = vectors_max(group);
+    struct split_scratch s;
+    s.k = memory;
+    s.v = s.k + (size_t)KV_BLOCK_TOKENS * head_dim;
+    s.p = s.v + (size_t)KV_BLOCK_TOKENS * head_dim;
+    s.o = s.p + vectors * KV_BLOCK_TOKENS;
+    s.q = s.o + vectors * head_dim;
+    s.max = s.q + vectors * head_dim;
+    s.sum = s.max + align_up(vectors, 16);
+    return s;
+}
+
+/* Eight positions by eight values of K, transposed. */
+AVX2_INLINE void transpose_8x8(const uint16_t *k, uint32_t head_dim, float *out)
+{
+    __m256 r[8], s[8];
+    UNROLL for (unsigned i = 0; i < 8; i++) r[i] =
+        _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(k + (size_t)i * head_dim)));
+    UNROLL for (unsigned i = 0; i < 4; i++)
+    {
+        s[2 * i] = _mm256_unpacklo_ps(r[2 * i], r[2 * i + 1]);
+        s[2 * i + 1] = _mm256_unpackhi_ps(r[2 * i], r[2 * i + 1]);
+    }
+    UNROLL for (unsigned half = 0; half < 2; half++)
+    {
+        const __m256 *t = s + 4 * half;
+        r[4 * half + 0] = _mm256_shuffle_ps(t[0], t[2], 0x44);
+        r[4 * half + 1] = _mm256_shuffle_ps(t[0], t[2], 0xee);
+        r[4 * half + 2] = _mm256_shuffle_ps(t[1], t[3], 0x44);
+        r[4 * half + 3] = _mm256_shuffle_ps(t[1], t[3], 0xee);
+    }
+    UNROLL for (unsigned i = 0; i < 4; i++)
+    {
+        _mm256_storeu_ps(out + i * KV_BLOCK_TOKENS, _mm256_permute2f128_ps(r[i], r[4 + i], 0x20));
+        _mm256_storeu_ps(out + (4 + i) * KV_BLOCK_TOKENS, _mm256_permute2f128_ps(r[i], r[4 + i], 0x31));
+    }
+}
+
+/* `count` positions, rounded up to eight: what lies behind them in the page is read and then ignored. */
+AVX2 static void open_split(const struct attention_job *job, const uint16_t *k, uint32_t count,
+                            const struct split_scratch *s)
+{
+    for (uint32_t t = 0; t < count; t += 8)
+        for (uint32_t i = 0; i < job->head_dim; i += 8)
+            transpose_8x8(k + (size_t)t * job->head_dim + i, job->head_dim,
+                          s->k + (size_t)i * KV_BLOCK_TOKENS + t);
+    const uint16_t *v = k + job->v_offset;
+    for (size_t i = 0; i < (size_t)count * job->head_dim; i += 8)
+        _mm256_storeu_ps(s->v + i, _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(v + i))));
+}
+
+/* C[rows][8 * vectors] = A[rows][depth] * B[depth][...], strides in floats. */
+AVX2_INLINE void product_strip(const unsigned rows, const unsigned vectors, const float *a, size_t a_stride,
+                               const float *b, size_t b_stride, uint32_t depth, float *c, size_t c_stride)
+{
+    __m256 acc[12];
+    UNROLL for (unsigned i = 0; i < rows * vectors; i++) acc[i] = _mm256_setzero_ps();
+    for (uint32_t k = 0; k < depth; k++) {
+        __m256 x[4];
+        UNROLL for (unsigned j = 0; j < vectors; j++) x[j] = _mm256_loadu_ps(b + k * b_stride + 8 * j);
+        UNROLL for (unsigned r = 0; r < rows; r++)
+        {
+            __m256 y = _mm256_broadcast_ss(a + r * a_stride + k);
+            UNROLL for (unsigned j = 0; j < vectors; j++) acc[r * vectors + j] =
+                _mm256_fmadd_ps(y, x[j], acc[r * vectors + j]);
+        }
+    }
+    UNROLL for (unsigned r = 0; r < rows; r++) UNROLL for (unsigned j = 0; j < vectors; j++)
+        _mm256_storeu_ps(c + r * c_stride + 8 * j, acc[r * vectors + j]);
+}
+
+AVX2_INLINE void product_rows(const unsigned rows, const float *a, size_t a_stride, const float *b,
+                              size_t b_stride, uint32_t depth, uint32_t columns, float *c, size_t c_stride)
+{
+    uint32_t column = 0;
+    for (; column + 32 <= columns; column += 32)
+        product_strip(rows, 4, a, a_stride, b + column, b_stride, depth, c + column, c_stride);
+    for (; column < columns; column += 8)
+        product_strip(rows, 1, a, a_stride, b + column, b_stride, depth, c + column, c_stride);
+}
+
+/* rows <= VECTORS; columns a multiple of eight. */
+AVX2 static void small_product(uint32_t rows, const float *a, size_t a_stride, const float *b,
+                               size_t b_stride, uint32_t depth, uint32_t columns, float *c, size_t c_stride)
+{
+    if (rows == 3)
+        product_rows(3, a, a_stride, b, b_stride, depth, columns, c, c_stride);
+    else if (rows == 2)
+        product_rows(2, a, a_stride, b, b_stride, depth, columns, c, c_stride);
+    else
+        product_rows(1, a, a_stride, b, b_stride, depth, columns, c, c_stride);
+}
+
+/* Scores of `count` positions to probabilities, zero behind them. Returns their sum. */
+AVX2 static float split_softmax(float *p, uint32_t count, float *max_out)
+{
+    const __m256 masked = _mm256_set1_ps(-INFINITY);
+    __m256 scores[8], max8 = masked;
+    UNROLL for (unsigned i = 0; i < 8; i++)
+    {
+        __m256i index =
+            _mm256_add_epi32(_mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7), _mm256_set1_epi32((int)(8 * i)));
+        __m256 valid = _mm256_castsi256_ps(_mm256_cmpgt_epi32(_mm256_set1_epi32((int)count), index));
+        scores[i] = _mm256_blendv_ps(masked, _mm256_loadu_ps(p + 8 * i), valid);
+        max8 = _mm256_max_ps(max8, scores[i]);
+    }
+    __m128 max4 = _mm_max_ps(_mm256_castps256_ps128(max8), _mm256_extractf128_ps(max8, 1));
+    max4 = _mm_max_ps(max4, _mm_movehl_ps(max4, max4));
+    const float max = _mm_cvtss_f32(_mm_max_ss(max4, _mm_movehdup_ps(max4)));
+    __m256 low = _mm256_setzero_ps(), high = low;
+    UNROLL for (unsigned i = 0; i < 8; i++)
+    {
+        __m256 e = avx2_exp(_mm256_sub_ps(scores[i], _mm256_set1_ps(max))); /* exp(-infinity) = 0 */
+        _mm256_storeu_ps(p + 8 * i, e);
+        if (i % 2 == 0)
+            low = _mm256_add_ps(low, e);
+        else
+            high = _mm256_add_ps(high, e);
+    }
+    *max_out = max;
+    return avx2_fold(low, high);
+}
+
+/* Positions of the split starting at `first` that vector i sees. */
+static uint32_t seen_count(const struct attention_job *job, uint32_t vector, uint32_t first)
+{
+    uint32_t position = job->positions[vector / job->group];
+    return position < first ? 0 : TD_MIN(position + 1 - first, (uint32_t)KV_BLOCK_TOKENS);
+}
+
+static float *out_vector(const struct attention_job *job, uint32_t vector)
+{
+    return job->out + vector / job->group * job->out_stride + (size_t)(vector % job->group) * job->head_dim;
+}
+
+AVX2 static void combine(const struct attention_job *job, uint32_t vector, bool is_first, float max,
+                         float sum, const struct split_scratch *s)
+{
+    const float *o = s->o + (size_t)vector * job->head_dim;
+    float *out = out_vector(job, vector);
+    if (is_first) {
+        memcpy(out, o, sizeof(float) * job->head_dim);
+        s->max[vector] = max;
+        s->sum[vector] = sum;
+        return;
+    }
+    float new_max = s->max[vector] > max ? s->max[vector] : max;
+    __m256 a = avx2_exp(_mm256_set1_ps(s->max[vector] - new_max)),
+           b = avx2_exp(_mm256_set1_ps(max - new_max));
+    s->sum[vector] = _mm_cvtss_f32(_mm_fmadd_ss(_mm_set_ss(s->sum[vector]), _mm256_castps256_ps128(a),
+                                                _mm_mul_ss(_mm_set_ss(sum), _mm256_castps256_ps128(b))));
+    s->max[vector] = new_max;
+    for (uint32_t i = 0; i < job->head_dim; i += 8)
+        _mm256_storeu_ps(
+            out + i, _mm256_fmadd_ps(_mm256_loadu_ps(out + i), a, _mm256_mul_ps(_mm256_loadu_ps(o + i), b)));
+}
+
+/* Vectors [begin, begin + rows), which all see `count` positions of the split. */
+static void run_vectors(const struct attention_job *job, uint32_t begin, uint32_t rows, uint32_t first,
+                        uint32_t count, const struct split_scratch *s)
+{
+    uint32_t dim = job->head_dim;
+    float *p = s->p + (size_t)begin * KV_BLOCK_TOKENS, *o = s->o + (size_t)begin * dim, max[VECTORS],
+          sum[VECTORS];
+    small_product(rows, s->q + (size_t)begin * dim, dim, s->k, KV_BLOCK_TOKENS, dim,
+                  (uint32_t)align_up(count, 8), p, KV_BLOCK_TOKENS);
+    for (uint32_t r = 0; r < rows; r++)
+        sum[r] = split_softmax(p + (size_t)r * KV_BLOCK_TOKENS, count, &max[r]);
+    small_product(rows, p, KV_BLOCK_TOKENS, s->v, dim, count, dim, o, dim);
+    for (uint32_t r = 0; r < rows; r++)
+        combine(job, begin + r, first == 0, max[r], sum[r], s);
+}
+
+static void run_split(const struct attention_job *job, uint32_t first, const struct split_scratch *s)
+{
+    const uint16_t *k = job->kv + job->pages[first / KV_BLOCK_TOKENS] * job->page_stride;
+    open_split(job, k, seen_count(job, job->vector_count - 1, first), s);
+    for (uint32_t i = 0; i < job->vector_count;) {
+        uint32_t count = seen_count(job, i, first), rows = 1;
+        while (rows < VECTORS && i + rows < job->vector_count && seen_count(job, i + rows, first) == count)
+            rows++;
+        if (count > 0)
+            run_vectors(job, i, rows, first, count, s);
+        i += rows;
+    }
+}
+
+void avx2_attention(const struct attention_job *job, void *scratch)
+{
+    struct split_scratch s = split_scratch_at(scratch, job->head_dim, job->group);
+    for (uint32_t i = 0; i < job->vector_count; i++)
+        memcpy(s.q + (size_t)i * job->head_dim,
+               job->q + i / job->group * job->q_stride + (size_t)(i % job->group) * job->head_dim,
+               sizeof(float) * job->head_dim);
+    uint32_t last = job->positions[(job->vector_count - 1) / job->group];
+    for (uint32_t first = 0; first <= last; first += KV_BLOCK_TOKENS)
+        run_split(job, first, &s);
+    for (uint32_t i = 0; i < job->vector_count; i++) {
+        float *out = out_vector(job, i), inverse = 1.0f / s.sum[i];
+        for (uint32_t k = 0; k < job->head_dim; k++)
+            out[k] = out[k] * inverse;
+    }
+}
+#endif
