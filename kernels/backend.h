@@ -1,16 +1,13 @@
 /* backend: the interface between the schedulers (edge prefill, cloud decode) and an engine that computes.
  *
- * forward() runs a ragged batch: for each sequence some rows (consecutive positions), each sequence with its
- * own layer range, its page table, its input (token ids at layer 0, or hidden states of layer_begin) and its
- * outputs (hidden states after layer_end - 1, and/or logits of some rows when layer_end == layer_count).
- * Prefill chunks and decode rows mix freely.
+ * forward() runs a ragged batch: for each sequence some rows (consecutive positions), each sequence with its own layer
+ * range, its page table, its input (token ids at layer 0, or hidden states of layer_begin) and its outputs (hidden
+ * states after layer_end - 1, and/or logits of some rows when layer_end == layer_count). Prefill chunks and decode rows mix freely.
  *
- * Invariance (numerics cpu-v1): the bits of a row's outputs depend only on the token ids (or hidden rows) of
- * its sequence up to it and on the K/V of earlier positions as stored in the pages: not on chunking, batch,
- * threads or instruction set.
+ * Invariance (numerics cpu-v1): the bits of a row's outputs depend only on the token ids (or hidden rows) of its sequence up
+ * to it and on the K/V of earlier positions as stored in the pages: not on chunking, batch, threads or instruction set.
  *
- * Ownership: a backend belongs to one thread at a time. Pages are indices below page_count; bookkeeping is
- * page_pool's. */
+ * Ownership: a backend belongs to one thread at a time. Pages are indices below page_count; bookkeeping is page_pool's. */
 #ifndef TANDEM_KERNELS_BACKEND_H
 #define TANDEM_KERNELS_BACKEND_H
 #include "kernels/model.h"
@@ -27,13 +24,14 @@ struct batch_seq {
     uint32_t row_count;     /* >= 1 */
     const int32_t *ids;     /* [row_count] when layer_begin == 0; else NULL */
     const float *hidden_in; /* [row_count][embd_size] when layer_begin > 0 */
-    float *hidden_out; /* [row_count][embd_size] residual stream after layer_end - 1 (before output norm); or
-                          NULL */
-    float *logits; /* [logit_count][vocab_count] of the last logit_count rows; needs layer_end == layer_count;
-                      or NULL */
+    float *
+        hidden_out; /* [row_count][embd_size] residual stream after layer_end - 1 (before output norm); or NULL */
+    float *
+        logits; /* [logit_count][vocab_count] of the last logit_count rows; needs layer_end == layer_count; or NULL */
     uint32_t logit_count;
-    const uint32_t *pages; /* pages[p / KV_BLOCK_TOKENS] for every position p < position + row_count; the
-                              pages of the rows written are private to the sequence */
+    const uint32_t *
+        pages; /* pages[p / KV_BLOCK_TOKENS] for every position p < position + row_count; the pages of the rows
+                              written are private to the sequence */
 };
 
 struct batch {
@@ -46,9 +44,8 @@ struct backend_ops {
     const char *name; /* "cpu" */
     enum kv_numerics numerics;
     int (*forward)(struct backend *b, const struct batch *batch);
-    /* KV of one layer of one page to or from host memory, f16 [K|V][kv_head][token][head_dim] of the first
-     * token_count tokens: host side rows are dense ([kv_head][token_count][head_dim]); token_count <=
-     * KV_BLOCK_TOKENS. */
+    /* KV of one layer of one page to or from host memory, f16 [K|V][kv_head][token][head_dim] of the first token_count tokens:
+     * host side rows are dense ([kv_head][token_count][head_dim]); token_count <= KV_BLOCK_TOKENS. */
     int (*page_read)(struct backend *b, uint32_t page, uint32_t layer, uint32_t token_count, uint16_t *k,
                      uint16_t *v);
     int (*page_write)(struct backend *b, uint32_t page, uint32_t layer, uint32_t token_count,

@@ -29,8 +29,7 @@ static const char *file_name(const struct loader *l)
     return path[0] ? path : "the model";
 }
 
-/* --- hyper-parameters
- * ------------------------------------------------------------------------------------------ */
+/* --- hyper-parameters ------------------------------------------------------------------------- */
 
 static const char *arch_key(const struct loader *l, const char *name, char buffer[static 128])
 {
@@ -178,8 +177,7 @@ static int read_rope(struct loader *l)
     return 0;
 }
 
-/* --- tensors
- * --------------------------------------------------------------------------------------------------- */
+/* --- tensors ---------------------------------------------------------------------------------- */
 
 enum tensor_kind { TENSOR_MATRIX, TENSOR_VECTOR /* f32 */ };
 

@@ -43,8 +43,8 @@ struct model {
     uint8_t fingerprint[TD_HASH_SIZE]; /* filled by the caller through gguf_fingerprint when it needs it */
 };
 
-/* Check architecture, hyper-parameters (plausible ranges, head_dim multiples), presence, shape and type of
- * every tensor. The file must outlive the model. */
+/* Check architecture, hyper-parameters (plausible ranges, head_dim multiples), presence, shape and type of every tensor.
+ * The file must outlive the model. */
 int model_load(struct gguf *file, struct model **out, struct td_error *err);
 void model_free(struct model *m);
 /* bytes of weights of layers [begin, end) that a forward pass reads (for estimates and roofline). */

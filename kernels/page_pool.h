@@ -1,9 +1,8 @@
-/* page_pool: which KV pages are free, and who holds the others. Bookkeeping only: the bytes of a page lie in
- * the backend (host or device). A page holds one block: KV_BLOCK_TOKENS positions of the layers that this
- * side keeps. layout of a page's bytes: [layer][K|V][kv_head][token][head_dim] f16, K after RoPE; one layer
- * is contiguous. References: alloc gives one; share adds one; release drops one; a page at zero is free
- * again. A page with more than one reference is read-only: page_pool_make_private gives a copy (copy on
- * write). One thread owns a pool. */
+/* page_pool: which KV pages are free, and who holds the others. Bookkeeping only: the bytes of a page lie in the backend
+ * (host or device). A page holds one block: KV_BLOCK_TOKENS positions of the layers that this side keeps.
+ *   layout of a page's bytes: [layer][K|V][kv_head][token][head_dim] f16, K after RoPE; one layer is contiguous.
+ * References: alloc gives one; share adds one; release drops one; a page at zero is free again. A page with more than
+ * one reference is read-only: page_pool_make_private gives a copy (copy on write). One thread owns a pool. */
 #ifndef TANDEM_KERNELS_PAGE_POOL_H
 #define TANDEM_KERNELS_PAGE_POOL_H
 #include "shared/base.h"

@@ -33,8 +33,7 @@ void sampler_defaults(struct sampler_params *p)
     p->repetition_penalty = 1.0f;
 }
 
-/* --- checks
- * ---------------------------------------------------------------------------------------------------- */
+/* --- checks ----------------------------------------------------------------------------------- */
 
 static int check_range(const char *name, float value, float low, float high, struct td_error *err)
 {
@@ -88,8 +87,7 @@ int sampler_check(const struct sampler_params *p, struct td_error *err)
     return check_bias(p, err);
 }
 
-/* --- scratch
- * --------------------------------------------------------------------------------------------------- */
+/* --- scratch ---------------------------------------------------------------------------------- */
 
 struct sampler_scratch *sampler_scratch_create(uint32_t vocab_count)
 {
@@ -120,8 +118,7 @@ void sampler_scratch_destroy(struct sampler_scratch *s)
     free(s);
 }
 
-/* --- order and selection
- * --------------------------------------------------------------------------------------- */
+/* --- order and selection ---------------------------------------------------------------------- */
 
 static bool better(const float *logits, uint32_t a, uint32_t b)
 {
@@ -181,8 +178,7 @@ static uint32_t best_of(const float *logits, uint32_t count)
     return best;
 }
 
-/* --- bias and penalties
- * ---------------------------------------------------------------------------------------- */
+/* --- bias and penalties ----------------------------------------------------------------------- */
 
 static bool all_finite(const float *x, uint32_t count)
 {
@@ -240,8 +236,7 @@ static int adjust_logits(const struct sampler_params *p, const float *logits, co
     return all_finite(s->logits, s->vocab_count) ? 0 : -TD_ERR_FORMAT;
 }
 
-/* --- drawing
- * --------------------------------------------------------------------------------------------------- */
+/* --- drawing ---------------------------------------------------------------------------------- */
 
 /* In [0, 1), 53 bits. */
 static double uniform(uint64_t seed, uint64_t index)

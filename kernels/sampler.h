@@ -1,9 +1,8 @@
-/* sampler: the next token as a pure function of (logits, parameters, seed, token index, ids so far). No state
- * survives between calls, so a resumed generation goes on with the same text on any node. Random numbers:
- * Philox-4x32-10 with key = seed, counter = token index (Salmon et al., SC'11). Order: logit bias, penalties,
- * (greedy if temperature == 0: lowest id among equal maxima), top-k, softmax at temperature, top-p, min-p,
- * draw. Ties are ordered by id, so results do not depend on a sort's whims. exp and log are the engine's own
- * (same bits everywhere). */
+/* sampler: the next token as a pure function of (logits, parameters, seed, token index, ids so far). No state survives between
+ * calls, so a resumed generation goes on with the same text on any node.
+ * Random numbers: Philox-4x32-10 with key = seed, counter = token index (Salmon et al., SC'11).
+ * Order: logit bias, penalties, (greedy if temperature == 0: lowest id among equal maxima), top-k, softmax at temperature,
+ * top-p, min-p, draw. Ties are ordered by id, so results do not depend on a sort's whims. exp and log are the engine's own (same bits everywhere). */
 #ifndef TANDEM_KERNELS_SAMPLER_H
 #define TANDEM_KERNELS_SAMPLER_H
 #include "shared/base.h"
@@ -27,8 +26,8 @@ struct sampler_params {
     uint64_t seed;
     uint32_t bias_count;
     struct sampler_bias bias[SAMPLER_BIAS_MAX];
-    uint32_t logprob_count; /* alternatives to report, <= SAMPLER_LOGPROBS_MAX; the chosen token's is always
-                               computed when want_logprobs */
+    uint32_t
+        logprob_count; /* alternatives to report, <= SAMPLER_LOGPROBS_MAX; the chosen token's is always computed when want_logprobs */
     bool want_logprobs;
 };
 struct sampler_logprob {
@@ -49,9 +48,8 @@ struct sampler_scratch; /* for one vocabulary size; one per thread */
 struct sampler_scratch *sampler_scratch_create(uint32_t vocab_count);
 void sampler_scratch_destroy(struct sampler_scratch *s);
 
-/* sampler_draw: logits [vocab_count] (not modified). ids[0..prompt_count) is the prompt,
- * ids[prompt_count..count) was generated; the token index used for randomness is count - prompt_count.
- * Non-finite logits: -TD_ERR_FORMAT. */
+/* sampler_draw: logits [vocab_count] (not modified). ids[0..prompt_count) is the prompt, ids[prompt_count..count) was generated; the token
+ * index used for randomness is count - prompt_count. Non-finite logits: -TD_ERR_FORMAT. */
 int sampler_draw(const struct sampler_params *p, const float *logits, uint32_t vocab_count,
                  const int32_t *ids, size_t count, size_t prompt_count, struct sampler_scratch *scratch,
                  struct sampled *out);

@@ -1,8 +1,8 @@
 /* attention_avx2: attention of cpu-v1 with eight lanes.
  *
- * A split's K is turned once into f32 [head_dim][64 positions] and its V into f32 [64 positions][head_dim]; then scores and weighted
- * values are the same small product, C[vectors][columns] = A[vectors][k] * B[k][columns], each element one fma chain over k: no
- * sums across lanes, and the loads of B are shared by VECTORS query vectors. For 64 vectors the conversion is 5 % of the work. */
+ * A split's K is turned once into f32 [head_dim][64 positions] and its V into f32 [64 positions][head_dim]; then scores
+ * and weighted values are the same small product, C[vectors][columns] = A[vectors][k] * B[k][columns], each element
+ * one fma chain over k: no sums across lanes, and the loads of B are shared by VECTORS query vectors. */
 #if defined(__x86_64__)
 #include "kernels/cpu/avx2.h"
 #include <math.h>

@@ -1,16 +1,17 @@
 /* avx2: what the files of the AVX2 + FMA + F16C table share: the packed weights, and cpu-v1's exp and fold on vectors.
  *
- * Packed weights: TILE_ROWS = 8 rows of a matrix form a tile; a 32-bit lane of a vector belongs to one row, so sums need no
- * shuffles and eight results leave in one store.
+ * Packed weights: TILE_ROWS = 8 rows of a matrix form a tile; each 32-bit lane of a vector belongs to one row, so sums
+ * need no shuffles and eight results leave in one store.
  *
  *   quantised   tile = [body of block 0][body of block 1] ... [heads]; a block is 32 columns of the 8 rows
  *     vector g of a block (g = 0..7) has in byte 4 * row + i the code of column 4 * g + i
- *     body  Q4: 4 vectors, vector v holds g = 2v in the low nibbles and g = 2v + 1 in the high ones               128 bytes
- *           Q5: the same, then one vector with bit g of byte j = bit 4 of the code at byte j of vector g          160 bytes
- *           Q6: the same, then two vectors: bits 2(g % 4) and up of byte j of vector g / 4 = bits 4, 5 of the code 192 bytes
- *           Q8: 8 vectors                                                                                         256 bytes
- *     head  Q4_0 Q5_0 Q8_0: d f16[8];  Q4_1 Q5_1: d f16[8], m f16[8];
- *           K types, per 256 columns: d f16[8], Q4_K Q5_K also dmin f16[8], then for each block scale[0] i8[8] and
+ *     body  Q4  128 bytes: 4 vectors, vector v holds g = 2v in the low nibbles and g = 2v + 1 in the high ones
+ *           Q5  160 bytes: the same, then one vector: bit g of byte j is bit 4 of the code at byte j of vector g
+ *           Q6  192 bytes: the same, then two vectors: bits 2 * (g % 4) and the next of byte j of vector g / 4 are bits
+ *                          4 and 5 of the code
+ *           Q8  256 bytes: 8 vectors
+ *     head  Q4_0, Q5_0, Q8_0: d f16[8];  Q4_1, Q5_1: d f16[8], m f16[8];
+ *           K types, per 256 columns: d f16[8], Q4_K and Q5_K also dmin f16[8], then for each block scale[0] i8[8] and
  *           (Q6_K) scale[1] i8[8] or (Q4_K, Q5_K) min u8[8]
  *   float       [column][8 rows] in the type of the file
  * Rows behind the last are zero. */

@@ -8,8 +8,7 @@
 
 #define MIB ((size_t)1 << 20)
 
-/* --- memory
- * ---------------------------------------------------------------------------------------------------- */
+/* --- memory ----------------------------------------------------------------------------------- */
 
 /* Zeroed whole pages, huge ones where the kernel has them: weights and KV are read in long runs. NULL without
  * memory. */
@@ -113,8 +112,7 @@ static int take_pages(struct cpu_backend *b, struct td_error *err)
     return 0;
 }
 
-/* --- weights
- * --------------------------------------------------------------------------------------------------- */
+/* --- weights ---------------------------------------------------------------------------------- */
 
 static struct cpu_matrix matrix_of(const struct weight *w)
 {
@@ -238,8 +236,7 @@ static int fill_frequencies(struct cpu_backend *b, struct td_error *err)
     return 0;
 }
 
-/* --- pages
- * ----------------------------------------------------------------------------------------------------- */
+/* --- pages ------------------------------------------------------------------------------------ */
 
 static bool page_call_ok(const struct backend *base, uint32_t page, uint32_t layer, uint32_t token_count)
 {
@@ -290,8 +287,7 @@ static int cpu_page_copy(struct backend *base, uint32_t from, uint32_t to)
     return 0;
 }
 
-/* --- life
- * ------------------------------------------------------------------------------------------------------ */
+/* --- life ------------------------------------------------------------------------------------- */
 
 static void cpu_destroy(struct backend *base)
 {

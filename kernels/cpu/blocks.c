@@ -5,8 +5,8 @@
  *   Q5_1  d:f16 m:f16 high:u32 nibble[16]
  *   Q8_0  d:f16 value:i8[32]
  *   Q4_K  d:f16 dmin:f16 scales[12] nibble[128]                   256 values, 8 blocks of 32
- *   Q5_K  d:f16 dmin:f16 scales[12] high[32] nibble[128]          bit b of high[i] is bit 4 of value i of
- * block b Q6_K  nibble[128] high[64] scale:i8[16] d:f16                 256 values, 16 scales of 16 */
+ *   Q5_K  d:f16 dmin:f16 scales[12] high[32] nibble[128]          bit b of high[i]: bit 4 of value i of block b
+ *   Q6_K  nibble[128] high[64] scale:i8[16] d:f16                 256 values, 16 scales of 16 */
 #include "kernels/cpu/blocks.h"
 
 bool weight_is_quantised(uint32_t type)

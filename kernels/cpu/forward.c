@@ -13,8 +13,7 @@
 #define CHUNK_BYTES_MAX                                                                                      \
     (192u << 10) /* weights that a product task goes over for all rows: about half of a small L2 */
 
-/* --- jobs over rows
- * -------------------------------------------------------------------------------------------- */
+/* --- jobs over rows --------------------------------------------------------------------------- */
 
 struct row_job {
     struct cpu_backend *b;
@@ -53,8 +52,7 @@ static float *x_row(const struct cpu_backend *b, uint32_t row)
     return b->x + (size_t)row * b->base.model->params.embd_size;
 }
 
-/* --- products
- * -------------------------------------------------------------------------------------------------- */
+/* --- products --------------------------------------------------------------------------------- */
 
 struct product_job {
     struct cpu_backend *b;
@@ -109,8 +107,7 @@ static void products_to_wide(struct cpu_backend *b, uint32_t row_count, uint32_t
     run_products(b, row_count, matrix_count, matrices);
 }
 
-/* --- the operations of a layer
- * --------------------------------------------------------------------------------- */
+/* --- the operations of a layer ---------------------------------------------------------------- */
 
 static void quantise_for(const struct cpu_backend *b, uint32_t index, uint32_t columns,
                          const struct cpu_matrix *first, const struct cpu_matrix *second,
@@ -255,8 +252,7 @@ static void run_layer(struct cpu_backend *b, uint32_t index)
     for_rows(b, b->kept_count, add_residual);
 }
 
-/* --- the two ends
- * ---------------------------------------------------------------------------------------------- */
+/* --- the two ends ----------------------------------------------------------------------------- */
 
 static void input_row(struct cpu_backend *b, uint32_t row)
 {

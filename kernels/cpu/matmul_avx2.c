@@ -1,14 +1,14 @@
 /* matmul_avx2: products of packed weights (avx2.h) with rows of activations.
  *
- * Quantised: four activations of a row are broadcast to all eight lanes and multiplied with four codes of each of the eight
- * rows of a tile (vpmaddubsw, then vpmaddwd). vpmaddubsw adds two products of u8 and s8 into 16 bits with saturation, which must
- * never happen; the largest pair sums are
+ * Quantised: four activations of a row are broadcast to all eight lanes and multiplied with four codes of each of the
+ * eight rows of a tile (vpmaddubsw, then vpmaddwd). vpmaddubsw adds two products of u8 and s8 into 16 bits with
+ * saturation, which must never happen. The largest pair sums are
  *     Q4 2 * 15 * 127 = 3810      eight of them fit in 16 bits: one vpmaddwd a block
  *     Q5 2 * 31 * 127 = 7874      four fit: two a block
  *     Q6 2 * 32 * 127 = 8128      of |code - 32| and the activation with that sign; four fit: one for each scale
  *     Q8 2 * 128 * 127 = 32512    of |code| and the activation with the code's sign; one fits
- * so every integer sum is exact. Codes of Q4_0 and Q5_0 stay unsigned; offset * sum(activations) is subtracted in 32 bits.
- * A tile is kept in registers for ROWS rows, so a weight is unpacked once for all of them.
+ * so every integer sum is exact. Codes of Q4_0 and Q5_0 stay unsigned; offset * sum(activations) is subtracted in 32
+ * bits. A block of a tile is unpacked once for up to four rows of activations.
  *
  * Float: an outer product, eight rows of weights a vector, one activation broadcast. */
 #if defined(__x86_64__)
@@ -190,7 +190,7 @@ QUANTISED(q4_k, GGUF_Q4_K)
 QUANTISED(q5_k, GGUF_Q5_K)
 QUANTISED(q6_k, GGUF_Q6_K)
 
-/* --- float weights --------------------------------------------------------------------------------------------- */
+/* --- float weights ---------------------------------------------------------------------------- */
 
 AVX2_INLINE __m256 load_weights(const uint32_t type, const uint8_t *column)
 {
@@ -256,7 +256,7 @@ FLOAT(f32, GGUF_F32)
 FLOAT(f16, GGUF_F16)
 FLOAT(bf16, GGUF_BF16)
 
-/* --- dispatch -------------------------------------------------------------------------------------------------- */
+/* --- dispatch --------------------------------------------------------------------------------- */
 
 #define ENTRY(type, name) [type] = {name##_1, name##_2, name##_4}
 static const rows_function functions[][3] = {

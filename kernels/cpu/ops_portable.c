@@ -14,8 +14,7 @@ static void no_pack(const struct cpu_matrix *m, uint32_t tile_begin, uint32_t ti
     (void)m, (void)tile_begin, (void)tile_end;
 }
 
-/* --- products
- * -------------------------------------------------------------------------------------------------- */
+/* --- products --------------------------------------------------------------------------------- */
 
 static int32_t dot16(const int8_t *a, const int8_t *b)
 {
@@ -77,8 +76,7 @@ static void matmul(const struct cpu_matrix *m, const struct activations *a, uint
         (quantised ? output_quantised : output_float)(m, output, a, first_row, row_count, out);
 }
 
-/* --- rows
- * ------------------------------------------------------------------------------------------------------ */
+/* --- rows ------------------------------------------------------------------------------------- */
 
 static void quantise_block(const float *x, int8_t *q, float *d, float *s, int32_t *sum)
 {
@@ -134,8 +132,7 @@ static void exp_scaled(const float *x, float shift, float scale, size_t count, f
         out[i] = numerics_exp((x[i] - shift) * scale);
 }
 
-/* --- attention
- * ------------------------------------------------------------------------------------------------- */
+/* --- attention -------------------------------------------------------------------------------- */
 
 /* Scratch: one split's weighted values, and the split's K and V as f32. */
 static size_t attention_scratch(uint32_t head_dim, uint32_t group)
