@@ -1,0 +1,204 @@
+/* link_rate: how fast the link carries bulk, and how much of it may be on the way.
+ *
+ * Each acknowledgement gives a delivery rate: bytes acknowledged between the sending of a frame and its own
+ * acknowledgement, over the time that took (the longer of the sending's and the acknowledging's, so that bunched
+ * acknowledgements do not exaggerate). The estimate is the greatest over the last second or so of *busy* time. Samples
+ * from flights that did not fill the link (nothing to send, no credit) may raise the estimate, never lower or age it.
+ *
+ * On the way at most: rate x (min RTT + LIMIT_UNACKED_MARGIN_US). The margin lets a faster link show itself, and bounds the
+ * queue that bulk builds in front of a CANCEL. Until the rate has stopped growing, twice the round trip is allowed.
+ *
+ * The minimum RTT must be seen with an empty path, yet may not live for ever (paths change, and a minimum that is too small
+ * would starve the link). So when it is old, bulk pauses until all is acknowledged and a ping is sent first; that costs one
+ * round trip in RATE_MIN_RTT_AGE_US.
+ *
+ * Source of the idea: Cardwell et al., "BBR: congestion-based congestion control", ACM Queue 14(5), 2016; and its draft on
+ * delivery rate estimation. TCP below does the congestion control proper; this only keeps its queues short. */
+#include "protocol/link_internal.h"
+
+#define RATE_WINDOW_START                                                                                    \
+    (16u << 10) /* bytes on the way before anything is known: about what TCP itself begins with */
+#define RATE_FRAME_START      4096u
+#define RATE_INTERVAL_US      500000u /* busy time of one interval of the maximum */
+#define RATE_INTERVAL_SAMPLES 4u      /* in round trips: an interval is no shorter */
+#define RATE_BUSY_STEP_US     100000u /* a longer gap between samples was not busy */
+#define RATE_SAMPLE_US_MIN    1000u   /* shorter samples say more about the clock than about the link */
+#define RATE_MIN_RTT_AGE_US   10000000u
+#define RATE_DRAIN_US_MAX     2000000u
+#define RATE_FLAT_ROUNDS      3u
+
+void rate_init(struct rate *r, uint64_t hint_bytes_per_s)
+{
+    *r = (struct rate){.startup = true, .hint = hint_bytes_per_s};
+}
+
+uint64_t rate_estimate(const struct rate *r)
+{
+    return TD_MAX(r->best, r->best_before);
+}
+
+/* The estimate, or what an earlier connection had found. */
+static uint64_t rate_believed(const struct rate *r)
+{
+    uint64_t estimate = rate_estimate(r);
+    return estimate > 0 ? estimate : r->hint;
+}
+
+static uint64_t bytes_in(uint64_t bytes_per_s, uint64_t us)
+{
+    const uint64_t top =
+        UINT64_C(1) << 40; /* a terabyte a second, twelve days: no overflow, whatever a clock says */
+    return TD_MIN(bytes_per_s, top) * TD_MIN(us, top / 1000000) / 1000000;
+}
+
+size_t rate_frame_size(const struct rate *r)
+{
+    uint64_t believed = rate_believed(r);
+    if (believed == 0)
+        return RATE_FRAME_START;
+    uint64_t size = bytes_in(believed, LIMIT_BULK_FRAME_US);
+    return (size_t)TD_MAX(TD_MIN(size, (uint64_t)LIMIT_BULK_FRAME_MAX), (uint64_t)LIMIT_BULK_FRAME_MIN);
+}
+
+uint64_t rate_window(const struct rate *r)
+{
+    uint64_t believed = rate_believed(r);
+    uint64_t window = RATE_WINDOW_START;
+    if (believed > 0)
+        window = bytes_in(believed, r->min_rtt_us * (r->startup ? 2 : 1) + LIMIT_UNACKED_MARGIN_US);
+    return TD_MAX(window, 2 * (uint64_t)rate_frame_size(r));
+}
+
+bool rate_allows(const struct rate *r, size_t size)
+{
+    return !r->draining && r->sent_size - r->acked_size + size <= rate_window(r);
+}
+
+void rate_limited(struct rate *r)
+{
+    r->limited_until_size = r->sent_size;
+}
+
+void rate_sent(struct rate *r, size_t size, uint64_t now_us)
+{
+    if (r->sent_size == r->acked_size) /* a new flight */
+        r->first_sent_us = r->acked_us = now_us;
+    r->sent_size += size;
+    if (r->sample_count == LINK_RATE_SAMPLES)
+        return; /* enough are on the way; this frame's bytes count, its own times do not */
+    r->samples[(r->sample_head + r->sample_count++) % LINK_RATE_SAMPLES] =
+        (struct rate_sample){.end_size = r->sent_size,
+                             .sent_us = now_us,
+                             .first_sent_us = r->first_sent_us,
+                             .acked_size = r->acked_size,
+                             .acked_us = r->acked_us,
+                             .limited = r->acked_size < r->limited_until_size};
+}
+
+/* Has the rate stopped growing? Asked once a round trip of a busy link. */
+static void rate_round(struct rate *r)
+{
+    if (!r->startup || r->acked_size < r->round_end_size)
+        return;
+    uint64_t estimate = rate_estimate(r);
+    r->round_end_size = r->sent_size;
+    if (estimate >= r->round_rate + r->round_rate / 4) {
+        r->round_rate = estimate;
+        r->flat_rounds = 0;
+    } else if (++r->flat_rounds >= RATE_FLAT_ROUNDS) {
+        r->startup = false;
+    }
+}
+
+static void rate_take_busy(struct rate *r, uint64_t rate, uint64_t now_us)
+{
+    r->busy_us += TD_MIN(now_us - r->last_busy_us, (uint64_t)RATE_BUSY_STEP_US);
+    r->last_busy_us = now_us;
+    if (r->busy_us >= TD_MAX((uint64_t)RATE_INTERVAL_US, RATE_INTERVAL_SAMPLES * r->rtt_us)) {
+        r->busy_us = 0;
+        r->best_before = r->best;
+        r->best = 0;
+    }
+    r->best = TD_MAX(r->best, rate);
+    rate_round(r);
+}
+
+static void rate_take_rtt(struct rate *r, uint64_t rtt_us, uint64_t now_us)
+{
+    r->rtt_us = r->rtt_us ? (7 * r->rtt_us + rtt_us) / 8 : rtt_us;
+    if (r->min_rtt_us == 0 || rtt_us <= r->min_rtt_us) {
+        r->min_rtt_us = TD_MAX(rtt_us, (uint64_t)1);
+        r->min_rtt_at_us = now_us;
+    }
+}
+
+void rate_acked(struct rate *r, uint64_t acked_size, uint64_t now_us)
+{
+    if (acked_size <= r->acked_size)
+        return;
+    struct rate_sample newest;
+    bool found = false;
+    while (r->sample_count > 0 && r->samples[r->sample_head].end_size <= acked_size) {
+        newest = r->samples[r->sample_head];
+        found = true;
+        r->sample_head = (r->sample_head + 1) % LINK_RATE_SAMPLES;
+        r->sample_count--;
+    }
+    r->acked_size = acked_size;
+    r->acked_us = now_us;
+    if (!found)
+        return;
+    r->first_sent_us = newest.sent_us;
+    rate_take_rtt(r, now_us - newest.sent_us, now_us);
+    uint64_t interval_us = TD_MAX(newest.sent_us - newest.first_sent_us, now_us - newest.acked_us);
+    if (interval_us < RATE_SAMPLE_US_MIN)
+        return;
+    uint64_t rate = (acked_size - newest.acked_size) * 1000000 / interval_us;
+    if (!newest.limited)
+        rate_take_busy(r, rate, now_us);
+    else if (rate > rate_estimate(r))
+        r->best = rate;
+}
+
+static bool min_rtt_is_old(const struct rate *r, uint64_t now_us)
+{
+    return r->min_rtt_us > 0 && now_us - r->min_rtt_at_us >= RATE_MIN_RTT_AGE_US;
+}
+
+void rate_ping(struct rate *r, uint64_t rtt_us, bool clean, uint64_t now_us)
+{
+    if (clean && min_rtt_is_old(r, now_us) && rtt_us > r->min_rtt_us) {
+        if (rtt_us >
+            r->min_rtt_us + LIMIT_UNACKED_MARGIN_US / 2) { /* a longer path: look for its rate afresh */
+            r->startup = true;
+            r->flat_rounds = 0;
+            r->round_rate = 0;
+            r->round_end_size = r->sent_size;
+        }
+        r->min_rtt_us = rtt_us;
+    }
+    rate_take_rtt(r, rtt_us, now_us);
+}
+
+bool rate_wants_ping(struct rate *r, uint64_t now_us)
+{
+    if (!r->draining && min_rtt_is_old(r, now_us)) {
+        r->draining = true;
+        r->drain_since_us = now_us;
+    }
+    if (!r->draining || rate_ping_wait_us(r, now_us) > 0)
+        return false;
+    r->draining = false;
+    return true;
+}
+
+uint64_t rate_ping_wait_us(const struct rate *r, uint64_t now_us)
+{
+    if (r->min_rtt_us == 0)
+        return UINT64_MAX;
+    if (r->draining && r->sent_size == r->acked_size)
+        return 0;
+    uint64_t due_us =
+        r->draining ? r->drain_since_us + RATE_DRAIN_US_MAX : r->min_rtt_at_us + RATE_MIN_RTT_AGE_US;
+    return due_us > now_us ? due_us - now_us : 0;
+}
