@@ -1,0 +1,109 @@
+/* tandem bench: how fast this machine is. */
+#include "cli/cli.h"
+#include "kernels/bench.h"
+#include <stdio.h>
+
+struct bench_settings {
+    const char *model, *isa;
+    int64_t threads, prompt, gen, repeat;
+    bool json;
+};
+
+#define FIELD(name) offsetof(struct bench_settings, name)
+static const struct config_option OPTIONS[] = {
+    {.name = "model",
+     .type = CONFIG_STRING,
+     .offset = FIELD(model),
+     .metavar = "FILE",
+     .help = "the GGUF file"},
+    {.name = "threads",
+     .type = CONFIG_INT,
+     .offset = FIELD(threads),
+     .fallback = "0",
+     .min = 0,
+     .max = 64,
+     .metavar = "N",
+     .help = "compute threads; 0: all cores"},
+    {.name = "prompt",
+     .type = CONFIG_INT,
+     .offset = FIELD(prompt),
+     .fallback = "512",
+     .min = 1,
+     .max = 1 << 20,
+     .metavar = "TOKENS",
+     .help = "tokens of the prefill"},
+    {.name = "gen",
+     .type = CONFIG_INT,
+     .offset = FIELD(gen),
+     .fallback = "64",
+     .min = 0,
+     .max = 1 << 20,
+     .metavar = "TOKENS",
+     .help = "tokens decoded behind it"},
+    {.name = "repeat",
+     .type = CONFIG_INT,
+     .offset = FIELD(repeat),
+     .fallback = "3",
+     .min = 1,
+     .max = 99,
+     .metavar = "N",
+     .help = "medians of so many runs"},
+    {.name = "isa",
+     .type = CONFIG_STRING,
+     .offset = FIELD(isa),
+     .metavar = "NAME",
+     .help = "instruction set: portable, avx2; the best by default"},
+    {.name = "json",
+     .type = CONFIG_BOOL,
+     .offset = FIELD(json),
+     .help = "one JSON object instead of a table"},
+};
+static const struct config_spec SPEC = {
+    .program = "tandem bench",
+    .env_prefix = "TANDEM_BENCH",
+    .summary = "engine --model FILE: prefill and decode rates of this machine",
+    .examples = "  tandem bench engine --model model.gguf --threads 2 --prompt 512 --gen 64 --json\n",
+    .options = OPTIONS,
+    .option_count = TD_COUNT(OPTIONS),
+};
+
+static int engine(const struct bench_settings *s)
+{
+    struct td_error err = {0};
+    struct bench_engine_result r;
+    struct bench_engine_options options = {
+        .model_path = s->model,
+        .threads = (unsigned)s->threads,
+        .prompt_tokens = (uint32_t)s->prompt,
+        .gen_tokens = (uint32_t)s->gen,
+        .repeat_count = (uint32_t)s->repeat,
+        .isa = s->isa[0] ? s->isa : NULL,
+    };
+    if (bench_engine(&options, &r, &err) < 0)
+        return cli_fail("bench engine", &err);
+    if (s->json)
+        return cli_print_json(json_pack("{s:f,s:f,s:f,s:i,s:s}", "prefill_tps", r.prefill_tps, "decode_tps",
+                                        r.decode_tps, "load_s", r.load_s, "threads", (int)r.threads, "isa",
+                                        r.isa));
+    printf("%-10s %8lld tokens  %9.1f tokens/s\n", "prefill", (long long)s->prompt, r.prefill_tps);
+    printf("%-10s %8lld tokens  %9.1f tokens/s\n", "decode", (long long)s->gen, r.decode_tps);
+    printf("%-10s %.3f s, %u threads, %s\n", "load", r.load_s, r.threads, r.isa);
+    return CLI_OK;
+}
+
+int cli_bench(int argc, char **argv)
+{
+    struct bench_settings s;
+    struct config *config = NULL;
+    char **rest = NULL;
+    int rest_count = 0, code = CLI_USAGE;
+    if (cli_load(&SPEC, argc, argv, &s, &config, &rest, &rest_count, &code) != 0)
+        return code;
+    if (rest_count != 1 || strcmp(rest[0], "engine") != 0 || !s.model[0])
+        fprintf(stderr, "usage: tandem bench engine --model FILE [--threads N] [--prompt TOKENS] [--gen "
+                        "TOKENS] [--json]\n");
+    else
+        code = engine(&s);
+    config_free(config);
+    return code;
+}

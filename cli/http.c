@@ -1,0 +1,125 @@
+/* http: requests of the command line to an agent's or a node's API, through libcurl. Certificates are always verified. */
+#include "cli/cli.h"
+#include <curl/curl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <strings.h>
+
+#define HTTP_BODY_MAX (64u << 20)
+
+struct transfer {
+    CURL *curl;
+    struct cli_response *out;
+    int (*on_data)(void *ctx, const char *data, size_t size);
+    void *ctx;
+};
+
+static size_t take_body(char *data, size_t one, size_t size, void *arg)
+{
+    struct transfer *t = arg;
+    (void)one;
+    long status = 0;
+    curl_easy_getinfo(t->curl, CURLINFO_RESPONSE_CODE, &status);
+    if (t->on_data && status == 200)
+        return t->on_data(t->ctx, data, size) == 0 ? size : CURL_WRITEFUNC_ERROR;
+    char *grown = t->out->size + size < HTTP_BODY_MAX ? realloc(t->out->body, t->out->size + size + 1) : NULL;
+    if (!grown)
+        return CURL_WRITEFUNC_ERROR;
+    memcpy(grown + t->out->size, data, size);
+    t->out->body = grown;
+    t->out->size += size;
+    grown[t->out->size] = 0;
+    return size;
+}
+
+static size_t take_header(char *data, size_t one, size_t size, void *arg)
+{
+    static const char NAME[] = "x-conversation-id:";
+    struct transfer *t = arg;
+    (void)one;
+    size_t skip = sizeof NAME - 1;
+    if (size <= skip || strncasecmp(data, NAME, skip) != 0)
+        return size;
+    while (skip < size && data[skip] == ' ')
+        skip++;
+    size_t end = size;
+    while (end > skip && (data[end - 1] == '\r' || data[end - 1] == '\n'))
+        end--;
+    snprintf(t->out->conversation, sizeof t->out->conversation, "%.*s", (int)(end - skip), data + skip);
+    return size;
+}
+
+static struct curl_slist *make_headers(const struct cli_server *server, bool has_body, struct td_error *err)
+{
+    struct curl_slist *headers =
+        curl_slist_append(NULL, has_body ? "Content-Type: application/json" : "Accept: application/json");
+    char key[256], line[300];
+    if (!server->key_file || !server->key_file[0])
+        return headers;
+    if (config_read_secret(server->key_file, key, sizeof key, err) < 0) {
+        curl_slist_free_all(headers);
+        return NULL;
+    }
+    snprintf(line, sizeof line, "Authorization: Bearer %s", key);
+    return curl_slist_append(headers, line);
+}
+
+static int run(struct transfer *t, const struct cli_server *server, const char *method, const char *path,
+               const char *json_body, struct curl_slist *headers, struct td_error *err)
+{
+    char url[1024], detail[CURL_ERROR_SIZE] = "";
+    snprintf(url, sizeof url, "%s%s", server->url, path);
+    curl_easy_setopt(t->curl, CURLOPT_URL, url);
+    curl_easy_setopt(t->curl, CURLOPT_PROTOCOLS_STR, "http,https");
+    curl_easy_setopt(t->curl, CURLOPT_NOPROXY, "*");
+    curl_easy_setopt(t->curl, CURLOPT_CUSTOMREQUEST, method);
+    curl_easy_setopt(t->curl, CURLOPT_HTTPHEADER, headers);
+    curl_easy_setopt(t->curl, CURLOPT_ERRORBUFFER, detail);
+    curl_easy_setopt(t->curl, CURLOPT_NOSIGNAL, 1L);
+    curl_easy_setopt(t->curl, CURLOPT_CONNECTTIMEOUT, 10L);
+    if (json_body)
+        curl_easy_setopt(t->curl, CURLOPT_POSTFIELDS, json_body);
+    if (server->ca_path && server->ca_path[0])
+        curl_easy_setopt(t->curl, CURLOPT_CAINFO, server->ca_path);
+    curl_easy_setopt(t->curl, CURLOPT_WRITEFUNCTION, take_body);
+    curl_easy_setopt(t->curl, CURLOPT_WRITEDATA, t);
+    curl_easy_setopt(t->curl, CURLOPT_HEADERFUNCTION, take_header);
+    curl_easy_setopt(t->curl, CURLOPT_HEADERDATA, t);
+    CURLcode code = curl_easy_perform(t->curl);
+    curl_easy_getinfo(t->curl, CURLINFO_RESPONSE_CODE, &t->out->status);
+    if (code == CURLE_OK)
+        return 0;
+    return td_fail(err, -TD_ERR_IO, "cannot talk to %s: %s; is the program running, and is --url right?",
+                   server->url, detail[0] ? detail : curl_easy_strerror(code));
+}
+
+int cli_http(const struct cli_server *server, const char *method, const char *path, const char *json_body,
+             int (*on_data)(void *ctx, const char *data, size_t size), void *ctx, struct cli_response *out,
+             struct td_error *err)
+{
+    memset(out, 0, sizeof *out);
+    struct curl_slist *headers = make_headers(server, json_body != NULL, err);
+    if (!headers)
+        return err->code ? err->code : td_fail(err, -TD_ERR_NOMEM, "out of memory");
+    struct transfer t = {curl_easy_init(), out, on_data, ctx};
+    int rc = t.curl ? run(&t, server, method, path, json_body, headers, err)
+                    : td_fail(err, -TD_ERR_NOMEM, "out of memory");
+    curl_easy_cleanup(t.curl);
+    curl_slist_free_all(headers);
+    if (rc < 0) {
+        free(out->body);
+        out->body = NULL;
+    }
+    return rc;
+}
+
+void cli_http_error(const struct cli_response *r, struct td_error *err)
+{
+    json_t *body = r->body ? json_loadb(r->body, r->size, 0, NULL) : NULL;
+    const char *message = json_string_value(json_object_get(json_object_get(body, "error"), "message"));
+    if (message)
+        td_fail(err, -TD_ERR_IO, "%s", message);
+    else
+        td_fail(err, -TD_ERR_IO, "the server answered with status %ld", r->status);
+    json_decref(body);
+}

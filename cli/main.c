@@ -1,0 +1,56 @@
+/* tandem: talks to edge and cloud through their APIs; works on model files and stores directly. */
+#include "cli/cli.h"
+#include "shared/crypto.h"
+#include <stdio.h>
+
+static const struct {
+    const char *name, *help;
+    int (*run)(int argc, char **argv);
+} COMMANDS[] = {
+    {"chat", "talk to a model; the conversation is kept and can be resumed", cli_chat},
+    {"conv", "ls | show | rm: stored conversations", cli_conv},
+    {"model", "inspect | fingerprint | verify | slice: model files", cli_model},
+    {"store", "ls | verify: a KV store's directory", cli_store},
+    {"bench", "engine: how fast this machine runs a model", cli_bench},
+};
+
+static void print_help(FILE *out)
+{
+    fprintf(out,
+            "tandem %s: one language model on a device and in a data centre\n\nusage: tandem COMMAND "
+            "[OPTIONS]\n\n",
+            TANDEM_VERSION);
+    for (size_t i = 0; i < TD_COUNT(COMMANDS); i++)
+        fprintf(out, "  %-7s %s\n", COMMANDS[i].name, COMMANDS[i].help);
+    fprintf(out, "\nexamples:\n"
+                 "  tandem chat\n"
+                 "  tandem chat --conversation conv-1f0c… 'And in winter?'\n"
+                 "  tandem model inspect SmolLM2-135M-Instruct.Q4_1.gguf\n"
+                 "  tandem bench engine --model model.gguf --threads 2 --prompt 512 --gen 64 --json\n"
+                 "\n`tandem COMMAND --help` tells more. Exit codes: 0 done, 1 failed, 2 wrong usage.\n");
+}
+
+int main(int argc, char **argv)
+{
+    if (argc < 2) {
+        print_help(stderr);
+        return CLI_USAGE;
+    }
+    if (!strcmp(argv[1], "--help") || !strcmp(argv[1], "-h") || !strcmp(argv[1], "help")) {
+        print_help(stdout);
+        return CLI_OK;
+    }
+    if (!strcmp(argv[1], "--version") || !strcmp(argv[1], "-V")) {
+        printf("tandem %s\n", TANDEM_VERSION);
+        return CLI_OK;
+    }
+    if (crypto_init() < 0) {
+        fprintf(stderr, "tandem: the system gives no random numbers\n");
+        return CLI_FAILED;
+    }
+    for (size_t i = 0; i < TD_COUNT(COMMANDS); i++)
+        if (!strcmp(argv[1], COMMANDS[i].name))
+            return COMMANDS[i].run(argc - 1, argv + 1);
+    fprintf(stderr, "tandem: there is no command '%s'; see tandem --help\n", argv[1]);
+    return CLI_USAGE;
+}
