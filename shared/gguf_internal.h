@@ -72,4 +72,8 @@ bool gguf_tensor_kept(struct span name, uint32_t layer_end, uint32_t layer_count
  * From the slice's table, else from the sidecar, else computed (and the sidecar written when possible). */
 int gguf_digests(struct gguf *g, uint8_t **out, progress_fn progress, void *ctx, struct td_error *err);
 
+/* gguf_fingerprint_of: the fingerprint from digests that are at hand. */
+int gguf_fingerprint_of(const struct gguf *g, const uint8_t *digests, uint8_t out[TD_HASH_SIZE],
+                        struct td_error *err);
+
 #endif
