@@ -1,0 +1,130 @@
+/* local_kv: see local_kv.h. */
+#include "edge/local_kv.h"
+#include <pthread.h>
+#include <stdlib.h>
+
+struct local_kv {
+    pthread_mutex_t lock; /* of pool and cache */
+    struct page_pool *pool;
+    struct prefix_cache *cache;
+    uint32_t layers, page_count;
+};
+
+struct local_kv *local_kv_create(uint32_t page_count, uint32_t layers)
+{
+    struct local_kv *kv = calloc(1, sizeof *kv);
+    if (!kv)
+        return NULL;
+    pthread_mutex_init(&kv->lock, NULL);
+    kv->layers = layers;
+    kv->page_count = page_count;
+    kv->pool = page_pool_create(page_count);
+    kv->cache = kv->pool ? prefix_cache_create(kv->pool) : NULL;
+    if (!kv->cache) {
+        local_kv_destroy(kv);
+        return NULL;
+    }
+    return kv;
+}
+
+void local_kv_destroy(struct local_kv *kv)
+{
+    if (!kv)
+        return;
+    if (kv->cache)
+        prefix_cache_destroy(kv->cache);
+    if (kv->pool)
+        page_pool_destroy(kv->pool);
+    pthread_mutex_destroy(&kv->lock);
+    free(kv);
+}
+
+void local_kv_chain(const uint8_t principal_key[32], const uint8_t fingerprint[TD_HASH_SIZE],
+                    const uint8_t layout_hash[TD_HASH_SIZE], const struct kv_block_id *previous,
+                    const int32_t *ids, uint32_t count, struct kv_block_id *out)
+{
+    static const struct kv_block_id root;
+    const struct kv_block_id *parent = previous ? previous : &root;
+    for (uint32_t i = 0; i < count / KV_BLOCK_TOKENS; i++) {
+        kv_block_id_next(principal_key, parent, fingerprint, layout_hash, ids + (size_t)i * KV_BLOCK_TOKENS,
+                         &out[i]);
+        parent = &out[i];
+    }
+}
+
+/* Under the lock. */
+static const struct prefix_entry *find(struct local_kv *kv, const struct kv_block_id *id)
+{
+    const struct prefix_entry *entry = prefix_cache_find(kv->cache, id);
+    return entry && entry->layers >= kv->layers ? entry : NULL;
+}
+
+uint32_t local_kv_held(struct local_kv *kv, const struct kv_block_id *chain, uint32_t block_count)
+{
+    uint32_t held = 0;
+    pthread_mutex_lock(&kv->lock);
+    while (held < block_count && find(kv, &chain[held]))
+        held++;
+    pthread_mutex_unlock(&kv->lock);
+    return held;
+}
+
+uint32_t local_kv_take(struct local_kv *kv, const struct kv_block_id *chain, uint32_t block_count,
+                       uint32_t *pages)
+{
+    uint32_t taken = 0;
+    pthread_mutex_lock(&kv->lock);
+    for (; taken < block_count; taken++) {
+        const struct prefix_entry *entry = find(kv, &chain[taken]);
+        if (!entry)
+            break;
+        pages[taken] = entry->page;
+        page_pool_share(kv->pool, entry->page);
+    }
+    pthread_mutex_unlock(&kv->lock);
+    return taken;
+}
+
+uint32_t local_kv_alloc(struct local_kv *kv)
+{
+    pthread_mutex_lock(&kv->lock);
+    uint32_t page = prefix_cache_alloc(kv->cache);
+    pthread_mutex_unlock(&kv->lock);
+    return page;
+}
+
+void local_kv_release(struct local_kv *kv, uint32_t page)
+{
+    pthread_mutex_lock(&kv->lock);
+    page_pool_release(kv->pool, page);
+    pthread_mutex_unlock(&kv->lock);
+}
+
+int local_kv_publish(struct local_kv *kv, const struct kv_block_id *chain, uint32_t index, uint32_t page,
+                     enum kv_numerics numerics)
+{
+    static const struct kv_block_id root;
+    struct prefix_entry entry = {
+        .id = chain[index],
+        .page = page,
+        .layers = kv->layers,
+        .quality = {.fidelity = KV_L0, .numerics = (uint8_t)numerics, .provenance = KV_FROM_DEVICE},
+    };
+    pthread_mutex_lock(&kv->lock);
+    int rc = prefix_cache_put(kv->cache, &entry, index > 0 ? &chain[index - 1] : &root);
+    pthread_mutex_unlock(&kv->lock);
+    return rc;
+}
+
+uint32_t local_kv_block_count(struct local_kv *kv)
+{
+    pthread_mutex_lock(&kv->lock);
+    uint32_t count = prefix_cache_count(kv->cache);
+    pthread_mutex_unlock(&kv->lock);
+    return count;
+}
+
+uint32_t local_kv_page_count(const struct local_kv *kv)
+{
+    return kv->page_count;
+}

@@ -1,0 +1,38 @@
+/* local_kv: the device's own KV of layers [0, k): which blocks it holds, in which pages of the prefill backend.
+ *
+ * Blocks are named by a chain of their own under the principal's key, from the root (zeros), so KV of one principal is never another's. A block is
+ * published once all of its 64 tokens have been run through [0, k); from then on it is shared and read-only, and outlives the request that made it,
+ * until room is needed: this is the prefix cache of the device, and what makes a second turn prefill its new tokens only.
+ *
+ * Edge depth: the layers that are held at a position. All entries are made with the backend's layers, so the depth of a prompt is k up to
+ * local_kv_held and 0 beyond.
+ *
+ * Threads: everything here may be called from any thread (one lock, held briefly); the bytes of pages belong to the prefill thread. */
+#ifndef TANDEM_EDGE_LOCAL_KV_H
+#define TANDEM_EDGE_LOCAL_KV_H
+#include "kernels/prefix_cache.h"
+
+struct local_kv;
+struct local_kv *local_kv_create(uint32_t page_count, uint32_t layers); /* NULL without memory */
+void local_kv_destroy(struct local_kv *kv);
+
+/* The names of the whole blocks of ids: count / KV_BLOCK_TOKENS entries. previous: the block before ids, or NULL at the root. */
+void local_kv_chain(const uint8_t principal_key[32], const uint8_t fingerprint[TD_HASH_SIZE],
+                    const uint8_t layout_hash[TD_HASH_SIZE], const struct kv_block_id *previous,
+                    const int32_t *ids, uint32_t count, struct kv_block_id *out);
+
+/* Leading blocks of the chain that are held. */
+uint32_t local_kv_held(struct local_kv *kv, const struct kv_block_id *chain, uint32_t block_count);
+/* The same, but each gets one more reference, and pages[i] is its page: the caller's until local_kv_release. */
+uint32_t local_kv_take(struct local_kv *kv, const struct kv_block_id *chain, uint32_t block_count,
+                       uint32_t *pages);
+/* A page for writing, with one reference; PAGE_NONE when all are in use. May evict what nobody uses. */
+uint32_t local_kv_alloc(struct local_kv *kv);
+void local_kv_release(struct local_kv *kv, uint32_t page);
+/* Block `index` of the chain is complete in `page`. 0, or -TD_ERR_NOMEM (then it is not kept). */
+int local_kv_publish(struct local_kv *kv, const struct kv_block_id *chain, uint32_t index, uint32_t page,
+                     enum kv_numerics numerics);
+uint32_t local_kv_block_count(struct local_kv *kv); /* published */
+uint32_t local_kv_page_count(const struct local_kv *kv);
+
+#endif

@@ -1,0 +1,533 @@
+/* pipeline: jobs and the thread that works on them; pipeline_emit.c makes the messages. See pipeline.h.
+ *
+ * The lock guards what callers set (ids given, what to send, closed); a step runs without it on a snapshot. A result is handed on only if the
+ * job still wants that epoch. Jobs are freed by the thread alone, so a step never loses its job. */
+#include "edge/pipeline_internal.h"
+#include "shared/crypto.h"
+#include <stdlib.h>
+#include <time.h>
+
+#define SINK_RETRY_NS 1000000L
+
+struct step { /* what a step may look at */
+    bool sending;
+    struct pipeline_send send;
+    uint32_t ids_count;
+};
+
+static uint32_t blocks_of(uint32_t tokens)
+{
+    return (tokens + KV_BLOCK_TOKENS - 1) / KV_BLOCK_TOKENS;
+}
+
+/* ---- jobs ---- */
+
+static void job_free(struct pipeline *p, struct pipeline_job *job)
+{
+    for (uint32_t i = 0; i < job->page_count; i++)
+        local_kv_release(p->config.kv, job->pages[i]);
+    if (job->ids)
+        crypto_wipe(job->ids, job->capacity * sizeof *job->ids);
+    crypto_wipe(job->principal_key, sizeof job->principal_key);
+    free(job->ids);
+    free(job->chain);
+    free(job->pages);
+    free(job);
+}
+
+struct pipeline_job *pipeline_open(struct pipeline *p, const struct pipeline_work *work)
+{
+    struct pipeline_job *job = calloc(1, sizeof *job);
+    if (!job)
+        return NULL;
+    job->id = work->id;
+    job->capacity = TD_MAX(work->capacity, work->count);
+    uint32_t blocks = blocks_of(job->capacity);
+    job->ids = malloc(job->capacity * sizeof *job->ids);
+    job->chain = malloc(blocks * sizeof *job->chain);
+    job->pages = malloc(blocks * sizeof *job->pages);
+    if (!job->ids || !job->chain || !job->pages) {
+        job_free(p, job);
+        return NULL;
+    }
+    memcpy(job->principal_key, work->principal_key, sizeof job->principal_key);
+    memcpy(job->ids, work->ids, work->count * sizeof *job->ids);
+    job->ids_count = work->count;
+    job->chain_count = work->count / KV_BLOCK_TOKENS;
+    memcpy(job->chain, work->chain, job->chain_count * sizeof *job->chain);
+    pthread_mutex_lock(&p->lock);
+    struct pipeline_job **at = &p->jobs;
+    while (*at)
+        at = &(*at)->next;
+    *at = job;
+    pthread_mutex_unlock(&p->lock);
+    return job;
+}
+
+void pipeline_send(struct pipeline *p, struct pipeline_job *job, const struct pipeline_send *send)
+{
+    pthread_mutex_lock(&p->lock);
+    job->send = *send;
+    job->sending = job->filling = true;
+    job->stuck = false;
+    pthread_cond_broadcast(&p->changed);
+    pthread_mutex_unlock(&p->lock);
+}
+
+void pipeline_fill(struct pipeline *p, struct pipeline_job *job)
+{
+    pthread_mutex_lock(&p->lock);
+    job->sending = false;
+    job->filling = true;
+    pthread_cond_broadcast(&p->changed);
+    pthread_mutex_unlock(&p->lock);
+}
+
+void pipeline_append(struct pipeline *p, struct pipeline_job *job, const int32_t *ids, uint32_t count)
+{
+    pthread_mutex_lock(&p->lock);
+    count = TD_MIN(count, job->capacity - job->ids_count);
+    memcpy(job->ids + job->ids_count, ids, count * sizeof *ids);
+    job->ids_count += count;
+    pthread_cond_broadcast(&p->changed);
+    pthread_mutex_unlock(&p->lock);
+}
+
+/* Under the lock: the oldest fills make room for younger ones. */
+static void bound_fills(struct pipeline *p)
+{
+    uint32_t count = 0;
+    for (struct pipeline_job *job = p->jobs; job; job = job->next)
+        count += job->closed && job->keep;
+    for (struct pipeline_job *job = p->jobs; job && count > PIPELINE_FILLS_MAX; job = job->next)
+        if (job->closed && job->keep)
+            job->keep = false, count--;
+}
+
+void pipeline_close(struct pipeline *p, struct pipeline_job *job, bool keep)
+{
+    pthread_mutex_lock(&p->lock);
+    job->closed = true;
+    job->keep = keep;
+    job->sending = false;
+    bound_fills(p);
+    pthread_cond_broadcast(&p->changed);
+    pthread_mutex_unlock(&p->lock);
+}
+
+void pipeline_taken(struct pipeline *p, size_t size)
+{
+    pthread_mutex_lock(&p->lock);
+    p->out_size -= size;
+    pthread_cond_broadcast(&p->changed);
+    pthread_mutex_unlock(&p->lock);
+}
+
+/* ---- handing on ---- */
+
+static bool wants(struct pipeline *p, const struct pipeline_job *job, uint32_t epoch)
+{
+    pthread_mutex_lock(&p->lock);
+    bool yes = !p->stop && job->sending && job->send.epoch == epoch;
+    pthread_mutex_unlock(&p->lock);
+    return yes;
+}
+
+/* Takes the messages. What nobody wants any more is dropped. */
+static void hand_on(struct pipeline *p, struct pipeline_job *job, struct pipeline_event event)
+{
+    size_t size = message_list_size(event.messages);
+    struct pipeline_event *e = malloc(sizeof *e);
+    if (!e) { /* the cloud will notice that pieces are missing and compute them */
+        message_list_free(event.messages);
+        return;
+    }
+    *e = event;
+    e->job = job->id;
+    e->epoch = job->epoch;
+    pthread_mutex_lock(&p->lock);
+    p->out_size += size;
+    pthread_mutex_unlock(&p->lock);
+    int rc = -TD_ERR_CANCELLED;
+    while (wants(p, job, e->epoch) && (rc = p->config.sink(p->config.ctx, e)) == -TD_ERR_FULL)
+        nanosleep(&(struct timespec){.tv_nsec = SINK_RETRY_NS}, NULL);
+    if (rc != 0) {
+        pipeline_event_free(e);
+        pipeline_taken(p, size);
+    }
+}
+
+static void send_ends(struct pipeline *p, struct pipeline_job *job)
+{
+    pthread_mutex_lock(&p->lock);
+    if (job->send.epoch == job->epoch)
+        job->sending = false;
+    pthread_mutex_unlock(&p->lock);
+}
+
+static void send_failed(struct pipeline *p, struct pipeline_job *job, int code, bool rows_do_not_fit)
+{
+    hand_on(
+        p, job,
+        (struct pipeline_event){.type = PIPELINE_FAILED, .code = code, .rows_do_not_fit = rows_do_not_fit});
+    send_ends(p, job);
+}
+
+/* ---- pages ---- */
+
+static void drop_pages(struct pipeline *p, struct pipeline_job *job, uint32_t keep_count)
+{
+    while (job->page_count > keep_count)
+        local_kv_release(p->config.kv, job->pages[--job->page_count]);
+    job->published = TD_MIN(job->published, keep_count);
+    job->position = TD_MIN(job->position, keep_count * KV_BLOCK_TOKENS);
+}
+
+/* Take what the cache has of the blocks below limit_tokens; only on a block border. */
+static void take_cached(struct pipeline *p, struct pipeline_job *job, uint32_t limit_tokens)
+{
+    uint32_t limit = TD_MIN(limit_tokens / KV_BLOCK_TOKENS, job->chain_count);
+    if (job->position != job->page_count * KV_BLOCK_TOKENS || job->page_count >= limit)
+        return;
+    uint32_t taken = local_kv_take(p->config.kv, job->chain + job->page_count, limit - job->page_count,
+                                   job->pages + job->page_count);
+    job->page_count += taken;
+    job->published = job->page_count;
+    job->position = job->page_count * KV_BLOCK_TOKENS;
+}
+
+/* Jobs that send nothing give their pages up; what they have published stays in the cache until it is evicted. */
+static void reclaim_pages(struct pipeline *p, const struct pipeline_job *needy)
+{
+    pthread_mutex_lock(&p->lock);
+    for (struct pipeline_job *job = p->jobs; job; job = job->next)
+        if (job != needy && !job->sending && job->page_count > 0) {
+            drop_pages(p, job, 0);
+            job->stuck = true;
+        }
+    pthread_mutex_unlock(&p->lock);
+}
+
+static int need_pages(struct pipeline *p, struct pipeline_job *job, uint32_t end, bool may_reclaim)
+{
+    while (job->page_count < blocks_of(end)) {
+        uint32_t page = local_kv_alloc(p->config.kv);
+        if (page == PAGE_NONE && may_reclaim) {
+            may_reclaim = false;
+            reclaim_pages(p, job);
+            page = local_kv_alloc(p->config.kv);
+        }
+        if (page == PAGE_NONE)
+            return -TD_ERR_NOSPACE;
+        job->pages[job->page_count++] = page;
+    }
+    return 0;
+}
+
+/* ---- computing ---- */
+
+static void publish_blocks(struct pipeline *p, struct pipeline_job *job)
+{
+    uint32_t whole = job->position / KV_BLOCK_TOKENS;
+    if (whole > job->chain_count) {
+        local_kv_chain(job->principal_key, p->config.fingerprint, p->config.layout_hash,
+                       job->chain_count ? &job->chain[job->chain_count - 1] : NULL,
+                       job->ids + (size_t)job->chain_count * KV_BLOCK_TOKENS,
+                       (whole - job->chain_count) * KV_BLOCK_TOKENS, job->chain + job->chain_count);
+        job->chain_count = whole;
+    }
+    for (; job->published < whole; job->published++)
+        if (local_kv_publish(p->config.kv, job->chain, job->published, job->pages[job->published],
+                             p->config.backend->ops->numerics) < 0)
+            return;
+}
+
+/* Run tokens [position, end) through [0, k). */
+static int compute(struct pipeline *p, struct pipeline_job *job, uint32_t end, bool want_rows,
+                   bool may_reclaim)
+{
+    int rc = need_pages(p, job, end, may_reclaim);
+    if (rc < 0)
+        return rc;
+    struct batch_seq seq = {.layer_begin = 0,
+                            .layer_end = p->layers,
+                            .position = job->position,
+                            .row_count = end - job->position,
+                            .ids = job->ids + job->position,
+                            .hidden_out = want_rows ? p->hidden : NULL,
+                            .pages = job->pages};
+    uint64_t start_us = clock_mono_us();
+    rc = p->config.backend->ops->forward(p->config.backend, &(struct batch){&seq, 1});
+    job->compute_us += clock_mono_us() - start_us;
+    if (rc < 0)
+        return rc;
+    job->computed_tokens += seq.row_count;
+    job->position = end;
+    publish_blocks(p, job);
+    return 0;
+}
+
+static uint32_t chunk_end(const struct pipeline *p, uint32_t position, uint32_t limit)
+{
+    return TD_MIN(limit, (position / p->config.chunk_tokens + 1) * p->config.chunk_tokens);
+}
+
+/* ---- steps ---- */
+
+/* HIDDEN of rows [begin, end): all rows, or at k = L the prompt's last one. */
+static int hand_on_rows(struct pipeline *p, struct pipeline_job *job, const struct pipeline_send *send,
+                        uint32_t begin, uint32_t end)
+{
+    const float *rows = p->hidden;
+    uint32_t count = end - begin;
+    if (p->layers == p->layer_count) {
+        if (end < send->send_end)
+            return 0;
+        rows += (size_t)(count - 1) * p->embd_size;
+        begin = end - 1;
+        count = 1;
+    }
+    struct pipeline_event e = {.type = PIPELINE_MESSAGES};
+    int rc = emit_rows(p, rows, begin, count, send->hidden_dtype, &e.messages);
+    if (rc < 0)
+        message_list_free(e.messages);
+    else
+        hand_on(p, job, e);
+    return rc;
+}
+
+static int hand_on_blocks(struct pipeline *p, struct pipeline_job *job, const struct pipeline_send *send,
+                          uint32_t begin, uint32_t end)
+{
+    for (uint32_t block = begin / KV_BLOCK_TOKENS; block < blocks_of(end); block++) {
+        uint32_t tokens = TD_MIN(end - block * KV_BLOCK_TOKENS, (uint32_t)KV_BLOCK_TOKENS);
+        struct pipeline_event e = {.type = PIPELINE_MESSAGES};
+        int rc = emit_block(p, job->pages[block], block, tokens, send->codec, &e.messages);
+        if (rc < 0) {
+            message_list_free(e.messages);
+            return rc;
+        }
+        hand_on(p, job, e);
+    }
+    return 0;
+}
+
+static void begin_epoch(struct pipeline *p, struct pipeline_job *job, const struct pipeline_send *send)
+{
+    job->epoch = send->epoch;
+    job->compute_us = 0;
+    job->computed_tokens = 0;
+    if (job->position > send->send_begin)
+        drop_pages(p, job, send->send_begin / KV_BLOCK_TOKENS);
+}
+
+static void send_step(struct pipeline *p, struct pipeline_job *job, const struct step *step)
+{
+    const struct pipeline_send *send = &step->send;
+    if (job->epoch != send->epoch)
+        begin_epoch(p, job, send);
+    if (job->position < send->send_begin)
+        take_cached(p, job, send->send_begin);
+    bool catching_up = job->position < send->send_begin;
+    uint32_t begin = job->position,
+             end = chunk_end(p, begin, catching_up ? send->send_begin : send->send_end);
+    int rc = compute(p, job, end, !catching_up, true);
+    bool rows_failed = false;
+    if (rc == 0 && !catching_up) {
+        rc = hand_on_rows(p, job, send, begin, end);
+        rows_failed = rc == -TD_ERR_FORMAT;
+        if (rc == 0)
+            rc = hand_on_blocks(p, job, send, begin, end);
+    }
+    if (rc < 0) {
+        send_failed(p, job, rc, rows_failed && send->hidden_dtype != HIDDEN_F32);
+    } else if (end == send->send_end) {
+        hand_on(p, job,
+                (struct pipeline_event){.type = PIPELINE_SENT,
+                                        .compute_us = job->compute_us,
+                                        .computed_tokens = job->computed_tokens});
+        send_ends(p, job);
+    }
+}
+
+static uint32_t fill_limit(uint32_t ids_count)
+{
+    return ids_count - ids_count % KV_BLOCK_TOKENS;
+}
+
+static void fill_step(struct pipeline *p, struct pipeline_job *job, const struct step *step)
+{
+    uint32_t limit = fill_limit(step->ids_count);
+    take_cached(p, job, limit);
+    if (job->position >= limit)
+        return;
+    if (compute(p, job, chunk_end(p, job->position, limit), false, false) < 0) {
+        pthread_mutex_lock(&p->lock);
+        drop_pages(p, job, 0);
+        job->stuck = true;
+        pthread_mutex_unlock(&p->lock);
+    }
+}
+
+/* ---- the thread ---- */
+
+static bool has_fill(const struct pipeline_job *job)
+{
+    return job->filling && !job->stuck && !job->sending && (!job->closed || job->keep) &&
+           job->position < fill_limit(job->ids_count);
+}
+
+/* Under the lock. */
+static void reap(struct pipeline *p)
+{
+    for (struct pipeline_job **at = &p->jobs; *at;) {
+        struct pipeline_job *job = *at;
+        if (job->closed && !has_fill(job)) {
+            *at = job->next;
+            job_free(p, job);
+        } else {
+            at = &job->next;
+        }
+    }
+}
+
+/* Under the lock: the next step, NULL for none now. */
+static struct pipeline_job *pick(struct pipeline *p, struct step *step)
+{
+    struct pipeline_job *found = NULL;
+    for (struct pipeline_job *job = p->jobs; job && !found && p->out_size < PIPELINE_OUT_SIZE;
+         job = job->next)
+        if (job->sending)
+            found = job;
+    for (struct pipeline_job *job = p->jobs; job && !found; job = job->next)
+        if (has_fill(job))
+            found = job;
+    if (found)
+        *step = (struct step){.sending = found->sending, .send = found->send, .ids_count = found->ids_count};
+    return found;
+}
+
+static bool nothing_to_do(const struct pipeline *p)
+{
+    for (const struct pipeline_job *job = p->jobs; job; job = job->next)
+        if (job->sending)
+            return false;
+    return true;
+}
+
+static void *run(void *arg)
+{
+    struct pipeline *p = arg;
+    pthread_mutex_lock(&p->lock);
+    while (!p->stop) {
+        struct step step;
+        reap(p);
+        struct pipeline_job *job = pick(p, &step);
+        if (!job) {
+            p->is_idle = nothing_to_do(p);
+            pthread_cond_broadcast(&p->idle);
+            pthread_cond_wait(&p->changed, &p->lock);
+            p->is_idle = false;
+            continue;
+        }
+        pthread_mutex_unlock(&p->lock);
+        if (step.sending)
+            send_step(p, job, &step);
+        else
+            fill_step(p, job, &step);
+        pthread_mutex_lock(&p->lock);
+    }
+    pthread_mutex_unlock(&p->lock);
+    return NULL;
+}
+
+bool pipeline_wait_idle(struct pipeline *p, uint32_t timeout_ms)
+{
+    struct timespec until;
+    clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_sec += timeout_ms / 1000;
+    until.tv_nsec += (long)(timeout_ms % 1000) * 1000000;
+    if (until.tv_nsec >= 1000000000)
+        until.tv_sec++, until.tv_nsec -= 1000000000;
+    pthread_mutex_lock(&p->lock);
+    int rc = 0;
+    p->is_idle = false; /* what the thread found before this call does not count */
+    pthread_cond_broadcast(&p->changed);
+    while (!p->is_idle && rc == 0)
+        rc = pthread_cond_timedwait(&p->idle, &p->lock, &until);
+    bool idle = p->is_idle;
+    pthread_mutex_unlock(&p->lock);
+    return idle;
+}
+
+/* ---- life ---- */
+
+static int allocate(struct pipeline *p)
+{
+    size_t values = kv_piece_values(&p->shape, KV_BLOCK_TOKENS);
+    p->hidden = malloc((size_t)p->config.chunk_tokens * p->embd_size * sizeof *p->hidden);
+    p->key = malloc(values * sizeof *p->key);
+    p->value = malloc(values * sizeof *p->value);
+    p->piece_capacity = kv_piece_bound(&p->shape, KV_BLOCK_TOKENS);
+    p->piece = malloc(p->piece_capacity);
+    p->codec = kv_codec_scratch_create(&p->shape);
+    return p->hidden && p->key && p->value && p->piece && p->codec ? 0 : -TD_ERR_NOMEM;
+}
+
+static void release(struct pipeline *p)
+{
+    while (p->jobs) {
+        struct pipeline_job *next = p->jobs->next;
+        job_free(p, p->jobs);
+        p->jobs = next;
+    }
+    kv_codec_scratch_destroy(p->codec);
+    free(p->piece);
+    free(p->value);
+    free(p->key);
+    free(p->hidden);
+    p->config.backend->ops->destroy(p->config.backend);
+    pthread_cond_destroy(&p->idle);
+    pthread_cond_destroy(&p->changed);
+    pthread_mutex_destroy(&p->lock);
+    free(p);
+}
+
+int pipeline_create(const struct pipeline_config *config, struct pipeline **out, struct td_error *err)
+{
+    const struct model_params *params = &config->backend->model->params;
+    struct pipeline *p = calloc(1, sizeof *p);
+    if (!p) {
+        config->backend->ops->destroy(config->backend);
+        return td_fail(err, -TD_ERR_NOMEM, "cannot start the prefill thread: out of memory");
+    }
+    p->config = *config;
+    p->layers = config->backend->layers_paged;
+    p->layer_count = params->layer_count;
+    p->embd_size = params->embd_size;
+    p->shape = (struct kv_shape){params->layer_count, params->kv_head_count, params->head_dim};
+    pthread_mutex_init(&p->lock, NULL);
+    pthread_cond_init(&p->changed, NULL);
+    pthread_cond_init(&p->idle, NULL);
+    int rc = allocate(p);
+    if (rc == 0 && pthread_create(&p->thread, NULL, run, p) != 0)
+        rc = -TD_ERR_NOMEM;
+    if (rc < 0) {
+        release(p);
+        return td_fail(err, rc, "cannot start the prefill thread: %s", td_status_text(rc));
+    }
+    *out = p;
+    return 0;
+}
+
+void pipeline_destroy(struct pipeline *p)
+{
+    if (!p)
+        return;
+    pthread_mutex_lock(&p->lock);
+    p->stop = true;
+    pthread_cond_broadcast(&p->changed);
+    pthread_mutex_unlock(&p->lock);
+    pthread_join(p->thread, NULL);
+    release(p);
+}

@@ -1,0 +1,94 @@
+/* pipeline: the prefill thread. It owns the device's backend and runs layers [0, k) over prompts, chunk by chunk, and hands the results on as
+ * messages ready for the wire: HIDDEN rows first, then the KV pieces of the blocks that the chunk has filled.
+ *
+ * A job is one sequence of token ids: a prompt, and behind it the reply as it streams in. Work comes in two kinds:
+ *     send  run [compute position, send end) and hand on what lies at or above send begin; oldest job first
+ *     fill  when nothing is to be sent: run whole blocks that are not in the local KV yet (replies, missing depth), so that a later turn finds them
+ * A job's send can be started anew at any time with a higher epoch (the plan was revised, the link was lost): what it has handed on so far is void,
+ * what it has computed is kept where it can be.
+ *
+ * Bounds: PIPELINE_OUT_SIZE bytes handed on and not yet taken by the link, then sending pauses; PIPELINE_FILLS_MAX closed jobs that are still filled.
+ * When pages run out, fills give theirs up first; a send that still gets none fails (-TD_ERR_NOSPACE) and the cloud does that prompt.
+ *
+ * Threads: all functions may be called from any thread, for one job from one thread at a time; the sink is called on the prefill thread. */
+#ifndef TANDEM_EDGE_PIPELINE_H
+#define TANDEM_EDGE_PIPELINE_H
+#include "edge/local_kv.h"
+#include "kernels/backend.h"
+#include "protocol/wire.h"
+
+#define PIPELINE_OUT_SIZE  (32u << 20)
+#define PIPELINE_FILLS_MAX 64u
+#define PIPELINE_HIDDEN_SIZE                                                                                 \
+    (256u << 10) /* bytes of one HIDDEN message, about: more rows become more messages */
+#define PIPELINE_HIDDEN_ROWS_MAX 256u
+
+struct pipeline_message { /* one HIDDEN or KV_BLOCK message */
+    struct pipeline_message *next;
+    unsigned type;               /* FRAME_HIDDEN, FRAME_KV_BLOCK */
+    uint32_t first_token, count; /* HIDDEN */
+    uint32_t layer;              /* HIDDEN: k; KV_BLOCK: the piece's */
+    uint32_t block_index;        /* KV_BLOCK */
+    uint8_t hidden_dtype;
+    bool is_value;
+    uint8_t *payload; /* malloc'ed */
+    size_t size;
+    size_t raw_size; /* of the same values as f32 rows or f16 KV */
+};
+void pipeline_message_free(struct pipeline_message *m); /* one, with its payload */
+
+enum pipeline_event_type { PIPELINE_MESSAGES, PIPELINE_SENT, PIPELINE_FAILED };
+struct pipeline_event { /* malloc'ed; the sink's once it returned 0 */
+    enum pipeline_event_type type;
+    uint64_t job;
+    uint32_t epoch;
+    struct pipeline_message *messages; /* PIPELINE_MESSAGES: a list in the order to send, the sink's too */
+    uint64_t compute_us;               /* PIPELINE_SENT: time in forward() for this epoch */
+    uint32_t computed_tokens;          /* PIPELINE_SENT: rows that were run */
+    int code;                          /* PIPELINE_FAILED: nothing more comes for this epoch */
+    bool rows_do_not_fit;              /* PIPELINE_FAILED: the row type cannot hold a value; f32 can */
+};
+void pipeline_event_free(struct pipeline_event *e);
+
+struct pipeline;
+struct pipeline_config {
+    struct backend *backend; /* taken over, also when creation fails */
+    struct local_kv *kv;     /* borrowed, as long as the pipeline */
+    uint32_t chunk_tokens;   /* a multiple of KV_BLOCK_TOKENS, at most the backend's rows */
+    uint8_t fingerprint[TD_HASH_SIZE], layout_hash[TD_HASH_SIZE];
+    /* 0: taken; -TD_ERR_FULL: tried again soon; anything else: the event is dropped. */
+    int (*sink)(void *ctx, struct pipeline_event *event);
+    void *ctx;
+};
+int pipeline_create(const struct pipeline_config *config, struct pipeline **out, struct td_error *err);
+void pipeline_destroy(struct pipeline *p); /* after the step in progress; open jobs become invalid */
+
+struct pipeline_job;
+struct pipeline_work {
+    uint64_t id; /* comes back in events */
+    uint8_t principal_key[32];
+    const int32_t *ids; /* [count], copied */
+    uint32_t count;
+    uint32_t capacity;               /* ids with the longest reply */
+    const struct kv_block_id *chain; /* [count / KV_BLOCK_TOKENS], copied */
+};
+/* NULL without memory. Nothing is done until pipeline_send, pipeline_fill or pipeline_append. */
+struct pipeline_job *pipeline_open(struct pipeline *p, const struct pipeline_work *work);
+struct pipeline_send {
+    uint32_t epoch;                /* higher than any before */
+    uint32_t send_begin, send_end; /* begin on a block border, end <= the ids given so far */
+    uint8_t codec, hidden_dtype;
+};
+void pipeline_send(struct pipeline *p, struct pipeline_job *job, const struct pipeline_send *send);
+/* Hand nothing on any more. Whole blocks are filled in idle time from now on. */
+void pipeline_fill(struct pipeline *p, struct pipeline_job *job);
+/* Reply tokens; beyond the capacity they are ignored. */
+void pipeline_append(struct pipeline *p, struct pipeline_job *job, const int32_t *ids, uint32_t count);
+/* keep: its whole blocks are still filled in idle time; else it ends after the step in progress. The handle is invalid afterwards. */
+void pipeline_close(struct pipeline *p, struct pipeline_job *job, bool keep);
+/* Bytes of messages that the link has taken, or that were dropped: room for more. */
+void pipeline_taken(struct pipeline *p, size_t size);
+/* Wait until there is nothing to do (tests). False after timeout_ms. */
+bool pipeline_wait_idle(struct pipeline *p, uint32_t timeout_ms);
+
+#endif

@@ -1,0 +1,61 @@
+/* pipeline_internal: what pipeline.c (jobs, thread) and pipeline_emit.c (messages) share, and nobody else sees. */
+#ifndef TANDEM_EDGE_PIPELINE_INTERNAL_H
+#define TANDEM_EDGE_PIPELINE_INTERNAL_H
+#include "edge/pipeline.h"
+#include <pthread.h>
+
+struct pipeline_job {
+    struct pipeline_job *next; /* under lock: all jobs, oldest first */
+    uint64_t id;
+    uint8_t principal_key[32];
+    uint32_t capacity;
+    int32_t *ids;       /* [capacity]; the thread reads below a count that it has seen under the lock */
+    uint32_t ids_count; /* under lock */
+    struct pipeline_send send; /* under lock; epoch 0: none yet */
+    bool sending, filling;     /* under lock */
+    bool closed, keep;         /* under lock */
+    bool stuck;                /* under lock: no pages, or the backend failed: not filled any more */
+
+    /* The prefill thread's own. */
+    struct kv_block_id *chain; /* [capacity / KV_BLOCK_TOKENS] */
+    uint32_t chain_count;
+    uint32_t *pages; /* [blocks of capacity] */
+    uint32_t page_count;
+    uint32_t position;  /* tokens [0, position) have been run, their KV is in pages */
+    uint32_t published; /* blocks */
+    uint32_t epoch;     /* that the position belongs to */
+    uint64_t compute_us;
+    uint32_t computed_tokens;
+};
+
+struct pipeline {
+    struct pipeline_config config;
+    uint32_t layers, layer_count, embd_size;
+    struct kv_shape shape;
+    pthread_t thread;
+    pthread_mutex_t lock;
+    pthread_cond_t changed; /* work came, room came, or stop */
+    pthread_cond_t idle;
+    struct pipeline_job *jobs; /* under lock */
+    size_t out_size;           /* under lock: handed on, not taken yet */
+    bool stop, is_idle;        /* under lock */
+
+    /* The prefill thread's own. */
+    float *hidden;         /* [chunk_tokens][embd_size] */
+    uint16_t *key, *value; /* one piece each */
+    uint8_t *piece;        /* an encoded piece */
+    size_t piece_capacity;
+    struct kv_codec_scratch *codec;
+};
+
+/* Rows [first_token, first_token + count) of the chunk at p->hidden (its first row is first_token) as HIDDEN messages; appended to *list. 0, -TD_ERR_FORMAT when a value
+ * does not fit the type, -TD_ERR_NOMEM. */
+int emit_rows(struct pipeline *p, const float *rows, uint32_t first_token, uint32_t count, uint8_t dtype,
+              struct pipeline_message **list);
+/* All layers' pieces of the first token_count tokens of a block, appended to *list. */
+int emit_block(struct pipeline *p, uint32_t page, uint32_t block_index, uint32_t token_count, uint8_t codec,
+               struct pipeline_message **list);
+void message_list_free(struct pipeline_message *list);
+size_t message_list_size(const struct pipeline_message *list);
+
+#endif
