@@ -27,17 +27,27 @@ if(NOT EXISTS "${_td_prefix}/.complete")
 endif()
 set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS "${CMAKE_CURRENT_LIST_DIR}/deps.sh")
 
-# Users before what they use: a static link needs this order.
-add_library(td::mbedtls INTERFACE IMPORTED GLOBAL)
-target_include_directories(td::mbedtls SYSTEM INTERFACE "${_td_prefix}/include")
-foreach(_td_name mbedtls mbedx509 mbedcrypto everest p256m)
-  target_link_libraries(td::mbedtls INTERFACE "${_td_prefix}/lib/lib${_td_name}.a")
-endforeach()
-target_link_libraries(td::mbedtls INTERFACE Threads::Threads)
+# _td_archive NAME USES…: one static library as a target that names what it uses, so that CMake puts users before what they use,
+# also where several targets of the project bring in the same libraries.
+function(_td_archive name)
+  add_library(td::archive_${name} STATIC IMPORTED GLOBAL)
+  set_target_properties(td::archive_${name} PROPERTIES IMPORTED_LOCATION "${_td_prefix}/lib/lib${name}.a")
+  target_include_directories(td::archive_${name} SYSTEM INTERFACE "${_td_prefix}/include")
+  foreach(used IN LISTS ARGN)
+    target_link_libraries(td::archive_${name} INTERFACE td::archive_${used})
+  endforeach()
+endfunction()
+_td_archive(everest)
+_td_archive(p256m)
+_td_archive(mbedcrypto everest p256m)
+_td_archive(mbedx509 mbedcrypto)
+_td_archive(mbedtls mbedx509)
+_td_archive(websockets mbedtls)
 
+add_library(td::mbedtls INTERFACE IMPORTED GLOBAL)
+target_link_libraries(td::mbedtls INTERFACE td::archive_mbedtls Threads::Threads)
 add_library(td::lws INTERFACE IMPORTED GLOBAL)
-target_include_directories(td::lws SYSTEM INTERFACE "${_td_prefix}/include")
-target_link_libraries(td::lws INTERFACE "${_td_prefix}/lib/libwebsockets.a" td::mbedtls)
+target_link_libraries(td::lws INTERFACE td::archive_websockets td::mbedtls)
 
 # _td_system TARGET MODULE: the system library that pkg-config calls MODULE.
 function(_td_system target module)

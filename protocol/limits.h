@@ -47,6 +47,7 @@
 
 /* HTTP */
 #define LIMIT_HTTP_BODY_SIZE   (8u << 20)
+#define LIMIT_HTTP_BUFFERED_SIZE (256u << 20) /* request bodies in memory, a listener */
 #define LIMIT_HTTP_HEADER_SIZE 8192u
 #define LIMIT_HTTP_IDLE_MS     30000u
 #define LIMIT_HTTP_EXCHANGES   1024u /* open requests a listener */

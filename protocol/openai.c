@@ -40,7 +40,7 @@ static bool put(json_t *object, const char *key, json_t *value)
 static json_t *chat_token(const char *text, size_t size, float logprob)
 {
     size_t shown_size;
-    char *shown = utf8_repair(text, size, &shown_size);
+    char *shown = api_utf8_repair(text, size, &shown_size);
     json_t *bytes = json_array();
     for (size_t i = 0; bytes && i < size; i++)
         json_array_append_new(bytes, json_integer((unsigned char)text[i]));
@@ -287,7 +287,7 @@ static const char *error_type(int http_status)
 char *api_json_error(int http_status, const char *message, const char *param, const char *code)
 {
     size_t size;
-    char *text = utf8_repair(message, strlen(message), &size);
+    char *text = api_utf8_repair(message, strlen(message), &size);
     if (!text)
         return NULL;
     json_t *root = json_pack("{s:{s:s%,s:s,s:s?,s:s?}}", "error", "message", text, size, "type",

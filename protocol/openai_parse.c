@@ -5,7 +5,7 @@
  * wrote: messages may end in a log.
  *
  * jansson spends up to 250 bytes on a two-byte value, so the text is first scanned for how many containers
- * and values it holds and how deep they nest (json_text_check); what passes costs a bounded multiple of the
+ * and values it holds and how deep they nest (api_json_check); what passes costs a bounded multiple of the
  * body's size. */
 #include "protocol/openai.h"
 #include "protocol/api_internal.h"
@@ -522,7 +522,7 @@ static int parse_prompt(struct parse *p)
 /* ---- the whole
  * --------------------------------------------------------------------------------------------- */
 
-int json_text_check(const char *text, size_t size)
+int api_json_check(const char *text, size_t size)
 {
     size_t depth = 0, containers = 0, values = 0;
     bool in_string = false;
@@ -550,7 +550,7 @@ int json_text_check(const char *text, size_t size)
 
 json_t *api_json_load(const char *body, size_t size, struct td_error *err)
 {
-    if (json_text_check(body, size)) {
+    if (api_json_check(body, size)) {
         td_fail(err, -TD_ERR_LIMIT, "the body holds more values, or nests deeper, than is accepted");
         return NULL;
     }
