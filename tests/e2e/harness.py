@@ -1,0 +1,238 @@
+"""harness: starts, kills and watches the real programs. Every fixture owns a fresh directory and free ports.
+
+    Cloud(dir)  one tandem-cloud with TLS, its own store and tokens; .kill() is kill -9, .start() again keeps the store
+    Edge(dir, cloud)  one tandem-edge
+    Relay(port)  a TCP relay in front of a port that can be cut, delayed and recorded
+"""
+import os
+import pathlib
+import re
+import signal
+import socket
+import subprocess
+import threading
+import time
+import urllib.error
+import urllib.request
+
+BIN = pathlib.Path(os.environ["TANDEM_BIN"])
+MODEL = os.environ["TANDEM_MODEL"]
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+START_SECONDS = 60
+
+
+def free_port():
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+def http_get(url, timeout=5):
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    with opener.open(url, timeout=timeout) as r:
+        return r.read().decode()
+
+
+class Program:
+    """One process, its log, and how to tell that it is ready."""
+
+    def __init__(self, directory, name):
+        self.dir = pathlib.Path(directory)
+        self.dir.mkdir(parents=True, exist_ok=True)
+        self.name = name
+        self.log_path = self.dir / f"{name}.log"
+        self.process = None
+        self.env = dict(os.environ)
+
+    def command(self):
+        raise NotImplementedError
+
+    def ready(self):
+        raise NotImplementedError
+
+    def start(self, wait=True):
+        assert self.process is None or self.process.poll() is not None, f"{self.name} already runs"
+        with open(self.log_path, "ab") as log:
+            self.process = subprocess.Popen(self.command(), stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=self.env)
+        if wait:
+            self.wait_ready()
+        return self
+
+    def wait_ready(self):
+        until = time.monotonic() + START_SECONDS
+        while time.monotonic() < until:
+            if self.process.poll() is not None:
+                raise RuntimeError(f"{self.name} exited with {self.process.returncode}: {self.log()[-2000:]}")
+            try:
+                self.ready()
+                return
+            except (OSError, urllib.error.URLError):
+                time.sleep(0.05)
+        raise RuntimeError(f"{self.name} is not ready: {self.log()[-2000:]}")
+
+    def kill(self):
+        """kill -9"""
+        if self.process and self.process.poll() is None:
+            self.process.send_signal(signal.SIGKILL)
+            self.process.wait()
+
+    def stop(self, seconds=20):
+        """SIGTERM; returns the exit code."""
+        if self.process and self.process.poll() is None:
+            self.process.terminate()
+            try:
+                self.process.wait(seconds)
+            except subprocess.TimeoutExpired:
+                self.kill()
+        return self.process.returncode if self.process else 0
+
+    def log(self):
+        return self.log_path.read_text(errors="replace") if self.log_path.exists() else ""
+
+
+class Cloud(Program):
+    def __init__(self, directory, model=MODEL, extra=(), store=None):
+        super().__init__(directory, "cloud")
+        self.model, self.extra = model, list(extra)
+        self.port, self.admin_port = free_port(), free_port()
+        self.certs = self.dir / "certs"
+        self.tokens = self.dir / "tokens"
+        self.store = pathlib.Path(store) if store else self.dir / "store"
+        if not self.certs.exists():
+            subprocess.run([ROOT / "deploy/certs.sh", self.certs, "--client", "tester"], check=True, capture_output=True)
+
+    @property
+    def ca(self):
+        return str(self.certs / "ca.crt")
+
+    @property
+    def url(self):
+        return f"https://localhost:{self.port}"
+
+    def new_token(self, tenant="acme", principal="alice"):
+        made = subprocess.run([BIN / "tandem-cloud", "token", "new", "--tenant", tenant, "--principal", principal, "--tokens-file", self.tokens],
+                              check=True, capture_output=True, text=True)
+        token = made.stdout.strip().splitlines()[-1].strip()
+        return token
+
+    def command(self):
+        return [BIN / "tandem-cloud", "--model", self.model, "--listen-port", str(self.port), "--admin-port", str(self.admin_port),
+                "--cert", self.certs / "server.crt", "--key", self.certs / "server.key", "--tokens-file", self.tokens,
+                "--store", self.store, "--store-key-file", self.dir / "store.key", *self.extra]
+
+    def ready(self):
+        http_get(f"http://127.0.0.1:{self.admin_port}/health")
+
+    def metrics(self):
+        return parse_metrics(http_get(f"http://127.0.0.1:{self.admin_port}/metrics"))
+
+
+class Edge(Program):
+    def __init__(self, directory, cloud, token, layers=8, model=MODEL, extra=(), cloud_port=None):
+        super().__init__(directory, "edge")
+        self.cloud, self.layers, self.model, self.extra = cloud, layers, model, list(extra)
+        self.port = free_port()
+        self.cloud_port = cloud_port or cloud.port
+        self.token_file = self.dir / "token"
+        self.token_file.write_text(token + "\n")
+        self.token_file.chmod(0o600)
+
+    @property
+    def url(self):
+        return f"http://127.0.0.1:{self.port}"
+
+    def command(self):
+        return [BIN / "tandem-edge", "--model", self.model, "--cloud", f"localhost:{self.cloud_port}", "--ca", self.cloud.ca,
+                "--token-file", self.token_file, "--edge-layers", str(self.layers), "--listen-port", str(self.port),
+                "--data", self.dir / "data", *self.extra]
+
+    def ready(self):
+        http_get(self.url + "/health")
+
+    def metrics(self):
+        return parse_metrics(http_get(self.url + "/metrics"))
+
+
+def parse_metrics(text):
+    """{'name{labels}': value}"""
+    values = {}
+    for line in text.splitlines():
+        match = re.match(r"^([a-zA-Z_:][\w:]*(?:\{[^}]*\})?) (\S+)$", line)
+        if match:
+            values[match.group(1)] = float(match.group(2))
+    return values
+
+
+class Relay:
+    """Forwards TCP to a port. cut() drops every connection at once and refuses new ones until restore(). Records bytes when asked."""
+
+    def __init__(self, target_port, delay_s=0.0, record=False):
+        self.target, self.delay, self.is_cut = target_port, delay_s, False
+        self.recorded = bytearray() if record else None
+        self.bytes_up = 0
+        self.cut_after = None  # bytes upward after which the link is cut by itself
+        self.pairs, self.lock = set(), threading.Lock()
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self.listener.getsockname()[1]
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self):
+        while True:
+            try:
+                near, _ = self.listener.accept()
+            except OSError:
+                return
+            if self.is_cut:
+                near.close()
+                continue
+            try:
+                far = socket.create_connection(("127.0.0.1", self.target))
+            except OSError:
+                near.close()
+                continue
+            with self.lock:
+                self.pairs.add((near, far))
+            for a, b, up in ((near, far, True), (far, near, False)):
+                threading.Thread(target=self._pump, args=(a, b, up, (near, far)), daemon=True).start()
+
+    def _pump(self, source, sink, up, pair):
+        try:
+            while data := source.recv(65536):
+                if self.recorded is not None:
+                    self.recorded += data
+                if up:
+                    self.bytes_up += len(data)
+                    if self.cut_after is not None and self.bytes_up >= self.cut_after:
+                        self.cut_after = None
+                        self.cut()
+                        return
+                if self.delay:
+                    time.sleep(self.delay)
+                sink.sendall(data)
+        except OSError:
+            pass
+        self._close(pair)
+
+    def _close(self, pair):
+        with self.lock:
+            self.pairs.discard(pair)
+        for s in pair:
+            try:
+                s.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                pass
+            s.close()
+
+    def cut(self):
+        self.is_cut = True
+        with self.lock:
+            pairs = list(self.pairs)
+        for pair in pairs:
+            self._close(pair)
+
+    def restore(self):
+        self.is_cut = False
+
+    def close(self):
+        self.cut()
+        self.listener.close()
