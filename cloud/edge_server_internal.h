@@ -1,0 +1,101 @@
+/* edge_server_internal: what edge_server.c (connections), edge_server_stream.c (streams: frames to commands), edge_server_event.c (events to frames) and
+ * edge_server_conversation.c (reading and saving conversations) share. */
+#ifndef TANDEM_CLOUD_EDGE_SERVER_INTERNAL_H
+#define TANDEM_CLOUD_EDGE_SERVER_INTERNAL_H
+#include "cloud/edge_server.h"
+#include "protocol/link.h"
+#include "shared/metrics.h"
+
+#define EDGE_WAITING_MAX 4096u    /* commands that wait in one stream while it is OPENING */
+#define EDGE_LINGER_US   2000000u /* from the link's end to the socket's: time for the last frames */
+#define EDGE_RETRY_MS    1000u    /* what an edge is told when there is no room */
+
+struct edge_server {
+    struct service *service;
+    struct ws_handler handler;
+    struct edge_connection *connections;
+    uint32_t connection_count, stream_count;
+    struct metric *connections_gauge, *streams_gauge, *refused, *protocol_errors, *saved, *save_failures;
+};
+
+struct edge_connection {
+    struct edge_server *server;
+    struct edge_connection *previous, *next;
+    struct ws_conn *ws;
+    struct link *link;
+    struct net_timer *timer;
+    char peer[64];
+    bool ready;     /* WELCOME was sent */
+    bool lingering; /* the link is closed; the socket follows */
+    bool receiving; /* inside link_receive: it flushes once at the end */
+    struct auth_identity who;
+    uint8_t shared_key[CRYPTO_KEY_SIZE], own_key[CRYPTO_KEY_SIZE];
+    struct edge_stream *streams;
+};
+
+enum edge_command_type { EDGE_PLAN, EDGE_HIDDEN, EDGE_KV, EDGE_GENERATE };
+struct edge_command { /* a frame, ready for the engine */
+    struct edge_command *next;
+    enum edge_command_type type;
+    union {
+        struct {
+            uint32_t epoch, count;
+            struct engine_range ranges[LIMIT_RANGES];
+        } plan;
+        struct {
+            uint32_t epoch, first_token, count, layer;
+            uint8_t dtype;
+        } hidden;
+        struct {
+            uint32_t epoch, block_index;
+        } kv;
+        struct engine_generate generate;
+    };
+    uint8_t *payload; /* owned */
+    size_t payload_size;
+};
+
+struct edge_stream {
+    struct engine_listener listener; /* first: events find the stream through it */
+    struct edge_connection *connection;
+    struct edge_stream *next;
+    uint32_t id;
+    uint64_t attempt;
+    uint8_t request_id[GEN_REQUEST_ID_SIZE];
+    char conversation[LIMIT_NAME_SIZE + 1]; /* "": none */
+    bool generate_seen, no_persist;
+    bool finishing;                    /* the edge's CANCEL (finished) has come */
+    uint64_t unconsumed_size;          /* bulk bytes that the engine holds */
+    struct conversation_read *reading; /* OPENING */
+    struct edge_command *waiting, **waiting_last;
+    uint32_t waiting_count;
+};
+
+/* ---- connections ---- */
+/* After anything that may have given the link something to send. */
+void edge_connection_flush(struct edge_connection *c);
+
+/* ---- streams ---- */
+int edge_stream_frame(struct edge_connection *c,
+                      const struct wire_frame *f); /* what link_config.on_frame returns */
+struct edge_stream *edge_stream_find(struct edge_connection *c, uint32_t id);
+/* The stream is over; ends nothing at the engine. */
+void edge_stream_free(struct edge_stream *s);
+/* ERROR to the edge, the sequence cancelled, the stream freed. */
+void edge_stream_fail(struct edge_stream *s, int code, const char *text, uint32_t retry_after_ms);
+/* The ids are complete: open the sequence and send on what has waited. Takes ids. */
+void edge_stream_begin(struct edge_stream *s, struct engine_open *open);
+
+/* ---- events ---- */
+void edge_stream_event(struct engine_listener *l, const struct engine_event *event);
+
+/* ---- conversations ---- */
+/* Read the first `length` ids of s->conversation; then edge_stream_begin with them in front of `open`'s, or need_ids. Takes open's ids. */
+int edge_conversation_read(struct edge_stream *s, struct engine_open *open, uint32_t length,
+                           const uint8_t hash[TD_HASH_SIZE]);
+void edge_conversation_forget(
+    struct edge_stream *s); /* the stream goes away while its conversation is being read */
+/* Save what the conversation holds now. ids are copied. */
+void edge_conversation_save(struct edge_stream *s, const int32_t *ids, uint32_t count);
+
+#endif

@@ -1,0 +1,20 @@
+/* inbox: how other threads hand things to the network loop: a list under a lock, and one post to the loop for as many items as have come
+ * together. A push never fails and never waits, so an event of the engine cannot get lost because the loop is busy; if the loop's own post
+ * queue is full, the next push or inbox_drain (called once a second) tries again. Items are run in the order of their pushes. */
+#ifndef TANDEM_CLOUD_INBOX_H
+#define TANDEM_CLOUD_INBOX_H
+#include "protocol/net.h"
+
+struct inbox;
+struct inbox_item { /* the first member of what is handed over */
+    struct inbox_item *next;
+    void (*run)(struct inbox_item *item); /* on the loop's thread; frees the item if it was allocated */
+};
+
+struct inbox *inbox_create(struct net_loop *loop); /* NULL without memory */
+/* Loop's thread, when nobody pushes any more and before the loop is destroyed: runs what is left. */
+void inbox_destroy(struct inbox *b);
+void inbox_push(struct inbox *b, struct inbox_item *item);
+void inbox_drain(struct inbox *b); /* loop's thread */
+
+#endif

@@ -1,0 +1,181 @@
+/* settings: see settings.h. */
+#include "cloud/settings.h"
+#include "kernels/backend.h"
+#include "protocol/limits.h"
+#include <arpa/inet.h>
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define OPTION(field, kind) .type = kind, .offset = offsetof(struct settings, field)
+
+/* clang-format off */
+static const struct config_option options[] = {
+    {.name = "model", OPTION(model, CONFIG_STRING), .metavar = "FILE", .help = "the model, a GGUF file with all its layers; edges must have the same"},
+    {.name = "model-name", OPTION(model_name, CONFIG_STRING), .metavar = "NAME", .help = "what the API calls it; without it, the file's name"},
+    {.name = "chat-template", OPTION(chat_template, CONFIG_STRING), .metavar = "NAME", .help = "instead of the one in the file: chatml, smollm, qwen, llama2, llama3, mistral, ..."},
+    {.name = "listen", OPTION(listen, CONFIG_STRING), .fallback = "127.0.0.1", .metavar = "ADDRESS", .help = "where to serve: the API over HTTPS, and edges over WSS at /tandem; 0.0.0.0 or :: for all interfaces"},
+    {.name = "listen-port", OPTION(listen_port, CONFIG_INT), .fallback = "8443", .max = 65535, .metavar = "PORT", .help = "0: any free one"},
+    {.name = "admin-port", OPTION(admin_port, CONFIG_INT), .fallback = "9443", .max = 65535, .metavar = "PORT", .help = "/metrics and /health over plain HTTP on 127.0.0.1; 0: any free one"},
+    {.name = "cert", OPTION(cert, CONFIG_STRING), .metavar = "FILE", .help = "certificate chain (PEM); deploy/certs.sh makes one"},
+    {.name = "key", OPTION(key, CONFIG_STRING), .metavar = "FILE", .help = "its private key (PEM)"},
+    {.name = "client-ca", OPTION(client_ca, CONFIG_STRING), .metavar = "FILE", .help = "let in only clients with a certificate of this authority"},
+    {.name = "plain", OPTION(plain, CONFIG_BOOL), .help = "no TLS; on a loopback address only"},
+    {.name = "tokens-file", OPTION(tokens_file, CONFIG_STRING), .metavar = "FILE", .help = "who may come in; made by `tandem-cloud token new`; without it, `tokens` beside the default store"},
+    {.name = "store", OPTION(store, CONFIG_STRING), .metavar = "DIR", .help = "blocks and conversations; without it, /var/lib/tandem/cloud for root, else ~/.local/share/tandem/cloud"},
+    {.name = "store-key-file", OPTION(store_key_file, CONFIG_STRING), .metavar = "FILE", .help = "master key of the store, made at the first start; without it, `store.key` beside the default store. TANDEM_STORE_KEY in the environment comes before it"},
+    {.name = "store-size", OPTION(store_size, CONFIG_SIZE), .metavar = "SIZE", .help = "the most that the store takes on disk; 0: 90 % of the file system"},
+    {.name = "threads", OPTION(threads, CONFIG_INT), .max = WORKERS_MAX, .metavar = "N", .help = "compute threads; 0: all cores"},
+    {.name = "kv-memory", OPTION(kv_memory, CONFIG_SIZE), .metavar = "SIZE", .help = "memory for KV pages; 0: a quarter of what is available"},
+    {.name = "pages", OPTION(pages, CONFIG_INT), .max = 1 << 24, .metavar = "N", .help = "the same as a number of pages of 64 tokens; wins over --kv-memory"},
+    {.name = "token-budget", OPTION(token_budget, CONFIG_INT), .fallback = "512", .min = 16, .max = BATCH_ROWS_MAX, .metavar = "N", .help = "rows of one step, prefill and decode together: more is faster in sum, less keeps replies flowing"},
+    {.name = "sequences", OPTION(sequences, CONFIG_INT), .fallback = "64", .min = 1, .max = BATCH_SEQS_MAX, .metavar = "N", .help = "requests that run at once; more wait"},
+    {.name = "context", OPTION(context, CONFIG_INT), .max = LIMIT_PROMPT_TOKENS, .metavar = "N", .help = "longest context in tokens; 0: the model's"},
+    {.name = "kv-stall-ms", OPTION(kv_stall_ms, CONFIG_INT), .fallback = "2000", .min = 1, .max = 600000, .metavar = "MS", .help = "KV that an edge owes and that makes no progress for so long is recomputed"},
+    {.name = "log-level", OPTION(log_level, CONFIG_STRING), .fallback = "info", .metavar = "LEVEL", .help = "debug, info, warn, error"},
+};
+/* clang-format on */
+
+static const struct config_spec spec = {
+    .program = "tandem-cloud",
+    .env_prefix = "TANDEM_CLOUD",
+    .summary =
+        "Tandem's decode service: runs the upper layers for edges, decodes, keeps every conversation's KV.",
+    .examples =
+        "Examples:\n"
+        "  tandem-cloud token new --tenant acme --principal alice\n"
+        "  tandem-cloud --model model.gguf --cert certs/server.crt --key certs/server.key\n"
+        "  tandem-cloud --model model.gguf --plain --listen-port 8080\n"
+        "\nCommands:\n  tandem-cloud token new|list|revoke    credentials; see tandem-cloud token --help\n"
+        "\nSIGTERM lets running replies finish (10 s), then stops. SIGHUP reads the tokens file again.\n",
+    .options = options,
+    .option_count = TD_COUNT(options),
+};
+
+int settings_default_path(char *out, size_t size, const char *name, struct td_error *err)
+{
+    const char *home = getenv("HOME"), *data = getenv("XDG_DATA_HOME");
+    int length;
+    if (geteuid() == 0)
+        length = snprintf(out, size, "/var/lib/tandem/%s", name);
+    else if (data && data[0] == '/')
+        length = snprintf(out, size, "%s/tandem/%s", data, name);
+    else if (home && home[0] == '/')
+        length = snprintf(out, size, "%s/.local/share/tandem/%s", home, name);
+    else
+        return td_fail(err, -TD_ERR_NOTFOUND,
+                       "cannot tell where to keep data: HOME is not set; name --store, --store-key-file and "
+                       "--tokens-file");
+    if (length < 0 || (size_t)length >= size)
+        return td_fail(err, -TD_ERR_LIMIT, "the path to the data folder is too long");
+    return 0;
+}
+
+int settings_make_parents(const char *path, struct td_error *err)
+{
+    char folder[4096];
+    if (strlen(path) >= sizeof folder)
+        return td_fail(err, -TD_ERR_LIMIT, "cannot make the folder of %.60s...: the path is too long", path);
+    strcpy(folder, path);
+    for (char *slash = strchr(folder + 1, '/'); slash; slash = strchr(slash + 1, '/')) {
+        *slash = '\0';
+        if (mkdir(folder, 0700) < 0 && errno != EEXIST)
+            return td_fail(err, errno == ENOSPC ? -TD_ERR_DISKFULL : -TD_ERR_IO,
+                           "cannot make the folder %s: %s", folder, strerror(errno));
+        *slash = '/';
+    }
+    return 0;
+}
+
+bool settings_is_loopback(const char *address)
+{
+    struct in_addr v4;
+    struct in6_addr v6;
+    if (strcmp(address, "localhost") == 0)
+        return true;
+    if (inet_pton(AF_INET, address, &v4) == 1)
+        return ntohl(v4.s_addr) >> 24 == 127;
+    return inet_pton(AF_INET6, address, &v6) == 1 && memcmp(&v6, &in6addr_loopback, sizeof v6) == 0;
+}
+
+/* ---- what belongs together ---- */
+
+static int check_tls(const struct settings *s, struct td_error *err)
+{
+    if (s->plain && !settings_is_loopback(s->listen))
+        return td_fail(
+            err, -TD_ERR_ARG,
+            "cannot serve without TLS on %s: --plain is for loopback addresses (--listen 127.0.0.1)",
+            s->listen);
+    if (s->plain && (s->cert[0] || s->key[0] || s->client_ca[0]))
+        return td_fail(err, -TD_ERR_ARG, "--plain and --cert, --key, --client-ca exclude each other");
+    if (!s->plain && (!s->cert[0] || !s->key[0]))
+        return td_fail(
+            err, -TD_ERR_ARG,
+            "cannot serve without a certificate: give --cert and --key (deploy/certs.sh makes both), or "
+            "--plain to try it on loopback");
+    return 0;
+}
+
+static int check(struct settings *s, struct td_error *err)
+{
+    if (!s->model[0])
+        return td_fail(err, -TD_ERR_ARG,
+                       "no model: name one with --model FILE (deploy/fetch-model.sh gets one)");
+    if (!s->listen[0])
+        return td_fail(err, -TD_ERR_ARG, "--listen wants an address such as 127.0.0.1, 0.0.0.0 or ::");
+    if (log_level_parse(s->log_level, &s->level) < 0)
+        return td_fail(err, -TD_ERR_ARG, "--log-level is debug, info, warn or error, not \"%s\"",
+                       s->log_level);
+    if (s->listen_port != 0 && s->listen_port == s->admin_port)
+        return td_fail(err, -TD_ERR_ARG, "--listen-port and --admin-port are both %d: choose two ports",
+                       (int)s->listen_port);
+    return check_tls(s, err);
+}
+
+static int choose_path(char *out, size_t size, const char *given, const char *name, struct td_error *err)
+{
+    if (!given[0])
+        return settings_default_path(out, size, name, err);
+    if (strlen(given) >= size)
+        return td_fail(err, -TD_ERR_LIMIT, "the path %.60s... is too long", given);
+    strcpy(out, given);
+    return 0;
+}
+
+/* "models/SmolLM2.Q4_1.gguf" -> "SmolLM2.Q4_1" */
+static void name_after_file(struct settings *s)
+{
+    const char *slash = strrchr(s->model, '/'), *base = slash ? slash + 1 : s->model;
+    size_t size = strlen(base);
+    if (size > 5 && strcmp(base + size - 5, ".gguf") == 0)
+        size -= 5;
+    snprintf(s->model_name_default, sizeof s->model_name_default, "%.*s", (int)size, base);
+    if (!s->model_name[0])
+        s->model_name = s->model_name_default;
+}
+
+int settings_load(int argc, char **argv, struct settings *out, struct config **config, struct td_error *err)
+{
+    memset(out, 0, sizeof *out);
+    int rc = config_load(&spec, argc, argv, out, config, NULL, NULL, err);
+    if (rc != 0)
+        return rc;
+    rc = check(out, err);
+    if (rc == 0)
+        rc = choose_path(out->store_path, sizeof out->store_path, out->store, "cloud", err);
+    if (rc == 0)
+        rc = choose_path(out->store_key_path, sizeof out->store_key_path, out->store_key_file, "store.key",
+                         err);
+    if (rc == 0)
+        rc = choose_path(out->tokens_path, sizeof out->tokens_path, out->tokens_file, "tokens", err);
+    if (rc < 0) {
+        config_free(*config);
+        *config = NULL;
+        return rc;
+    }
+    name_after_file(out);
+    return 0;
+}

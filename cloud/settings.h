@@ -1,0 +1,35 @@
+/* settings: what tandem-cloud can be told, from flags, environment (TANDEM_CLOUD_…) and file, and what is wrong with it before anything is
+ * opened. `port` alone is no option's name: Kubernetes sets TANDEM_CLOUD_PORT for a service of that name. */
+#ifndef TANDEM_CLOUD_SETTINGS_H
+#define TANDEM_CLOUD_SETTINGS_H
+#include "shared/base.h"
+#include "shared/config.h"
+#include "shared/log.h"
+
+struct settings {
+    const char *model, *model_name, *chat_template;
+    const char *listen;
+    int64_t listen_port, admin_port;
+    const char *cert, *key, *client_ca;
+    bool plain;
+    const char *tokens_file;
+    const char *store, *store_key_file;
+    uint64_t store_size;
+    int64_t threads, pages, token_budget, sequences, context, kv_stall_ms;
+    uint64_t kv_memory;
+    const char *log_level;
+    /* filled in by settings_load */
+    enum log_level level;
+    char model_name_default[128];                                   /* of the model's file, without ".gguf" */
+    char tokens_path[4096], store_path[4096], store_key_path[4096]; /* given, or the defaults */
+};
+
+/* 0 with *config to be freed by config_free when the settings are no longer used; 1: help or version was printed; negative with err. */
+int settings_load(int argc, char **argv, struct settings *out, struct config **config, struct td_error *err);
+/* A path below the program's own folder: /var/lib/tandem for root, else $XDG_DATA_HOME/tandem or ~/.local/share/tandem. */
+int settings_default_path(char *out, size_t size, const char *name, struct td_error *err);
+/* Make the folders that lead to `path` (0700), not `path` itself. */
+int settings_make_parents(const char *path, struct td_error *err);
+bool settings_is_loopback(const char *address); /* localhost, 127.x.x.x, ::1 */
+
+#endif
