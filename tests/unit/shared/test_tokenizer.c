@@ -1,0 +1,868 @@
+/* tokenizer: the same ids as the references on golden/tokens_*.bin.zst and the same bytes back; special tokens only where they are
+ * meant; any bytes survive; merging against a naive twin; vocabularies that are wrong are refused. */
+#include "gguf_build.h"
+#include "shared/tokenizer.h"
+#include "shared/utf8.h"
+#include <setjmp.h>
+#include <stdarg.h>
+#include <time.h>
+#include <unistd.h>
+#include <utf8proc.h>
+#include <zstd.h>
+#include <cmocka.h>
+
+#define IDS_MAX (1 << 20)
+
+static int32_t ids[IDS_MAX];
+static char decoded[IDS_MAX * 4];
+
+/* --- models ------------------------------------------------------------------------------------------------------ */
+
+static struct tokenizer *load(const char *path, const char *pre)
+{
+    struct gguf *g;
+    struct tokenizer *t;
+    struct td_error err = {0};
+    if (gguf_open(path, &g, &err) != 0 || tokenizer_create(g, pre, &t, &err) != 0)
+        fail_msg("%s", err.text);
+    gguf_close(g); /* a tokenizer needs its file no longer */
+    return t;
+}
+
+static struct tokenizer *load_tiny(const char *name, const char *pre)
+{
+    char path[512];
+    snprintf(path, sizeof path, "%s/tiny/%s.gguf", TEST_DATA, name);
+    return load(path, pre);
+}
+
+/* The real model: TANDEM_MODEL, or where deploy/fetch-model.sh keeps it. NULL: none here. */
+static const char *model_path(void)
+{
+    static char path[512];
+    const char *home = getenv("HOME");
+    if (getenv("TANDEM_MODEL"))
+        return getenv("TANDEM_MODEL");
+    snprintf(path, sizeof path, "/var/cache/tandem/models/SmolLM2-135M-Instruct.Q4_1.gguf");
+    if (access(path, R_OK) != 0)
+        snprintf(path, sizeof path, "%s/.cache/tandem/models/SmolLM2-135M-Instruct.Q4_1.gguf",
+                 home ? home : "");
+    return access(path, R_OK) == 0 ? path : NULL;
+}
+
+static struct tokenizer *make(struct gguf_build *b)
+{
+    struct bytes file = gguf_build_end(b);
+    struct gguf *g;
+    struct tokenizer *t;
+    struct td_error err = {0};
+    if (gguf_parse(file.data, file.size, &g, &err) != 0 || tokenizer_create(g, NULL, &t, &err) != 0)
+        fail_msg("%s", err.text);
+    gguf_close(g);
+    memset(file.data, 0xee, file.size); /* nothing may be borrowed from it */
+    free(file.data);
+    return t;
+}
+
+/* Byte-level BPE in small: tokens 0 to 255 are the bytes, then `more`. */
+struct mini {
+    const char *pre, *more[24], *merges[16];
+    int32_t more_types[24];
+};
+
+static void add_mini(struct gguf_build *b, const struct mini *m)
+{
+    static char bytes[256][4];
+    const char *tokens[300];
+    int32_t types[300];
+    size_t count = 256, merge_count = 0;
+    int other = 256;
+    for (int i = 0; i < 256; i++) { /* GPT-2's table of visible bytes */
+        bool visible = (i >= '!' && i <= '~') || (i >= 0xa1 && i <= 0xac) || i >= 0xae;
+        int cp = visible ? i : other++;
+        snprintf(bytes[i], 4, cp < 0x80 ? "%c" : "%c%c", cp < 0x80 ? cp : 0xc0 | cp >> 6, 0x80 | (cp & 0x3f));
+        tokens[i] = bytes[i];
+        types[i] = 1;
+    }
+    for (size_t i = 0; i < TD_COUNT(m->more) && m->more[i]; i++, count++) {
+        tokens[count] = m->more[i];
+        types[count] = m->more_types[i] ? m->more_types[i] : 1;
+    }
+    while (merge_count < TD_COUNT(m->merges) && m->merges[merge_count])
+        merge_count++;
+    key_string(b, "tokenizer.ggml.model", "gpt2");
+    key_string(b, "tokenizer.ggml.pre", m->pre ? m->pre : "smollm");
+    key_strings(b, "tokenizer.ggml.tokens", tokens, count);
+    key_array32(b, "tokenizer.ggml.token_type", GGUF_VALUE_I32, types, count);
+    key_strings(b, "tokenizer.ggml.merges", m->merges, merge_count);
+}
+
+static struct tokenizer *make_mini(const struct mini *m)
+{
+    struct gguf_build b = {0};
+    add_mini(&b, m);
+    return make(&b);
+}
+
+static void expect_ids(const struct tokenizer *t, const char *text, const struct text_range *special,
+                       size_t special_count, const int32_t *want, size_t count)
+{
+    int64_t got = tokenizer_encode(t, text, strlen(text), special, special_count, false, ids, IDS_MAX);
+    assert_int_equal(got, count);
+    if (count)
+        assert_memory_equal(ids, want, count * sizeof *want);
+}
+
+#define EXPECT(t, text, special, count, ...)                                                                 \
+    expect_ids(t, text, special, count, (const int32_t[]){__VA_ARGS__},                                      \
+               sizeof((const int32_t[]){__VA_ARGS__}) / sizeof(int32_t))
+
+/* --- golden sets ------------------------------------------------------------------------------------------------- */
+
+struct golden {
+    uint8_t *data;
+    struct reader r;
+    uint32_t line_count;
+};
+
+static void open_golden(struct golden *s, const char *name)
+{
+    char path[512];
+    snprintf(path, sizeof path, "%s/tokens_%s.bin.zst", TEST_DATA, name);
+    FILE *f = fopen(path, "rb");
+    assert_non_null(f);
+    fseek(f, 0, SEEK_END);
+    size_t size = (size_t)ftell(f);
+    rewind(f);
+    uint8_t *packed = malloc(size);
+    assert_int_equal(fread(packed, 1, size, f), size);
+    fclose(f);
+    size_t unpacked = (size_t)ZSTD_getFrameContentSize(packed, size);
+    s->data = malloc(unpacked);
+    assert_int_equal(ZSTD_decompress(s->data, unpacked, packed, size), unpacked);
+    free(packed);
+    s->r = reader_over(s->data, unpacked);
+    assert_memory_equal(reader_take(&s->r, 4), "TDTK", 4);
+    assert_int_equal(reader_u32(&s->r), 1);
+    s->line_count = reader_u32(&s->r);
+}
+
+/* Can the vocabulary say every byte of the text? (SmolLM2's lacks 21 bytes, SentencePiece makes U+2581 a blank.) */
+static bool sayable(const struct tokenizer *t, const char *text, size_t size)
+{
+    if (tokenizer_strips_leading_space(t))
+        return memmem(text, size, "\xe2\x96\x81", 3) == NULL;
+    for (size_t i = 0; i < size; i++) {
+        int32_t id;
+        if (tokenizer_encode(t, text + i, 1, NULL, 0, false, &id, 1) != 1)
+            return false;
+    }
+    return true;
+}
+
+static void check_line(const struct tokenizer *t, const char *text, size_t size, bool special,
+                       const uint8_t *want, uint32_t count, size_t *round_trips)
+{
+    struct text_range all = {0, size};
+    int64_t got = tokenizer_encode(t, text, size, special ? &all : NULL, special, false, ids, IDS_MAX);
+    bool same = got == count;
+    for (uint32_t i = 0; i < count && same; i++)
+        same = ids[i] == (int32_t)load_le32(want + 4 * i);
+    if (!same)
+        fail_msg("ids differ on: %.*s", (int)TD_MIN(size, (size_t)200), text);
+    if (!sayable(t, text, size))
+        return;
+    int64_t length = tokenizer_decode(t, ids, count, special, decoded, sizeof decoded);
+    const char *from = decoded + (tokenizer_strips_leading_space(t) && length > 0);
+    assert_int_equal(length - (from - decoded), size);
+    if (size)
+        assert_memory_equal(from, text, size);
+    ++*round_trips;
+}
+
+static void check_golden(const struct tokenizer *t, const char *name, bool special, uint32_t lines_min)
+{
+    struct golden s;
+    size_t round_trips = 0;
+    open_golden(&s, name);
+    for (uint32_t i = 0; i < s.line_count; i++) {
+        uint32_t size = reader_u32(&s.r), count = reader_u32(&s.r);
+        const char *text = (const char *)reader_take(&s.r, size);
+        const uint8_t *want = reader_take(&s.r, (size_t)count * 4);
+        assert_false(s.r.bad);
+        check_line(t, text, size, special, want, count, &round_trips);
+    }
+    assert_ptr_equal(s.r.next, s.r.end);
+    assert_true(s.line_count >= lines_min);
+    assert_true(round_trips >= lines_min - lines_min / 20);
+    free(s.data);
+}
+
+static void test_golden_smollm(void **state)
+{
+    (void)state;
+    if (!model_path())
+        skip();
+    struct tokenizer *t = load(model_path(), NULL);
+    assert_int_equal(tokenizer_vocab_count(t), 49152);
+    assert_int_equal(tokenizer_bos(t), 1);
+    assert_int_equal(tokenizer_eos(t), 2);
+    assert_false(tokenizer_add_bos(t));
+    assert_true(tokenizer_is_end(t, 2) && tokenizer_is_end(t, 0) && !tokenizer_is_end(t, 1));
+    check_golden(t, "smollm", false, 10000);
+    check_golden(t, "smollm_special", true, 200);
+    tokenizer_destroy(t);
+}
+
+static void test_golden_pre(void **state)
+{
+    (void)state;
+    static const char *const names[] = {"smollm", "llama-bpe", "qwen2"};
+    for (size_t i = 0; i < TD_COUNT(names); i++) {
+        char set[32];
+        struct tokenizer *t = load_tiny("bpe-vocabulary", names[i]);
+        snprintf(set, sizeof set, "pre_%s", names[i]);
+        check_golden(t, set, false, 1000);
+        tokenizer_destroy(t);
+    }
+}
+
+static void test_golden_spm(void **state)
+{
+    (void)state;
+    struct tokenizer *t = load_tiny("llama-spm", NULL);
+    assert_true(tokenizer_add_bos(t));
+    assert_true(tokenizer_strips_leading_space(t));
+    check_golden(t, "spm", false, 1000);
+    tokenizer_destroy(t);
+}
+
+/* --- encoding ---------------------------------------------------------------------------------------------------- */
+
+static void test_capacity(void **state)
+{
+    (void)state;
+    struct mini m = {.more = {"ab"}, .merges = {"a b"}};
+    struct tokenizer *t = make_mini(&m);
+    int32_t out[4] = {-7, -7, -7, -7};
+    assert_int_equal(tokenizer_encode(t, "abcab", 5, NULL, 0, false, NULL, 0), 3);
+    assert_int_equal(tokenizer_encode(t, "abcab", 5, NULL, 0, false, out, 2), 3);
+    assert_true(out[0] == 256 && out[1] == 'c' && out[2] == -7);
+    assert_int_equal(tokenizer_encode(t, "", 0, NULL, 0, false, out, 4), 0);
+    assert_int_equal(tokenizer_encode(t, NULL, 0, NULL, 0, false, out, 4), 0);
+    assert_int_equal(tokenizer_encode(t, "x", TOKENIZER_TEXT_MAX + 1, NULL, 0, false, out, 4), -TD_ERR_LIMIT);
+    static const int32_t three[] = {256, 'c', 256};
+    char text[5] = "-----";
+    assert_int_equal(tokenizer_decode(t, three, 3, false, text, 3), 5);
+    assert_memory_equal(text, "abc--", 5);
+    assert_int_equal(tokenizer_decode(t, three, 3, false, NULL, 0), 5);
+    tokenizer_destroy(t);
+}
+
+static void test_bos(void **state)
+{
+    (void)state;
+    struct gguf_build b = {0};
+    struct mini m = {.more = {"<s>", "</s>"}, .more_types = {3, 3}};
+    add_mini(&b, &m);
+    key_u32(&b, "tokenizer.ggml.bos_token_id", 256);
+    key_u32(&b, "tokenizer.ggml.eos_token_id", 257);
+    key_bool(&b, "tokenizer.ggml.add_bos_token", true);
+    struct tokenizer *t = make(&b);
+    assert_true(tokenizer_add_bos(t));
+    assert_int_equal(tokenizer_bos(t), 256);
+    assert_int_equal(tokenizer_eos(t), 257);
+    assert_int_equal(tokenizer_encode(t, "a", 1, NULL, 0, true, ids, IDS_MAX), 2);
+    assert_true(ids[0] == 256 && ids[1] == 'a');
+    assert_int_equal(tokenizer_encode(t, "", 0, NULL, 0, true, ids, IDS_MAX), 1);
+    EXPECT(t, "a", NULL, 0, 'a'); /* the caller decides, not the file */
+    tokenizer_destroy(t);
+    t = make_mini(&m);
+    assert_int_equal(tokenizer_bos(t), -1);
+    assert_int_equal(tokenizer_encode(t, "a", 1, NULL, 0, true, ids, IDS_MAX), 1);
+    tokenizer_destroy(t);
+}
+
+/* What files without the key add_bos_token get. */
+static void test_default_of_add_bos(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *pre;
+        bool add;
+    } cases[] = {{"smollm", false}, {"qwen2", false}, {"llama-bpe", true}, {"llama3", true}};
+    for (size_t i = 0; i < TD_COUNT(cases); i++) {
+        struct mini m = {.pre = cases[i].pre};
+        struct tokenizer *t = make_mini(&m);
+        assert_int_equal(tokenizer_add_bos(t), cases[i].add);
+        tokenizer_destroy(t);
+    }
+}
+
+static void test_special_tokens_only_in_ranges(void **state)
+{
+    (void)state;
+    struct mini m = {.more = {"<s>", "<s><s>", "<unk>", "<t>"}, .more_types = {3, 3, 2, 3}};
+    struct tokenizer *t = make_mini(&m);
+    struct text_range all = {0, 7}, front = {0, 3}, cut = {0, 2}, none = {3, 3};
+    struct text_range two[] = {{0, 3}, {4, 7}}, adjacent[] = {{0, 3}, {3, 6}};
+    EXPECT(t, "<s>x<s>", NULL, 0, '<', 's', '>', 'x', '<', 's', '>');
+    EXPECT(t, "<s>x<s>", &all, 1, 256, 'x', 256);
+    EXPECT(t, "<s>x<s>", &front, 1, 256, 'x', '<', 's', '>');
+    EXPECT(t, "<s>x<s>", two, 2, 256, 'x', 256);
+    EXPECT(t, "<s>x<s>", &two[1], 1, '<', 's', '>', 'x', 256);
+    EXPECT(t, "<s>x<s>", &cut, 1, '<', 's', '>', 'x', '<', 's', '>');
+    EXPECT(t, "<s>x<s>", &none, 1, '<', 's', '>', 'x', '<', 's', '>');
+    EXPECT(t, "<s><s><s>", &(struct text_range){.end = 9}, 1, 257, 256); /* the longest first */
+    EXPECT(t, "<s><s>", adjacent, 2, 256, 256);                          /* none reaches over a border */
+    EXPECT(t, "<t><s><unk>", &(struct text_range){.end = 11}, 1, 259, 256, 258);
+    EXPECT(t, "<unk>", NULL, 0, '<', 'u', 'n', 'k', '>');
+    struct text_range backwards[] = {{4, 7}, {0, 3}}, beyond = {0, 8}, turned = {5, 4};
+    assert_int_equal(tokenizer_encode(t, "<s>x<s>", 7, backwards, 2, false, ids, IDS_MAX), -TD_ERR_ARG);
+    assert_int_equal(tokenizer_encode(t, "<s>x<s>", 7, &beyond, 1, false, ids, IDS_MAX), -TD_ERR_ARG);
+    assert_int_equal(tokenizer_encode(t, "<s>x<s>", 7, &turned, 1, false, ids, IDS_MAX), -TD_ERR_ARG);
+    tokenizer_destroy(t);
+}
+
+static void test_many_ranges(void **state)
+{
+    (void)state;
+    enum { TURNS = 2000 };
+    struct mini m = {.more = {"<s>", "<e>"}, .more_types = {3, 3}};
+    struct tokenizer *t = make_mini(&m);
+    char *text = malloc(TURNS * 9 + 1);
+    struct text_range *ranges = malloc(TURNS * 2 * sizeof *ranges);
+    for (size_t i = 0; i < TURNS; i++) { /* every second <s> is the user's */
+        memcpy(text + i * 9, "<s><s><e>", 9);
+        ranges[2 * i] = (struct text_range){i * 9, i * 9 + 3};
+        ranges[2 * i + 1] = (struct text_range){i * 9 + 6, i * 9 + 9};
+    }
+    assert_int_equal(tokenizer_encode(t, text, TURNS * 9, ranges, TURNS * 2, false, ids, IDS_MAX), TURNS * 5);
+    for (size_t i = 0; i < TURNS; i++)
+        assert_memory_equal(ids + i * 5, ((int32_t[]){256, '<', 's', '>', 257}), 20);
+    free(text);
+    free(ranges);
+    tokenizer_destroy(t);
+}
+
+/* User-defined tokens are found everywhere, before anything else; they are no control tokens. */
+static void test_user_defined_tokens(void **state)
+{
+    (void)state;
+    struct mini m = {.more = {"ABC", "BCDE", "<tool>", "zz"}, .more_types = {4, 4, 4, 0}, .merges = {"z z"}};
+    struct tokenizer *t = make_mini(&m);
+    EXPECT(t, "x<tool>y", NULL, 0, 'x', 258, 'y');
+    EXPECT(t, "ABCDE", NULL, 0, 'A', 257);
+    EXPECT(t, "ABCABCDE", NULL, 0, 256, 'A', 257);
+    EXPECT(t, "z<tool>zz", NULL, 0, 'z', 258, 259);
+    assert_false(tokenizer_is_special(t, 258));
+    assert_int_equal(tokenizer_piece(t, 258, false).size, 6);
+    tokenizer_destroy(t);
+}
+
+/* Names that mean control tokens whatever type a file gives them: no text that a user writes may be one. */
+static void test_well_known_names(void **state)
+{
+    (void)state;
+    struct mini m = {.more = {"<|im_end|>", "<|fim_pad|>", "<|eot_id|>"}, .more_types = {4, 4, 1}};
+    struct tokenizer *t = make_mini(&m);
+    EXPECT(t, "<|im_end|>", NULL, 0, '<', '|', 'i', 'm', '_', 'e', 'n', 'd', '|', '>');
+    EXPECT(t, "<|im_end|><|fim_pad|>", &(struct text_range){.end = 21}, 1, 256, 257);
+    assert_true(tokenizer_is_end(t, 256) && tokenizer_is_end(t, 258) && !tokenizer_is_end(t, 257));
+    assert_true(tokenizer_is_special(t, 256) && tokenizer_is_special(t, 257) && tokenizer_is_special(t, 258));
+    tokenizer_destroy(t);
+}
+
+/* Even a vocabulary whose merges spell a control token cannot be talked into giving it. */
+static void test_merges_never_make_control_tokens(void **state)
+{
+    (void)state;
+    static const char *const pres[] = {"smollm", "llama-bpe"}; /* merged, and looked up whole */
+    for (size_t i = 0; i < TD_COUNT(pres); i++) {
+        struct mini m = {
+            .pre = pres[i], .more = {"ab", "abc"}, .more_types = {1, 3}, .merges = {"a b", "ab c"}};
+        struct tokenizer *t = make_mini(&m);
+        EXPECT(t, "ab", NULL, 0, 256);
+        int64_t count = tokenizer_encode(t, "abc", 3, NULL, 0, false, ids, IDS_MAX);
+        for (int64_t k = 0; k < count; k++)
+            assert_int_not_equal(ids[k], 257);
+        assert_int_equal(tokenizer_decode(t, ids, (size_t)count, false, decoded, sizeof decoded), 3);
+        assert_memory_equal(decoded, "abc", 3);
+        tokenizer_destroy(t);
+    }
+}
+
+static void test_merge_order(void **state)
+{
+    (void)state;
+    struct mini m = {.more = {"ab", "bc", "abc", "aa", "bcd"},
+                     .merges = {"b c", "a b", "ab c", "a a", "bc d", "b c"}};
+    struct tokenizer *t = make_mini(&m);
+    EXPECT(t, "abc", NULL, 0, 'a', 257); /* "b c" is the earlier merge, and its first mention counts */
+    EXPECT(t, "aaa", NULL, 0, 259, 'a'); /* leftmost of equals */
+    EXPECT(t, "aaaaa", NULL, 0, 259, 259, 'a');
+    EXPECT(t, "abcd", NULL, 0, 'a', 260);
+    EXPECT(t, "abx", NULL, 0, 256, 'x');
+    tokenizer_destroy(t);
+    m.pre = "llama-bpe";
+    t = make_mini(&m);
+    EXPECT(t, "abc", NULL, 0, 258); /* llama-bpe looks up the whole word first */
+    EXPECT(t, "abcd", NULL, 0, 'a', 260);
+    tokenizer_destroy(t);
+}
+
+/* A merge whose result is no token may still lead on; if it stays, its bytes come out. */
+static void test_merges_through_missing_tokens(void **state)
+{
+    (void)state;
+    struct mini m = {.more = {"abc"}, .merges = {"a b", "ab c"}};
+    struct tokenizer *t = make_mini(&m);
+    EXPECT(t, "abc", NULL, 0, 256);
+    EXPECT(t, "abx", NULL, 0, 'a', 'b', 'x');
+    tokenizer_destroy(t);
+}
+
+static uint32_t random_u32(uint32_t *seed)
+{
+    *seed = *seed * 1664525u + 1013904223u;
+    return *seed >> 8;
+}
+
+/* Byte-level BPE by the book: look through all pairs, join the best, again. */
+static size_t naive_merge(const struct gguf_value *merges, char parts[][64], size_t count)
+{
+    for (;;) {
+        uint64_t best = UINT64_MAX;
+        size_t at = 0;
+        for (size_t i = 0; i + 1 < count; i++) {
+            char pair[132];
+            int size = snprintf(pair, sizeof pair, "%s %s", parts[i], parts[i + 1]);
+            for (uint64_t k = 0; k < merges->count && k < best; k++) {
+                struct span s;
+                gguf_array_string(merges, k, &s);
+                if (s.size == (size_t)size && memcmp(s.data, pair, s.size) == 0)
+                    best = k, at = i;
+            }
+        }
+        if (best == UINT64_MAX)
+            return count;
+        memcpy(parts[at] + strlen(parts[at]), parts[at + 1], strlen(parts[at + 1]) + 1);
+        memmove(parts[at + 1], parts[at + 2], (count - at - 2) * 64);
+        count--;
+    }
+}
+
+static void test_against_a_naive_twin(void **state)
+{
+    (void)state;
+    char path[512], parts[24][64];
+    struct gguf *g;
+    struct tokenizer *t;
+    uint32_t seed = 42;
+    snprintf(path, sizeof path, "%s/tiny/bpe-vocabulary.gguf", TEST_DATA);
+    assert_int_equal(gguf_open(path, &g, NULL), 0);
+    assert_int_equal(tokenizer_create(g, "qwen2", &t, NULL), 0);
+    const struct gguf_value *merges = gguf_find(g, "tokenizer.ggml.merges");
+    for (int round = 0; round < 300; round++) {
+        static const char letters[] = "eeetttaaooinsrhldcu"; /* frequent ones, so that much merges */
+        char word[24] = {0};
+        size_t size = 1 + random_u32(&seed) % 20, count;
+        for (size_t i = 0; i < size; i++) {
+            word[i] = letters[random_u32(&seed) % (sizeof letters - 1)];
+            snprintf(parts[i], 64, "%c", word[i]);
+        }
+        count = naive_merge(merges, parts, size);
+        assert_int_equal(tokenizer_encode(t, word, size, NULL, 0, false, ids, IDS_MAX), count);
+        for (size_t i = 0; i < count; i++)
+            assert_int_equal(ids[i], tokenizer_find(t, parts[i]));
+    }
+    tokenizer_destroy(t);
+    gguf_close(g);
+}
+
+/* Not quadratic: half a megabyte without a place to cut. */
+static void test_endless_words(void **state)
+{
+    (void)state;
+    enum { SIZE = 512 * 1024 };
+    static const char *const names[] = {"bpe-vocabulary", "llama-spm"};
+    static const char *const units[] = {"the", "a", " ", "\xe4\xb8\xad", "!", "\xff", "0"};
+    char *text = malloc(SIZE);
+    for (size_t n = 0; n < TD_COUNT(names); n++) {
+        struct tokenizer *t = load_tiny(names[n], n ? NULL : "smollm");
+        for (size_t u = 0; u < TD_COUNT(units); u++) {
+            size_t unit = strlen(units[u]), size = SIZE / unit * unit;
+            for (size_t i = 0; i < size; i++)
+                text[i] = units[u][i % unit];
+            clock_t begin = clock();
+            int64_t count = tokenizer_encode(t, text, size, NULL, 0, false, ids, IDS_MAX);
+            double seconds = (double)(clock() - begin) / CLOCKS_PER_SEC;
+            assert_true(count > 0 && count <= IDS_MAX);
+            if (seconds > 5) /* quadratic would be minutes; sanitizers and a busy machine are not */
+                fail_msg("%s takes %.1f s", names[n], seconds);
+            int64_t length = tokenizer_decode(t, ids, (size_t)count, false, decoded, sizeof decoded);
+            size_t lead = tokenizer_strips_leading_space(t);
+            assert_int_equal(length, size + lead);
+            assert_memory_equal(decoded + lead, text, size);
+        }
+        tokenizer_destroy(t);
+    }
+    free(text);
+}
+
+/* Any bytes come back, valid UTF-8 or not, from every kind. */
+static void test_any_bytes_survive(void **state)
+{
+    (void)state;
+    static const char *const pres[] = {"smollm", "llama-bpe", "qwen2", NULL};
+    uint32_t seed = 7;
+    for (size_t p = 0; p < TD_COUNT(pres); p++) {
+        struct tokenizer *t = load_tiny(pres[p] ? "bpe-vocabulary" : "llama-spm", pres[p]);
+        size_t lead = tokenizer_strips_leading_space(t);
+        for (int round = 0; round < 2000; round++) {
+            static const uint8_t lively[] = {0xe2, 0x96, 0x81, 0xc3, 0xf0, 0x9f, 0x20,
+                                             0x0a, 0x27, 0x73, 0x80, 0xed, 0xa0, 0xff};
+            char text[64];
+            size_t size = 1 + random_u32(&seed) % sizeof text;
+            for (size_t i = 0; i < size; i++)
+                text[i] = (char)(round % 2 ? lively[random_u32(&seed) % sizeof lively] : random_u32(&seed));
+            if (lead && memmem(text, size, "\xe2\x96\x81", 3))
+                continue;
+            int64_t count = tokenizer_encode(t, text, size, NULL, 0, false, ids, IDS_MAX);
+            assert_true(count > 0);
+            assert_int_equal(tokenizer_decode(t, ids, (size_t)count, false, decoded, sizeof decoded),
+                             size + lead);
+            assert_memory_equal(decoded + lead, text, size);
+        }
+        tokenizer_destroy(t);
+    }
+}
+
+static void test_spm_blanks(void **state)
+{
+    (void)state;
+    static const char *const tokens[] = {"<unk>",
+                                         "<s>",
+                                         "</s>",
+                                         "\xe2\x96\x81",
+                                         "a",
+                                         "b",
+                                         "ab",
+                                         "\xe2\x96\x81"
+                                         "a",
+                                         "<0x63>",
+                                         "<0xC3>",
+                                         "\xe2\x96\x81\xe2\x96\x81",
+                                         "<0x3C>",
+                                         "[x]",
+                                         "b\xe2\x96\x81"};
+    static const int32_t types[] = {2, 3, 3, 1, 1, 1, 1, 1, 6, 6, 1, 6, 4, 1};
+    static const float scores[] = {0, 0, 0, -9, -8, -7, -2, -1, 0, 0, -5, 0, 0, -3};
+    for (int prefix = 0; prefix < 2; prefix++) {
+        struct gguf_build b = {0};
+        key_string(&b, "tokenizer.ggml.model", "llama");
+        key_strings(&b, "tokenizer.ggml.tokens", tokens, TD_COUNT(tokens));
+        key_array32(&b, "tokenizer.ggml.token_type", GGUF_VALUE_I32, types, TD_COUNT(types));
+        key_array32(&b, "tokenizer.ggml.scores", GGUF_VALUE_F32, scores, TD_COUNT(scores));
+        key_u32(&b, "tokenizer.ggml.unknown_token_id", 0);
+        if (!prefix)
+            key_bool(&b, "tokenizer.ggml.add_space_prefix", false);
+        struct tokenizer *t = make(&b);
+        assert_int_equal(tokenizer_strips_leading_space(t), prefix);
+        assert_true(tokenizer_add_bos(t)); /* the default of this kind */
+        struct text_range middle = {2, 6};
+        if (prefix) {
+            EXPECT(t, "ab", NULL, 0, 7, 5); /* "▁a" scores best */
+            EXPECT(t, "ab</s>ab", &middle, 1, 7, 5, 2, 7,
+                   5); /* a blank in front again behind a special token */
+            EXPECT(t, "b[x]b", NULL, 0, 3, 5, 12, 3, 5);
+            EXPECT(t, "c", NULL, 0, 3, 8);
+        } else {
+            EXPECT(t, "ab", NULL, 0, 6);
+            EXPECT(t, "b a", NULL, 0, 5, 7); /* of "b▁" and "▁a" the better, though it crosses no word */
+            EXPECT(t, "b b", NULL, 0, 13, 5);
+            EXPECT(t, "b  b", NULL, 0, 13, 3, 5);
+            EXPECT(t, "\xc3", NULL, 0, 9);
+            EXPECT(t, "d", NULL, 0, 0); /* no byte token: unknown */
+        }
+        assert_int_equal(tokenizer_piece(t, 7, false).size, 2);
+        assert_memory_equal(tokenizer_piece(t, 7, false).data, " a", 2);
+        assert_int_equal(tokenizer_piece(t, 8, false).size, 1);
+        assert_memory_equal(tokenizer_piece(t, 8, false).data, "c", 1);
+        tokenizer_destroy(t);
+    }
+}
+
+static void test_pieces(void **state)
+{
+    (void)state;
+    struct mini m = {.more = {"<s>", "\xc4\xa0x", "", "caf\xc3\xa9\xe4\xb8\xad"}, .more_types = {3}};
+    struct tokenizer *t = make_mini(&m);
+    assert_int_equal(tokenizer_piece(t, 256, false).size, 0);
+    assert_int_equal(tokenizer_piece(t, 256, true).size, 3);
+    assert_memory_equal(tokenizer_piece(t, 257, false).data, " x", 2);
+    assert_int_equal(tokenizer_piece(t, 258, true).size, 0);
+    assert_int_equal(tokenizer_piece(t, 259, true).size,
+                     7); /* é stands for byte E9; 中 is no byte and stays */
+    assert_memory_equal(tokenizer_piece(t, 259, true).data, "caf\xe9\xe4\xb8\xad", 7);
+    for (int b = 0; b < 256; b++) {
+        assert_int_equal(tokenizer_piece(t, b, false).size, 1);
+        assert_int_equal(tokenizer_piece(t, b, false).data[0], b);
+    }
+    assert_int_equal(tokenizer_piece(t, -1, true).size, 0);
+    assert_int_equal(tokenizer_piece(t, 260, true).size, 0);
+    assert_false(tokenizer_is_end(t, -1) || tokenizer_is_special(t, 260));
+    assert_int_equal(tokenizer_find(t, "<s>"), 256);
+    assert_int_equal(tokenizer_find(t, "\xc4\xa0x"), 257);
+    assert_int_equal(tokenizer_find(t, "nothing"), -1);
+    assert_int_equal(tokenizer_find(t, ""), -1);
+    tokenizer_destroy(t);
+}
+
+static void test_ends(void **state)
+{
+    (void)state;
+    struct gguf_build b = {0};
+    struct mini m = {
+        .more = {"e1", "e2", "e3", "no", "</s>", "<|endoftext|>", "<|end_of_text|>", "<|eom_id|>"}};
+    add_mini(&b, &m);
+    key_u32(&b, "tokenizer.ggml.eos_token_id", 256);
+    key_u32(&b, "tokenizer.ggml.eot_token_id", 257);
+    key_u32(&b, "tokenizer.ggml.eom_token_id", 258);
+    struct tokenizer *t = make(&b);
+    for (int32_t id = 256; id < 264; id++)
+        assert_int_equal(tokenizer_is_end(t, id), id != 259);
+    tokenizer_destroy(t);
+}
+
+static void test_identity(void **state)
+{
+    (void)state;
+    struct mini base = {.more = {"ab", "<s>"}, .more_types = {1, 3}, .merges = {"a b"}}, other[5];
+    uint8_t want[TD_HASH_SIZE], got[TD_HASH_SIZE];
+    struct tokenizer *t = make_mini(&base);
+    tokenizer_id(t, want);
+    tokenizer_destroy(t);
+    t = make_mini(&base);
+    tokenizer_id(t, got);
+    tokenizer_destroy(t);
+    assert_memory_equal(want, got, TD_HASH_SIZE);
+    for (size_t i = 0; i < TD_COUNT(other); i++)
+        other[i] = base;
+    other[0].pre = "qwen2";
+    other[1].more[0] = "ac";
+    other[2].merges[1] = "b a";
+    other[3].more_types[1] = 4;
+    other[4].more[2] = "new";
+    for (size_t i = 0; i < TD_COUNT(other); i++) {
+        t = make_mini(&other[i]);
+        tokenizer_id(t, got);
+        tokenizer_destroy(t);
+        assert_memory_not_equal(want, got, TD_HASH_SIZE);
+    }
+}
+
+/* --- what is refused --------------------------------------------------------------------------------------------- */
+
+static void expect_refused(struct gguf_build *b, const char *pre, int code, const char *words)
+{
+    struct bytes file = gguf_build_end(b);
+    struct gguf *g;
+    struct tokenizer *t;
+    struct td_error err = {0};
+    assert_int_equal(gguf_parse(file.data, file.size, &g, &err), 0);
+    assert_int_equal(tokenizer_create(g, pre, &t, &err), code);
+    assert_null(t);
+    if (!strstr(err.text, words))
+        fail_msg("\"%s\" lacks \"%s\"", err.text, words);
+    assert_non_null(strstr(err.text, "cannot use the tokenizer of"));
+    gguf_close(g);
+    free(file.data);
+}
+
+static void test_refused_kinds(void **state)
+{
+    (void)state;
+    struct gguf_build b = {0};
+    struct mini m = {.pre = "gpt-2"};
+    key_u32(&b, "x", 1);
+    expect_refused(&b, NULL, -TD_ERR_NOTFOUND, "tokenizer.ggml.model");
+    key_string(&b, "tokenizer.ggml.model", "t5");
+    expect_refused(&b, NULL, -TD_ERR_UNSUPPORTED, "none of gpt2 and llama");
+    key_string(&b, "tokenizer.ggml.model", "gpt2");
+    expect_refused(&b, NULL, -TD_ERR_UNSUPPORTED, "--pretokenizer");
+    add_mini(&b, &m);
+    expect_refused(&b, NULL, -TD_ERR_UNSUPPORTED, "none of smollm, llama-bpe and qwen2");
+    m.pre = "smollm";
+    add_mini(&b, &m);
+    expect_refused(&b, "tekken", -TD_ERR_UNSUPPORTED, "none of smollm, llama-bpe and qwen2");
+}
+
+static void test_refused_vocabularies(void **state)
+{
+    (void)state;
+    static const char *const two[] = {"a", "b"};
+    struct gguf_build b = {0};
+    key_string(&b, "tokenizer.ggml.model", "llama");
+    expect_refused(&b, NULL, -TD_ERR_FORMAT, "lists no tokens");
+    key_string(&b, "tokenizer.ggml.model", "llama");
+    key_strings(&b, "tokenizer.ggml.tokens", two, 0);
+    expect_refused(&b, NULL, -TD_ERR_FORMAT, "lists no tokens");
+    key_string(&b, "tokenizer.ggml.model", "llama");
+    key_strings(&b, "tokenizer.ggml.tokens", two, 2);
+    key_array32(&b, "tokenizer.ggml.token_type", GGUF_VALUE_I32, (const int32_t[]){1}, 1);
+    expect_refused(&b, NULL, -TD_ERR_FORMAT, "differ in length");
+    key_string(&b, "tokenizer.ggml.model", "llama");
+    key_strings(&b, "tokenizer.ggml.tokens", two, 2);
+    key_array32(&b, "tokenizer.ggml.scores", GGUF_VALUE_F32, (const float[]){1, 2, 3}, 3);
+    expect_refused(&b, NULL, -TD_ERR_FORMAT, "differ in length");
+    key_string(&b, "tokenizer.ggml.model", "llama");
+    key_strings(&b, "tokenizer.ggml.tokens", two, 2);
+    key_array32(&b, "tokenizer.ggml.token_type", GGUF_VALUE_I32, (const int32_t[]){1, -1}, 2);
+    expect_refused(&b, NULL, -TD_ERR_FORMAT, "wrong type of token 1");
+    key_string(&b, "tokenizer.ggml.model", "llama");
+    key_strings(&b, "tokenizer.ggml.tokens", (const char *const[]){"a", "b", "a"}, 3);
+    expect_refused(&b, NULL, -TD_ERR_FORMAT, "two tokens, the second is 2");
+    static const char *const id_keys[] = {"tokenizer.ggml.bos_token_id", "tokenizer.ggml.eos_token_id",
+                                          "tokenizer.ggml.eot_token_id", "tokenizer.ggml.unknown_token_id"};
+    for (size_t i = 0; i < TD_COUNT(id_keys); i++) {
+        key_string(&b, "tokenizer.ggml.model", "llama");
+        key_strings(&b, "tokenizer.ggml.tokens", two, 2);
+        key_u32(&b, id_keys[i], 2);
+        expect_refused(&b, NULL, -TD_ERR_FORMAT, "outside the vocabulary: id 2");
+    }
+    key_string(&b, "tokenizer.ggml.model", "gpt2");
+    key_string(&b, "tokenizer.ggml.pre", "qwen2");
+    key_strings(&b, "tokenizer.ggml.tokens", two, 2);
+    expect_refused(&b, NULL, -TD_ERR_FORMAT, "no merges");
+    static const char *const bad_merges[] = {"ab", "a ", " a", " ", "", "a"};
+    for (size_t i = 0; i < TD_COUNT(bad_merges); i++) {
+        struct mini m = {.merges = {"a b", bad_merges[i]}};
+        add_mini(&b, &m);
+        expect_refused(&b, NULL, -TD_ERR_FORMAT, "no two parts in merge 1");
+    }
+}
+
+/* --- UTF-8 ------------------------------------------------------------------------------------------------------- */
+
+static void test_utf8(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *bytes;
+        size_t complete; /* bytes that may be shown */
+        bool valid;
+    } cases[] = {
+        {"", 0, true},
+        {"abc", 3, true},
+        {"\xc3\xa9", 2, true},
+        {"a\xc3", 1, false},
+        {"\xe4\xb8\xad", 3, true},
+        {"x\xe4\xb8", 1, false},
+        {"x\xe4", 1, false},
+        {"\xf0\x9f\x99\x82", 4, true},
+        {"\xf0\x9f\x99", 0, false},
+        {"ab\xf0\x9f", 2, false},
+        {"\xf4\x8f\xbf\xbf", 4, true},
+        {"\xf4\x90\x80\x80", 4, false}, /* beyond U+10FFFF */
+        {"\xf4\x90", 2, false},         /* cannot become valid: waiting would be in vain */
+        {"\xed\xa0", 2, false},         /* a surrogate */
+        {"\xed\x9f", 0, false},
+        {"\xe0\x80", 2, false}, /* overlong */
+        {"\xc0\x80", 2, false},
+        {"\xc1", 1, false},
+        {"\xf5", 1, false},
+        {"\xff", 1, false},
+        {"\x80", 1, false},
+        {"\xc3\xa9\x80", 3, false},
+        {"\x80\x80\x80\x80", 4, false},
+        {"\xe4"
+         "a",
+         2, false},
+    };
+    for (size_t i = 0; i < TD_COUNT(cases); i++) {
+        size_t size = strlen(cases[i].bytes);
+        assert_int_equal(utf8_complete(cases[i].bytes, size), cases[i].complete);
+        assert_int_equal(utf8_valid(cases[i].bytes, size), cases[i].valid);
+    }
+}
+
+/* Every code point and every prefix of its encoding. */
+static void test_utf8_decode_against_utf8proc(void **state)
+{
+    (void)state;
+    for (uint32_t cp = 0; cp < 0x110000; cp++) {
+        utf8proc_uint8_t bytes[4];
+        uint32_t got;
+        if (cp >= 0xd800 && cp < 0xe000)
+            continue;
+        size_t size = (size_t)utf8proc_encode_char((utf8proc_int32_t)cp, bytes);
+        const char *text = (const char *)bytes;
+        if (utf8_decode(text, size, &got) != size || got != cp)
+            fail_msg("U+%04X is misread", cp);
+        for (size_t part = 1; part < size; part++)
+            if (utf8_complete(text, part) != 0 || utf8_decode(text, part, &got) != 1 || got != UTF8_INVALID)
+                fail_msg("a part of U+%04X is misread", cp);
+    }
+}
+
+/* Classes are fixed to Unicode 15.1. Where utf8proc knows 15.0 it agrees, but for the ideographs of extension I, which came with 15.1. */
+static void test_classes_against_utf8proc(void **state)
+{
+    (void)state;
+    if (strcmp(utf8proc_unicode_version(), "15.0.0") != 0)
+        skip();
+    static const uint32_t spaces[] = {0x9, 0xa, 0xb, 0xc, 0xd, 0x85};
+    size_t space_count = 0;
+    for (uint32_t cp = 0; cp < 0x110000; cp++) {
+        utf8proc_category_t category = utf8proc_category((utf8proc_int32_t)cp);
+        enum char_class want = CHAR_OTHER;
+        if (category >= UTF8PROC_CATEGORY_LU && category <= UTF8PROC_CATEGORY_LO)
+            want = CHAR_LETTER;
+        else if (category >= UTF8PROC_CATEGORY_ND && category <= UTF8PROC_CATEGORY_NO)
+            want = CHAR_NUMBER;
+        else if (category >= UTF8PROC_CATEGORY_ZS && category <= UTF8PROC_CATEGORY_ZP)
+            want = CHAR_SPACE;
+        for (size_t i = 0; i < TD_COUNT(spaces); i++)
+            want = cp == spaces[i] ? CHAR_SPACE : want;
+        if (cp >= 0x2ebf0 && cp <= 0x2ee5d)
+            want = CHAR_LETTER;
+        space_count += want == CHAR_SPACE;
+        if (unicode_class(cp) != want)
+            fail_msg("U+%04X has class %d", cp, unicode_class(cp));
+    }
+    assert_int_equal(space_count, 25); /* White_Space in PropList.txt */
+    assert_int_equal(unicode_class(UTF8_INVALID), CHAR_OTHER);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_golden_smollm),
+        cmocka_unit_test(test_golden_pre),
+        cmocka_unit_test(test_golden_spm),
+        cmocka_unit_test(test_capacity),
+        cmocka_unit_test(test_bos),
+        cmocka_unit_test(test_default_of_add_bos),
+        cmocka_unit_test(test_special_tokens_only_in_ranges),
+        cmocka_unit_test(test_many_ranges),
+        cmocka_unit_test(test_user_defined_tokens),
+        cmocka_unit_test(test_well_known_names),
+        cmocka_unit_test(test_merges_never_make_control_tokens),
+        cmocka_unit_test(test_merge_order),
+        cmocka_unit_test(test_merges_through_missing_tokens),
+        cmocka_unit_test(test_against_a_naive_twin),
+        cmocka_unit_test(test_endless_words),
+        cmocka_unit_test(test_any_bytes_survive),
+        cmocka_unit_test(test_spm_blanks),
+        cmocka_unit_test(test_pieces),
+        cmocka_unit_test(test_ends),
+        cmocka_unit_test(test_identity),
+        cmocka_unit_test(test_refused_kinds),
+        cmocka_unit_test(test_refused_vocabularies),
+        cmocka_unit_test(test_utf8),
+        cmocka_unit_test(test_utf8_decode_against_utf8proc),
+        cmocka_unit_test(test_classes_against_utf8proc),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
