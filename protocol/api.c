@@ -67,10 +67,14 @@ static void on_model(const struct route_call *r)
 
 static void on_health(const struct route_call *r)
 {
-    if (r->server->ready)
-        respond(r, 200, strdup("{\"status\":\"ok\"}"));
-    else
+    const struct api_config *config = &r->server->config;
+    const char *why = NULL;
+    if (!r->server->ready)
         respond_error(r, 503, "the model is still being loaded", NULL, "loading");
+    else if (config->ops->unhealthy && (why = config->ops->unhealthy(config->ctx)))
+        respond_error(r, 503, why, NULL, "unavailable");
+    else
+        respond(r, 200, strdup("{\"status\":\"ok\"}"));
 }
 
 static void on_metrics(const struct route_call *r)

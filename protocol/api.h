@@ -36,6 +36,8 @@ struct api_ops {
     int (*conversations)(void *ctx, const struct api_identity *who, char **json);
     int (*conversation_show)(void *ctx, const struct api_identity *who, const char *id, char **json);
     int (*conversation_delete)(void *ctx, const struct api_identity *who, const char *id);
+    /* Optional: why a generation would have to wait now, one line (borrowed), or NULL: /health answers 503 with it. */
+    const char *(*unhealthy)(void *ctx);
 };
 
 struct api_config {

@@ -38,7 +38,8 @@ struct api_request { /* one parsed /v1/chat/completions or /v1/completions body;
     char *conversation; /* extension field `conversation`, or the X-Conversation-Id header; NULL: none */
     char *user;
     bool no_cache, ignore_end; /* extensions for tests and benchmarks: "cache": false, "ignore_eos": true */
-    int accept; /* extension "fidelity": "exact" | "visible-lossless" | "any" → enum kv_accept */
+    int accept;      /* extension "fidelity": "exact" | "visible-lossless" | "any" → enum kv_accept */
+    bool has_accept; /* the request named one: the server's own default does not apply */
     bool
         has_tools_or_format; /* `tools`, `response_format` other than text: refused with 400 by the parser's caller */
 };

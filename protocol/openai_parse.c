@@ -206,6 +206,7 @@ static int parse_fidelity(struct parse *p)
     for (size_t i = 0; i < TD_COUNT(levels); i++)
         if (json_is_string(v) && strcmp(json_string_value(v), levels[i].name) == 0) {
             p->out->accept = levels[i].accept;
+            p->out->has_accept = true;
             return 0;
         }
     return refuse(p, -TD_ERR_ARG, "fidelity",
