@@ -18,14 +18,13 @@
 
 #define RATE_WINDOW_START                                                                                    \
     (16u << 10) /* bytes on the way before anything is known: about what TCP itself begins with */
-#define RATE_FRAME_START      4096u
-#define RATE_INTERVAL_US      500000u /* busy time of one interval of the maximum */
-#define RATE_INTERVAL_SAMPLES 4u      /* in round trips: an interval is no shorter */
-#define RATE_BUSY_STEP_US     100000u /* a longer gap between samples was not busy */
-#define RATE_SAMPLE_US_MIN    1000u   /* shorter samples say more about the clock than about the link */
-#define RATE_MIN_RTT_AGE_US   10000000u
-#define RATE_DRAIN_US_MAX     2000000u
-#define RATE_FLAT_ROUNDS      3u
+#define RATE_FRAME_START    4096u
+#define RATE_INTERVAL_US    500000u /* busy time of one interval of the maximum */
+#define RATE_BUSY_STEP_US   100000u /* a longer gap between samples was not busy */
+#define RATE_SAMPLE_US_MIN  1000u   /* shorter samples say more about the clock than about the link */
+#define RATE_MIN_RTT_AGE_US 10000000u
+#define RATE_DRAIN_US_MAX   2000000u
+#define RATE_FLAT_ROUNDS    3u
 
 void rate_init(struct rate *r, uint64_t hint_bytes_per_s)
 {
@@ -92,7 +91,7 @@ void rate_sent(struct rate *r, size_t size, uint64_t now_us)
                              .first_sent_us = r->first_sent_us,
                              .acked_size = r->acked_size,
                              .acked_us = r->acked_us,
-                             .limited = r->acked_size < r->limited_until_size};
+                             .limited = r->acked_size <= r->limited_until_size};
 }
 
 /* Has the rate stopped growing? Asked once a round trip of a busy link. */
@@ -114,7 +113,7 @@ static void rate_take_busy(struct rate *r, uint64_t rate, uint64_t now_us)
 {
     r->busy_us += TD_MIN(now_us - r->last_busy_us, (uint64_t)RATE_BUSY_STEP_US);
     r->last_busy_us = now_us;
-    if (r->busy_us >= TD_MAX((uint64_t)RATE_INTERVAL_US, RATE_INTERVAL_SAMPLES * r->rtt_us)) {
+    if (r->busy_us >= TD_MAX((uint64_t)RATE_INTERVAL_US, 2 * r->min_rtt_us)) {
         r->busy_us = 0;
         r->best_before = r->best;
         r->best = 0;

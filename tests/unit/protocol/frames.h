@@ -98,6 +98,30 @@ static inline size_t frame_raw(unsigned type, unsigned flags, uint32_t stream, c
     return WIRE_HEAD_SIZE + header_size + payload_size;
 }
 
+/* A frame of any type that is right in itself, in frame_bytes. Returns its size. */
+static inline size_t frame_valid(unsigned type, uint32_t stream)
+{
+    Tandem__Range range = TANDEM__RANGE__INIT, *ranges = &range;
+    range.count = 1;
+    Tandem__Plan plan = TANDEM__PLAN__INIT;
+    plan.n_ranges = 1;
+    plan.ranges = &ranges;
+    Tandem__Hello hello = hello_valid();
+    Tandem__Welcome welcome = welcome_valid();
+    Tandem__Open open = open_valid(1);
+    Tandem__Hidden hidden = hidden_valid(0, 4);
+    Tandem__KvBlock kv = kv_valid(0, 4);
+    Tandem__Credit credit = TANDEM__CREDIT__INIT;
+    credit.size = 1;
+    const ProtobufCMessage *headers[FRAME_TYPE_END] = {
+        [FRAME_HELLO] = &hello.base,  [FRAME_WELCOME] = &welcome.base, [FRAME_OPEN] = &open.base,
+        [FRAME_PLAN] = &plan.base,    [FRAME_HIDDEN] = &hidden.base,   [FRAME_KV_BLOCK] = &kv.base,
+        [FRAME_CREDIT] = &credit.base};
+    bool has_payload = type == FRAME_OPEN || type == FRAME_TOKEN || frame_is_bulk(type);
+    return frame_raw(type, 0, stream, type < FRAME_TYPE_END ? headers[type] : NULL, many_bytes,
+                     has_payload ? 4 : 0);
+}
+
 /* ---- a link and its owner ---- */
 
 #define SEEN_MAX 4096
@@ -146,6 +170,11 @@ static inline int give(struct owner *o, unsigned type, uint32_t stream, const Pr
 {
     size_t size = frame_raw(type, 0, stream, header, payload, payload_size);
     return link_receive(o->link, frame_bytes, size, o->now_us);
+}
+
+static inline int give_valid(struct owner *o, unsigned type, uint32_t stream)
+{
+    return link_receive(o->link, frame_bytes, frame_valid(type, stream), o->now_us);
 }
 
 /* The next frame that the link wants to send, decoded; type 0: none. Valid until the next call. */

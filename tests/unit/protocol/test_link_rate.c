@@ -1,0 +1,336 @@
+/* link, rate: over a simulated path (a bottleneck with a queue, then a delay) the estimate finds the path's rate, the path is
+ * kept full, its queue short, and neither idleness nor a change of path leads astray. */
+#include "frames.h"
+#include "protocol/link_internal.h"
+
+#define MS      UINT64_C(1000)
+#define SECOND  UINT64_C(1000000)
+#define MBIT    UINT64_C(125000) /* bytes/s */
+#define FLIGHTS 65536
+
+struct flight { /* a frame on its way */
+    uint64_t arrives_us;
+    uint8_t *bytes;
+    size_t size;
+};
+struct pipe {
+    uint64_t rate, delay_us; /* bytes/s; one way */
+    uint64_t free_us;        /* the bottleneck has sent everything by then */
+    struct flight flights[FLIGHTS];
+    uint32_t head, count;
+};
+struct path {
+    struct owner edge, cloud;
+    struct pipe up, down;
+    uint64_t now_us;
+    size_t queued_target; /* keep so much bulk queued at the edge */
+    uint64_t longest_queue_us, received_size;
+    bool cancel_seen;
+};
+static struct path path;
+
+static void pipe_put(struct pipe *p, const uint8_t *bytes, size_t size, uint64_t now_us)
+{
+    assert_true(p->count < FLIGHTS);
+    p->free_us = TD_MAX(p->free_us, now_us) + size * SECOND / p->rate;
+    struct flight *f = &p->flights[(p->head + p->count++) % FLIGHTS];
+    *f = (struct flight){p->free_us + p->delay_us, malloc(size), size};
+    memcpy(f->bytes, bytes, size);
+}
+
+static bool pipe_deliver(struct pipe *p, struct owner *to, uint64_t now_us)
+{
+    if (p->count == 0 || p->flights[p->head].arrives_us > now_us)
+        return false;
+    struct flight f = p->flights[p->head];
+    p->head = (p->head + 1) % FLIGHTS;
+    p->count--;
+    to->now_us = now_us;
+    assert_int_equal(link_receive(to->link, f.bytes, f.size, now_us), 0);
+    free(f.bytes);
+    return true;
+}
+
+static uint64_t pipe_wait_us(const struct pipe *p, uint64_t now_us)
+{
+    if (p->count == 0)
+        return UINT64_MAX;
+    return p->flights[p->head].arrives_us > now_us ? p->flights[p->head].arrives_us - now_us : 0;
+}
+
+static void consume_it(struct owner *o, const struct wire_frame *f)
+{
+    if (frame_is_bulk(f->type)) {
+        path.received_size += f->payload.size;
+        link_consumed(o->link, f->stream, f->payload.size);
+    }
+    path.cancel_seen |= f->type == FRAME_CANCEL;
+}
+
+static void path_start(uint64_t rate, uint64_t round_trip_us)
+{
+    path.edge = (struct owner){0};
+    path.up = (struct pipe){.rate = rate, .delay_us = round_trip_us / 2};
+    path.down = (struct pipe){.rate = rate, .delay_us = round_trip_us / 2};
+    path.longest_queue_us = path.received_size = 0;
+    path.queued_target = 0;
+    cloud_ready(&path.cloud, 64 << 20, 32 << 20);
+    edge_ready(&path.edge, 64 << 20, 32 << 20);
+    assert_int_equal(edge_open(&path.edge, 1), 0);
+    path.cloud.react = consume_it;
+    path.now_us = path.edge.now_us;
+    path.edge.link->ping_us = 0; /* its first ping was lost in the greeting */
+    path.edge.link->ping_open = false;
+}
+
+static void path_stop(void)
+{
+    while (path.up.count || path.down.count) {
+        struct pipe *p = path.up.count ? &path.up : &path.down;
+        free(p->flights[p->head].bytes);
+        p->head = (p->head + 1) % FLIGHTS;
+        p->count--;
+    }
+    owner_stop(&path.edge), owner_stop(&path.cloud);
+}
+
+static void path_queue(size_t size)
+{
+    Tandem__KvBlock m = kv_valid(0, 0);
+    assert_int_equal(link_send_bulk(path.edge.link, FRAME_KV_BLOCK, 1, &m.base, 1, calloc(1, size), size), 0);
+}
+
+static void path_send(struct owner *o, struct pipe *p)
+{
+    static uint8_t bytes[LIMIT_FRAME_SIZE];
+    for (;;) {
+        int64_t size = link_next(o->link, bytes, sizeof bytes, path.now_us);
+        assert_true(size >= 0);
+        if (size == 0)
+            return;
+        pipe_put(p, bytes, (size_t)size, path.now_us);
+    }
+}
+
+static void path_run(uint64_t for_us)
+{
+    uint64_t end_us = path.now_us + for_us;
+    struct link_stats stats;
+    while (path.now_us < end_us) {
+        link_stats(path.edge.link, &stats);
+        while (stats.bulk_queued_size + 100000 <= path.queued_target) {
+            path_queue(100000);
+            stats.bulk_queued_size += 100000;
+        }
+        path_send(&path.edge, &path.up);
+        path_send(&path.cloud, &path.down);
+        if (path.up.free_us > path.now_us)
+            path.longest_queue_us = TD_MAX(path.longest_queue_us, path.up.free_us - path.now_us);
+        while (pipe_deliver(&path.up, &path.cloud, path.now_us) ||
+               pipe_deliver(&path.down, &path.edge, path.now_us))
+            ;
+        assert_int_equal(link_tick(path.edge.link, path.now_us), 0);
+        assert_int_equal(link_tick(path.cloud.link, path.now_us), 0);
+        uint64_t wait_us =
+            TD_MIN(link_wait_us(path.edge.link, path.now_us), link_wait_us(path.cloud.link, path.now_us));
+        wait_us = TD_MIN(wait_us,
+                         TD_MIN(pipe_wait_us(&path.up, path.now_us), pipe_wait_us(&path.down, path.now_us)));
+        path.now_us += TD_MIN(wait_us, end_us - path.now_us);
+    }
+    path.edge.now_us = path.cloud.now_us = path.now_us;
+}
+
+static uint64_t estimate(void)
+{
+    struct link_stats stats;
+    link_stats(path.edge.link, &stats);
+    return stats.rate_bytes_per_s;
+}
+
+#define assert_about(value, expected, percent)                                                               \
+    assert_in_range((value), (expected) * (100 - (percent)) / 100, (expected) * (100 + (percent)) / 100)
+
+/* ---- */
+
+static const struct {
+    uint64_t rate, round_trip_us;
+} paths[] = {
+    {1 * MBIT, 5 * MS},    {1 * MBIT, 200 * MS},  {5 * MBIT, 50 * MS},
+    {20 * MBIT, 20 * MS},  {20 * MBIT, 300 * MS}, {100 * MBIT, 2 * MS},
+    {100 * MBIT, 80 * MS}, {1000 * MBIT, 1 * MS}, {1000 * MBIT, 30 * MS},
+};
+
+/* After a short while at least 90 % of the path carries bulk, the estimate is right, and the queue in front of the bottleneck
+ * is no longer than the margin and a frame. */
+static void test_path_is_full_and_its_queue_short(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < TD_COUNT(paths); i++) {
+        path_start(paths[i].rate, paths[i].round_trip_us);
+        path.queued_target = 16 << 20;
+        path_run(3 * SECOND + 12 * paths[i].round_trip_us);
+        path.received_size = 0;
+        path.longest_queue_us = 0;
+        path_run(3 * SECOND);
+        assert_about(estimate(), paths[i].rate, 10);
+        assert_true(path.received_size >= 3 * paths[i].rate * 90 / 100);
+        uint64_t frame_us = TD_MAX(LIMIT_BULK_FRAME_US, LIMIT_BULK_FRAME_MIN * SECOND / paths[i].rate);
+        assert_true(path.longest_queue_us <= LIMIT_UNACKED_MARGIN_US + 2 * frame_us + LINK_ACK_INTERVAL_US);
+        path_stop();
+    }
+}
+
+/* The search for the rate may not build a long queue either, and is over soon. */
+static void test_search_is_quick(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < TD_COUNT(paths); i++) {
+        path_start(paths[i].rate, paths[i].round_trip_us);
+        path.queued_target = 16 << 20;
+        path_run(300 * MS + 10 * paths[i].round_trip_us);
+        assert_true(estimate() >= paths[i].rate / 2);
+        assert_true(path.longest_queue_us <= 2 * paths[i].round_trip_us + 200 * MS);
+        path_stop();
+    }
+}
+
+static void test_cancel_arrives_soon(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < TD_COUNT(paths); i++) {
+        path_start(paths[i].rate, paths[i].round_trip_us);
+        path.queued_target = 16 << 20;
+        path_run(3 * SECOND + 12 * paths[i].round_trip_us);
+        path.cancel_seen = false;
+        Tandem__Open open = open_valid(1);
+        assert_int_equal(link_send(path.edge.link, FRAME_OPEN, 3, &open.base, many_bytes, 4), 0);
+        assert_int_equal(link_send(path.edge.link, FRAME_CANCEL, 3, NULL, NULL, 0), 0);
+        uint64_t frame_us = TD_MAX(LIMIT_BULK_FRAME_US, LIMIT_BULK_FRAME_MIN * SECOND / paths[i].rate);
+        path_run(paths[i].round_trip_us / 2 + LIMIT_UNACKED_MARGIN_US + frame_us + LINK_ACK_INTERVAL_US);
+        assert_true(path.cancel_seen);
+        path_stop();
+    }
+}
+
+/* Half a minute of small messages now and then says nothing about the link: the estimate stays. */
+static void test_idleness_does_not_lower_the_estimate(void **state)
+{
+    (void)state;
+    path_start(50 * MBIT, 40 * MS);
+    path.queued_target = 16 << 20;
+    path_run(4 * SECOND);
+    path.queued_target = 0;
+    path_run(4 * SECOND);
+    uint64_t before = estimate();
+    assert_about(before, 50 * MBIT, 10);
+    for (int i = 0; i < 300; i++) {
+        path_queue(3000);
+        path_run(100 * MS);
+    }
+    assert_int_equal(estimate(), before);
+    path_stop();
+}
+
+/* A peer that grants credit slowly is no slow link. */
+static void test_credit_does_not_lower_the_estimate(void **state)
+{
+    (void)state;
+    path_start(50 * MBIT, 40 * MS);
+    path.queued_target = 16 << 20;
+    path_run(4 * SECOND);
+    path.edge.link->out.credit = 0;
+    for (int i = 0; i < 100; i++) {
+        path.edge.link->out.credit += 100000;
+        path_run(100 * MS);
+    }
+    assert_true(estimate() >= 45 * MBIT);
+    path_stop();
+}
+
+static void test_slower_link(void **state)
+{
+    (void)state;
+    path_start(100 * MBIT, 20 * MS);
+    path.queued_target = 16 << 20;
+    path_run(4 * SECOND);
+    path.up.rate = 10 * MBIT;
+    path_run(4 * SECOND);
+    assert_about(estimate(), 10 * MBIT, 15);
+    path.longest_queue_us = 0;
+    path_run(2 * SECOND);
+    assert_true(path.longest_queue_us <= LIMIT_UNACKED_MARGIN_US + 3 * LIMIT_BULK_FRAME_US);
+    path_stop();
+}
+
+static void test_faster_link(void **state)
+{
+    (void)state;
+    path_start(2 * MBIT, 50 * MS);
+    path.queued_target = 16 << 20;
+    path_run(10 * SECOND);
+    path.up.rate = 80 * MBIT;
+    path_run(4 * SECOND);
+    assert_about(estimate(), 80 * MBIT, 10);
+    path_stop();
+}
+
+/* A longer path: the minimum round trip is measured afresh in time, and the rate comes back. */
+static void test_longer_path(void **state)
+{
+    (void)state;
+    path_start(40 * MBIT, 10 * MS);
+    path.queued_target = 16 << 20;
+    path_run(4 * SECOND);
+    path.up.delay_us = path.down.delay_us = 120 * MS;
+    path_run(20 * SECOND);
+    struct link_stats stats;
+    link_stats(path.edge.link, &stats);
+    assert_about(stats.min_rtt_us, 240 * MS, 10);
+    assert_about(stats.rate_bytes_per_s, 40 * MBIT, 15);
+    path_stop();
+}
+
+/* Minutes of full load: the minimum does not creep up with the queue that bulk itself makes. */
+static void test_minimum_does_not_creep(void **state)
+{
+    (void)state;
+    path_start(10 * MBIT, 30 * MS);
+    path.queued_target = 4 << 20;
+    path_run(90 * SECOND);
+    struct link_stats stats;
+    link_stats(path.edge.link, &stats);
+    assert_about(stats.min_rtt_us, 30 * MS, 15);
+    assert_true(path.received_size >= 90 * 10 * MBIT * 95 / 100);
+    path_stop();
+}
+
+static void test_hint_of_an_earlier_connection(void **state)
+{
+    (void)state;
+    struct link_config config = {
+        .role = LINK_EDGE, .on_frame = owner_on_frame, .rate_hint_bytes_per_s = 1000000};
+    struct link *l = link_create(&config, 1);
+    assert_int_equal(rate_frame_size(&l->rate), 20000);
+    assert_int_equal(rate_window(&l->rate), 40000);
+    struct link_stats stats;
+    link_stats(l, &stats);
+    assert_int_equal(stats.rate_bytes_per_s, 0); /* believed, not measured */
+    link_destroy(l);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_path_is_full_and_its_queue_short),
+        cmocka_unit_test(test_search_is_quick),
+        cmocka_unit_test(test_cancel_arrives_soon),
+        cmocka_unit_test(test_idleness_does_not_lower_the_estimate),
+        cmocka_unit_test(test_credit_does_not_lower_the_estimate),
+        cmocka_unit_test(test_slower_link),
+        cmocka_unit_test(test_faster_link),
+        cmocka_unit_test(test_longer_path),
+        cmocka_unit_test(test_minimum_does_not_creep),
+        cmocka_unit_test(test_hint_of_an_earlier_connection),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
