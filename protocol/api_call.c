@@ -318,6 +318,15 @@ static struct api_usage usage_of(const struct api_call *c, const struct api_usag
     return usage;
 }
 
+int api_flush(struct api_call *c)
+{
+    if (c->flushed)
+        return 0;
+    c->flushed = true;
+    int code = api_text_stream_feed(&c->text, NULL, 0, true, &c->shown);
+    return code ? code : filter(c, true);
+}
+
 void api_done(struct api_call *c, unsigned finish, const struct api_usage *usage,
               const struct api_timings *timings)
 {
@@ -332,9 +341,7 @@ void api_done(struct api_call *c, unsigned finish, const struct api_usage *usage
                   "the reply was ended before it was complete", 0);
         return;
     }
-    int code = api_text_stream_feed(&c->text, NULL, 0, true, &c->shown);
-    if (code == 0)
-        code = filter(c, true);
+    int code = api_flush(c);
     if (code) {
         api_error(c, code, td_status_text(code), 0);
         return;

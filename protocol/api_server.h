@@ -35,6 +35,7 @@ struct api_call {
     bool *freed;    /* set if the call ends inside ops->start */
     bool streaming; /* the response has begun */
     bool ended;     /* a stop string: only api_done is still expected */
+    bool flushed;   /* all text went through the filter */
     bool has_prompt_usage;
     struct api_usage prompt_usage;
     char id[40];
