@@ -110,7 +110,7 @@ static int inspect(struct gguf *g, bool json, struct td_error *err)
     struct model *m = NULL;
     if (model_load(g, &m, err) < 0)
         return cli_fail("model inspect", err);
-    int rc = gguf_fingerprint(g, m->fingerprint, cli_progress, "hashing", err);
+    int rc = gguf_fingerprint(g, m->fingerprint, cli_progress, (char[]){"hashing"}, err);
     json_t *d = rc < 0 ? NULL : describe(g, m);
     model_free(m);
     if (rc < 0)
@@ -126,7 +126,7 @@ static int fingerprint(struct gguf *g, bool json, struct td_error *err)
 {
     uint8_t hash[TD_HASH_SIZE];
     char text[2 * TD_HASH_SIZE + 1];
-    if (gguf_fingerprint(g, hash, cli_progress, "hashing", err) < 0)
+    if (gguf_fingerprint(g, hash, cli_progress, (char[]){"hashing"}, err) < 0)
         return cli_fail("model fingerprint", err);
     hex_encode(hash, sizeof hash, text);
     if (json)
@@ -148,7 +148,7 @@ static int slice(struct gguf *g, const char *layers, const char *out_path, struc
                 layers);
         return CLI_USAGE;
     }
-    if (gguf_slice(g, (uint32_t)last, out_path, cli_progress, "slicing", err) < 0)
+    if (gguf_slice(g, (uint32_t)last, out_path, cli_progress, (char[]){"slicing"}, err) < 0)
         return cli_fail("model slice", err);
     struct gguf *made = NULL;
     char size[32];
@@ -180,7 +180,8 @@ int cli_model(int argc, char **argv)
     } else if (!strcmp(verb, "fingerprint")) {
         code = fingerprint(g, s.json, &err);
     } else if (!strcmp(verb, "verify")) {
-        code = gguf_verify(g, cli_progress, "verifying", &err) < 0 ? cli_fail("model verify", &err) : CLI_OK;
+        code = gguf_verify(g, cli_progress, (char[]){"verifying"}, &err) < 0 ? cli_fail("model verify", &err)
+                                                                             : CLI_OK;
         if (code == CLI_OK)
             printf("%s: every tensor matches its digest\n", rest[1]);
     } else if (wants_out) {

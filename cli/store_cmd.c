@@ -98,7 +98,7 @@ static int verify(struct store *s, bool json)
 {
     struct td_error err = {0};
     uint64_t records = 0, bad = 0;
-    if (store_verify(s, cli_progress, "verifying", &records, &bad, &err) < 0)
+    if (store_verify(s, cli_progress, (char[]){"verifying"}, &records, &bad, &err) < 0)
         return cli_fail("store verify", &err);
     if (json)
         cli_print_json(json_pack("{s:I,s:I}", "records", (json_int_t)records, "bad", (json_int_t)bad));
