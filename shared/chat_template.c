@@ -112,7 +112,7 @@ int chat_template_parse(const char *name, enum chat_template_kind *out, struct t
                    known);
 }
 
-/* --- output ------------------------------------------------------------------------------------------------------ */
+/* --- output --------------------------------------------------------------------------------------------- */
 
 struct output {
     struct chat_text *to;
@@ -172,7 +172,7 @@ static void put_special(struct output *o, const char *text)
     put_text(o, text);
 }
 
-/* --- strings as the template language has them ------------------------------------------------------------------- */
+/* --- strings as the template language has them ---------------------------------------------------------- */
 
 static struct span content_of(const struct chat_message *m)
 {
@@ -261,7 +261,7 @@ static void put_json(struct output *o, struct span s)
     put_text(o, "\"");
 }
 
-/* --- the families ------------------------------------------------------------------------------------------------ */
+/* --- the families --------------------------------------------------------------------------------------- */
 
 struct render {
     const struct family *family;

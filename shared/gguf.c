@@ -61,8 +61,7 @@ bool gguf_has_prefix(struct span s, const char *prefix)
     return s.size >= size && memcmp(s.data, prefix, size) == 0;
 }
 
-/* --- opening
- * ----------------------------------------------------------------------------------------------------- */
+/* --- opening -------------------------------------------------------------------------------------------- */
 
 static int map_file(struct gguf *g, const char *path, struct td_error *err)
 {
@@ -155,8 +154,7 @@ void gguf_close(struct gguf *g)
     free(g);
 }
 
-/* --- look-ups
- * ---------------------------------------------------------------------------------------------------- */
+/* --- look-ups ------------------------------------------------------------------------------------------- */
 
 const char *gguf_path(const struct gguf *g)
 {
@@ -231,8 +229,7 @@ uint32_t gguf_layers_held(const struct gguf *g)
     return g->layer_end;
 }
 
-/* --- typed getters
- * ----------------------------------------------------------------------------------------------- */
+/* --- typed getters -------------------------------------------------------------------------------------- */
 
 static float load_f32(const uint8_t *p)
 {

@@ -15,7 +15,7 @@
 #define SIDECAR_HEAD_SIZE (4 + 4 + 4 * 8)
 #define FINGERPRINT_TAG   "tandem-fingerprint-v1" /* its zero byte is part of it */
 
-/* --- digests ----------------------------------------------------------------------------------------------------- */
+/* --- digests -------------------------------------------------------------------------------------------- */
 
 static uint64_t present_size(const struct gguf *g)
 {
@@ -64,7 +64,7 @@ static int compute_digests(const struct gguf *g, uint8_t *out, progress_fn progr
     return 0;
 }
 
-/* --- sidecar ----------------------------------------------------------------------------------------------------- */
+/* --- sidecar -------------------------------------------------------------------------------------------- */
 
 static size_t sidecar_size(const struct gguf *g)
 {
@@ -129,7 +129,7 @@ static void write_sidecar(const struct gguf *g, const uint8_t *digests)
     free(content);
 }
 
-/* --- fingerprint ------------------------------------------------------------------------------------------------- */
+/* --- fingerprint ---------------------------------------------------------------------------------------- */
 
 int gguf_digests(struct gguf *g, uint8_t **out, progress_fn progress, void *ctx, struct td_error *err)
 {
@@ -233,7 +233,7 @@ int gguf_fingerprint(struct gguf *g, uint8_t out[TD_HASH_SIZE], progress_fn prog
     return rc;
 }
 
-/* --- verification ------------------------------------------------------------------------------------------------ */
+/* --- verification --------------------------------------------------------------------------------------- */
 
 /* Hash what is there and compare with `expected`. */
 static int check_tensors(const struct gguf *g, const uint8_t *expected, progress_fn progress, void *ctx,

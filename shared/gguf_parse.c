@@ -63,8 +63,7 @@ static struct span read_string(struct reader *r)
     return (struct span){data, data ? (size_t)size : 0};
 }
 
-/* --- keys
- * -------------------------------------------------------------------------------------------------------- */
+/* --- keys ----------------------------------------------------------------------------------------------- */
 
 static int read_string_array(struct parser *p, struct gguf_value *v)
 {
@@ -156,8 +155,7 @@ static int read_keys(struct parser *p, uint64_t count)
     return 0;
 }
 
-/* --- tensors
- * ----------------------------------------------------------------------------------------------------- */
+/* --- tensors -------------------------------------------------------------------------------------------- */
 
 /* Fill t->size from type and dims. A type that Tandem does not read leaves size 0. */
 static int measure_tensor(struct parser *p, struct gguf_tensor *t)
@@ -222,8 +220,7 @@ static int compare_tensors(const void *a, const void *b, void *ctx)
     return gguf_span_compare(tensors[*(const uint32_t *)a].name, tensors[*(const uint32_t *)b].name);
 }
 
-/* Sort g->tensor_order and refuse names that occur twice. */
-static int index_tensors(struct parser *p)
+static int allocate_order(struct parser *p)
 {
     struct gguf *g = p->g;
     free(g->tensor_order);
@@ -232,11 +229,40 @@ static int index_tensors(struct parser *p)
         return fail_memory(p);
     for (size_t i = 0; i < g->tensor_count; i++)
         g->tensor_order[i] = (uint32_t)i;
+    return 0;
+}
+
+/* Sort g->tensor_order by name and refuse names that occur twice. */
+static int index_tensors(struct parser *p)
+{
+    struct gguf *g = p->g;
     qsort_r(g->tensor_order, g->tensor_count, sizeof *g->tensor_order, compare_tensors, g->tensors);
     for (size_t i = 1; i < g->tensor_count; i++) {
         struct span name = g->tensors[g->tensor_order[i]].name;
         if (gguf_span_compare(g->tensors[g->tensor_order[i - 1]].name, name) == 0)
             return fail_format(p, "tensor", name, "occurs twice");
+    }
+    return 0;
+}
+
+static int compare_places(const void *a, const void *b, void *ctx)
+{
+    const struct gguf_tensor *tensors = ctx;
+    uintptr_t x = (uintptr_t)tensors[*(const uint32_t *)a].data,
+              y = (uintptr_t)tensors[*(const uint32_t *)b].data;
+    return (x > y) - (x < y);
+}
+
+/* Tensors share no byte, so that all of them together are no more than the file. */
+static int check_overlap(struct parser *p)
+{
+    struct gguf *g = p->g;
+    qsort_r(g->tensor_order, g->tensor_count, sizeof *g->tensor_order, compare_places, g->tensors);
+    for (size_t i = 1; i < g->tensor_count; i++) {
+        const struct gguf_tensor *before = &g->tensors[g->tensor_order[i - 1]];
+        const struct gguf_tensor *t = &g->tensors[g->tensor_order[i]];
+        if (before->data && (const uint8_t *)before->data + before->size > (const uint8_t *)t->data)
+            return fail_format(p, "tensor", t->name, "overlaps another tensor");
     }
     return 0;
 }
@@ -256,11 +282,14 @@ static int read_tensors(struct parser *p, uint64_t count)
             rc = place_tensor(p, &g->tensors[i], data_begin, offsets[i]);
     }
     free(offsets);
+    if (rc == 0)
+        rc = allocate_order(p);
+    if (rc == 0)
+        rc = check_overlap(p);
     return rc == 0 ? index_tensors(p) : rc;
 }
 
-/* --- slices
- * ------------------------------------------------------------------------------------------------------ */
+/* --- slices --------------------------------------------------------------------------------------------- */
 
 bool gguf_tensor_kept(struct span name, uint32_t layer_end, uint32_t layer_count)
 {
@@ -348,11 +377,11 @@ static int apply_slice(struct parser *p)
     g->tensors = rows;
     g->tensor_count = (size_t)count;
     g->slice_digests = digests->raw.data;
-    return index_tensors(p);
+    rc = allocate_order(p);
+    return rc == 0 ? index_tensors(p) : rc;
 }
 
-/* --- the whole file
- * ---------------------------------------------------------------------------------------------- */
+/* --- the whole file ------------------------------------------------------------------------------------- */
 
 static int read_head(struct parser *p, uint64_t *tensor_count, uint64_t *key_count)
 {

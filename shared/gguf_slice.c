@@ -91,7 +91,7 @@ struct job {
     struct td_error *err;
 };
 
-/* --- the head ---------------------------------------------------------------------------------------------------- */
+/* --- the head ------------------------------------------------------------------------------------------- */
 
 static bool kept(const struct job *j, const struct gguf_tensor *t)
 {
@@ -158,7 +158,7 @@ static void build_head(const struct job *j, struct blob *b, const uint8_t *diges
     }
 }
 
-/* --- the file ---------------------------------------------------------------------------------------------------- */
+/* --- the file ------------------------------------------------------------------------------------------- */
 
 static int fail_write(const struct job *j, int error)
 {

@@ -34,8 +34,7 @@ static int fail_damaged(struct loader *l, const char *what, uint64_t index)
                    path[0] ? path : "the model", what, (unsigned long long)index);
 }
 
-/* --- strings and symbols
- * ----------------------------------------------------------------------------------------- */
+/* --- strings and symbols -------------------------------------------------------------------------------- */
 
 uint64_t text_hash(const char *text, size_t size)
 {
@@ -101,8 +100,7 @@ static int intern(struct loader *l, const char *text, size_t size, uint32_t *sym
     return 0;
 }
 
-/* --- keys
- * -------------------------------------------------------------------------------------------------------- */
+/* --- keys ----------------------------------------------------------------------------------------------- */
 
 static bool copy_string(const struct gguf *g, const char *key, char *out, size_t size)
 {
@@ -198,8 +196,7 @@ static int load_id(struct loader *l, const char *key, int32_t *out)
     return 0;
 }
 
-/* --- bytes and pieces
- * -------------------------------------------------------------------------------------------- */
+/* --- bytes and pieces ----------------------------------------------------------------------------------- */
 
 /* Byte-level BPE writes every byte as a visible character: printable Latin-1 as itself, the others as U+0100
  * on, in order. */
@@ -272,8 +269,7 @@ static uint32_t rank_of_score(float score)
     return ~ascending;
 }
 
-/* --- vocabulary
- * -------------------------------------------------------------------------------------------------- */
+/* --- vocabulary ----------------------------------------------------------------------------------------- */
 
 static int allocate_vocab(struct loader *l)
 {
@@ -397,8 +393,7 @@ static int load_bytes(struct loader *l)
     return 0;
 }
 
-/* --- merges
- * ------------------------------------------------------------------------------------------------------ */
+/* --- merges --------------------------------------------------------------------------------------------- */
 
 static void put_pair(struct tokenizer *t, struct pair_slot pair)
 {
@@ -457,8 +452,7 @@ static int load_merges(struct loader *l)
     return rc;
 }
 
-/* --- special tokens
- * ---------------------------------------------------------------------------------------------- */
+/* --- special tokens ------------------------------------------------------------------------------------- */
 
 /* Tokens that are control tokens by their name even where a file calls them normal or user-defined, and which
  * of them end a reply. The reference implementation overrides the same names, so a file gives the same ids in
@@ -556,8 +550,7 @@ static int load_specials(struct loader *l)
     return 0;
 }
 
-/* --- identity
- * ---------------------------------------------------------------------------------------------------- */
+/* --- identity ------------------------------------------------------------------------------------------- */
 
 static void hash_u64(struct sha256 *h, uint64_t value)
 {

@@ -388,6 +388,11 @@ static void test_bad_tensors(void **state)
         int code = strcmp(bad[i].words, "ends at byte") ? -TD_ERR_FORMAT : -TD_ERR_TRUNCATED;
         expect_error(&b, code, bad[i].words);
     }
+    tensor_info(&b, "second", GGUF_F32, (const uint64_t[]){9}, 1, 32); /* 36 bytes */
+    tensor_info(&b, "first", GGUF_F32, (const uint64_t[]){9}, 1, 0);
+    add_bytes(&b.tensors, (const uint8_t[128]){0}, 128);
+    expect_error(&b, -TD_ERR_FORMAT, "second overlaps another tensor");
+
     tensor_info(&b, "", GGUF_F32, (const uint64_t[]){1}, 1, 0);
     add_bytes(&b.tensors, "1234", 4);
     expect_error(&b, -TD_ERR_FORMAT, "wrong length");
@@ -410,9 +415,11 @@ static void test_limits_at_their_edge(void **state)
     free(elements);
     for (uint32_t i = 0; i < GGUF_TENSORS_MAX; i++) {
         snprintf(name, sizeof name, "t%u", i * 2654435761u);
-        tensor_info(&b, name, GGUF_F16, (const uint64_t[]){4}, 1, 0);
+        tensor_info(&b, name, GGUF_F16, (const uint64_t[]){16}, 1, i * 32);
     }
-    add_bytes(&b.tensors, "12345678", 8);
+    elements = calloc(GGUF_TENSORS_MAX, 32);
+    add_bytes(&b.tensors, elements, GGUF_TENSORS_MAX * 32);
+    free(elements);
     struct bytes file = gguf_build_end(&b);
     struct gguf *g = parse(&file);
     uint32_t value;

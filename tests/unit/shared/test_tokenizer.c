@@ -16,7 +16,7 @@
 static int32_t ids[IDS_MAX];
 static char decoded[IDS_MAX * 4];
 
-/* --- models ------------------------------------------------------------------------------------------------------ */
+/* --- models --------------------------------------------------------------------------------------------- */
 
 static struct tokenizer *load(const char *path, const char *pre)
 {
@@ -117,7 +117,7 @@ static void expect_ids(const struct tokenizer *t, const char *text, const struct
     expect_ids(t, text, special, count, (const int32_t[]){__VA_ARGS__},                                      \
                sizeof((const int32_t[]){__VA_ARGS__}) / sizeof(int32_t))
 
-/* --- golden sets ------------------------------------------------------------------------------------------------- */
+/* --- golden sets ---------------------------------------------------------------------------------------- */
 
 struct golden {
     uint8_t *data;
@@ -237,7 +237,7 @@ static void test_golden_spm(void **state)
     tokenizer_destroy(t);
 }
 
-/* --- encoding ---------------------------------------------------------------------------------------------------- */
+/* --- encoding ------------------------------------------------------------------------------------------- */
 
 static void test_capacity(void **state)
 {
@@ -662,7 +662,7 @@ static void test_identity(void **state)
     }
 }
 
-/* --- what is refused --------------------------------------------------------------------------------------------- */
+/* --- what is refused ------------------------------------------------------------------------------------ */
 
 static void expect_refused(struct gguf_build *b, const char *pre, int code, const char *words)
 {
@@ -743,7 +743,7 @@ static void test_refused_vocabularies(void **state)
     }
 }
 
-/* --- UTF-8 ------------------------------------------------------------------------------------------------------- */
+/* --- UTF-8 ---------------------------------------------------------------------------------------------- */
 
 static void test_utf8(void **state)
 {
