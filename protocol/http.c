@@ -192,7 +192,7 @@ static int on_head(struct lws *wsi)
     bool alive = true;
     if (admit(x)) {
         if (x->has_body) {
-            net_timer_start(&x->timer, LIMIT_HTTP_IDLE_MS * 1000ull);
+            net_timer_start(&x->timer, x->listener->loop->idle_us);
             if (strcasecmp(x->head.expect, "100-continue") == 0 && x->chunked) {
                 memcpy(net_scratch(l->loop), go_on, sizeof go_on - 1);
                 return lws_write(wsi, net_scratch(l->loop), sizeof go_on - 1, LWS_WRITE_HTTP) < 0 ? -1 : 0;
@@ -238,7 +238,7 @@ static int take_body(struct http_exchange *x, const uint8_t *data, size_t size)
         x->body_progress += taken;
         if (x->body_progress >= BODY_PROGRESS_SIZE) {
             x->body_progress = 0;
-            net_timer_start(&x->timer, LIMIT_HTTP_IDLE_MS * 1000ull);
+            net_timer_start(&x->timer, x->listener->loop->idle_us);
         }
     }
     x->body_size += taken;

@@ -143,7 +143,7 @@ void *http_user(struct http_exchange *x)
 static void begin_ending(struct http_exchange *x)
 {
     x->state = X_ENDING;
-    net_timer_start(&x->timer, LIMIT_HTTP_IDLE_MS * 1000ull);
+    net_timer_start(&x->timer, x->listener->loop->idle_us);
     lws_callback_on_writable(x->wsi);
 }
 
@@ -250,7 +250,7 @@ int exchange_flush(struct http_exchange *x, size_t most)
             return -1;
         x->out_begin += size;
         if (x->state == X_ENDING)
-            net_timer_start(&x->timer, LIMIT_HTTP_IDLE_MS * 1000ull);
+            net_timer_start(&x->timer, x->listener->loop->idle_us);
     }
     if (x->out_begin < x->out_end)
         lws_callback_on_writable(x->wsi);

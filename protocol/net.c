@@ -34,6 +34,8 @@ static void on_lws_log(int level, const char *line)
     static _Thread_local uint64_t second;
     static _Thread_local unsigned count;
     (void)level;
+    const char *text = strstr(line, "] E: "); /* behind a time stamp of its own */
+    line = text ? text + 5 : line;
     snprintf(last_error, sizeof last_error, "%s", line);
     last_error[strcspn(last_error, "\r\n")] = '\0';
     uint64_t now = clock_mono_us() / 1000000;
@@ -81,6 +83,8 @@ struct net_loop *net_loop_create(struct td_error *err)
     struct net_loop *l = calloc(1, sizeof *l);
     if (!l)
         goto no_memory;
+    l->idle_us = LIMIT_HTTP_IDLE_MS * 1000ull;
+    l->connect_timeout_us = NET_CONNECT_TIMEOUT_US;
     l->scratch = malloc(LWS_PRE + LIMIT_FRAME_SIZE);
     l->posts = queue_create(NET_POSTS_MAX);
     if (!l->scratch || !l->posts)

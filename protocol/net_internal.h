@@ -64,6 +64,7 @@ struct net_loop {
     struct client_vhost *client_vhosts;
     struct ws_conn *connecting; /* clients that are not open yet */
     unsigned vhost_serial;
+    uint64_t idle_us, connect_timeout_us; /* the limits, which tests shorten */
     uint8_t *scratch; /* LWS_PRE, then room for one frame: libwebsockets masks what it is given in place */
 };
 static inline uint8_t *net_scratch(struct net_loop *l)

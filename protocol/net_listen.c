@@ -237,13 +237,14 @@ static void create_vhost(struct net_loop *l, struct listener *v, uint16_t port)
         .vhost_name = v->name,
         .protocols = v->ws ? protocols_both : protocols_http,
         .user = v,
-        .keepalive_timeout = LIMIT_HTTP_IDLE_MS / 1000,
-        .timeout_secs_ah_idle = LIMIT_HTTP_IDLE_MS / 1000,
+        .keepalive_timeout = (int)((l->idle_us + 999999) / 1000000),
+        .timeout_secs_ah_idle = (unsigned)((l->idle_us + 999999) / 1000000),
         .options = LWS_SERVER_OPTION_FAIL_UPON_UNABLE_TO_BIND | LWS_SERVER_OPTION_DISABLE_TLS_SESSION_CACHE,
     };
     if (v->unix_path)
         info.options |= LWS_SERVER_OPTION_UNIX_SOCK;
     if (v->cert_path) {
+        info.options |= LWS_SERVER_OPTION_DO_SSL_GLOBAL_INIT; /* without it the vhost would speak plain HTTP */
         info.ssl_cert_filepath = v->cert_path;
         info.ssl_private_key_filepath = v->key_path;
     }

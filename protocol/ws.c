@@ -172,6 +172,14 @@ static int refuse_message(struct ws_conn *c, enum lws_close_status status, const
     return -1;
 }
 
+/* Say good-bye properly; what a libwebsockets callback returns to close. */
+static int close_now(struct ws_conn *c)
+{
+    c->closing = true;
+    lws_close_reason(c->wsi, LWS_CLOSE_STATUS_NORMAL, NULL, 0);
+    return -1;
+}
+
 static int on_piece(struct ws_conn *c, const void *data, size_t size)
 {
     bool first = lws_is_first_fragment(c->wsi) && c->message_size == 0,
@@ -183,7 +191,7 @@ static int on_piece(struct ws_conn *c, const void *data, size_t size)
                               "the peer sent text instead of binary messages");
     if (first && last && size <= LIMIT_FRAME_SIZE) {
         c->handler->on_message(c->user, data, size);
-        return c->closing ? -1 : 0;
+        return c->closing ? close_now(c) : 0;
     }
     if (message_append(c, data, size))
         return refuse_message(c, LWS_CLOSE_STATUS_MESSAGE_TOO_LARGE,
@@ -193,22 +201,19 @@ static int on_piece(struct ws_conn *c, const void *data, size_t size)
     size_t whole = c->message_size;
     c->message_size = 0;
     c->handler->on_message(c->user, c->message, whole);
-    return c->closing ? -1 : 0;
+    return c->closing ? close_now(c) : 0;
 }
 
 static int on_writeable(struct ws_conn *c)
 {
     if (c->closing)
-        return -1;
+        return close_now(c);
     uint8_t *out = net_scratch(c->loop);
     int64_t size = c->handler->next(c->user, out, LIMIT_FRAME_SIZE);
-    if (c->closing)
-        return -1;
-    if (size < 0) {
+    if (size < 0)
         ws_because(c, "closed");
-        c->closing = true;
-        return -1;
-    }
+    if (size < 0 || c->closing)
+        return close_now(c);
     if (size == 0)
         return 0;
     if (lws_write(c->wsi, out, (size_t)size, LWS_WRITE_BINARY) < 0)

@@ -63,8 +63,8 @@ static const char *explain(const char *text, char *buffer, size_t size)
         const char *found, *means;
     } reasons[] = {
         {"didn't look good, hostname", "the server's certificate is for another name (TLS name mismatch)"},
-        {"didn't look good, invalidca",
-         "the server's certificate is not trusted: it is not signed by the given CA"},
+        {"didn't look good, invalidca", "the server's certificate is not trusted: it is not signed by the "
+                                        "given CA (or the server speaks no TLS)"},
         {"didn't look good, expired", "the server's certificate has expired (or this clock is wrong)"},
         {"didn't look good, notyetvalid",
          "the server's certificate is not valid yet (or this clock is wrong)"},
@@ -379,7 +379,7 @@ int ws_connect(struct net_loop *l, const struct net_connect *config, struct ws_c
     l->connecting = c;
     if (c->address_count)
         net_timer_start(&c->timer, 1);
-    net_timer_start(&c->deadline, NET_CONNECT_TIMEOUT_US);
+    net_timer_start(&c->deadline, l->connect_timeout_us);
     *out = c;
     return 0;
 }
