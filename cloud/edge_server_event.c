@@ -104,6 +104,13 @@ static void on_tokens(struct edge_stream *s, const struct engine_event *e)
     }
 }
 
+/* A reply that ended at the client: the engine may have been a few tokens further when it heard. */
+static uint32_t kept_count(const struct edge_stream *s, const struct engine_event *e)
+{
+    uint64_t end = (uint64_t)e->done.prompt_tokens + s->keep_count;
+    return s->finishing ? (uint32_t)TD_MIN(end, (uint64_t)e->done.ids_count) : e->done.ids_count;
+}
+
 static void on_done(struct edge_stream *s, const struct engine_event *e)
 {
     struct edge_connection *c = s->connection;
@@ -126,7 +133,7 @@ static void on_done(struct edge_stream *s, const struct engine_event *e)
     m.cached_tokens = e->done.cached_tokens;
     m.timings = &t;
     if (s->conversation[0] && !s->no_persist && e->done.finish != FINISH_ERROR)
-        edge_conversation_save(s, e->done.ids, e->done.ids_count);
+        edge_conversation_save(s, e->done.ids, kept_count(s, e));
     uint32_t id = s->id;
     edge_stream_free(s);
     sent(c, link_send(c->link, FRAME_DONE, id, &m.base, NULL, 0));

@@ -64,7 +64,8 @@ struct edge_stream {
     uint8_t request_id[GEN_REQUEST_ID_SIZE];
     char conversation[LIMIT_NAME_SIZE + 1]; /* "": none */
     bool generate_seen, no_persist;
-    bool finishing;                    /* the edge's CANCEL (finished) has come */
+    bool finishing; /* the edge's CANCEL (finished) has come */
+    uint32_t keep_count;
     uint64_t unconsumed_size;          /* bulk bytes that the engine holds */
     struct conversation_read *reading; /* OPENING */
     struct edge_command *waiting, **waiting_last;

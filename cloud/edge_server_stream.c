@@ -328,6 +328,7 @@ static int on_cancel(struct edge_stream *s, const Tandem__Cancel *m)
     struct service *service = s->connection->server->service;
     if (m->finished && s->listener.bound) { /* ENGINE_DONE follows */
         s->finishing = true;
+        s->keep_count = m->keep_count;
         engine_port_cancel(service->engine, &s->listener, true, m->keep_count);
         return 0;
     }
