@@ -1,0 +1,234 @@
+/* append: records into the active segment, and its syncs.
+ *
+ * The rules of a disk that fails. A write that did not complete and a sync that failed leave the file in an unknown state, and a second sync
+ * may report success for pages that were lost: so neither is tried again. The segment is given up (append_abandon): cut back to what
+ * earlier syncs covered, its records checked on the medium, and whatever was not acknowledged is written anew, into another
+ * segment, from memory. A full disk is no such failure: the same segment goes on once there is room. */
+#include "shared/log.h"
+#include "store/store_internal.h"
+#include <stdlib.h>
+
+void counter_add(_Atomic uint64_t *counter, struct metric *m, uint64_t amount)
+{
+    atomic_fetch_add_explicit(counter, amount, memory_order_relaxed);
+    if (m)
+        metric_add(m, (double)amount);
+}
+
+/* ---- sync ------------------------------------------------------------------------------------------------- */
+
+static void mark_batch_synced(struct store *s)
+{
+    for (struct store_op *op = s->batch; op; op = op->next)
+        op->synced |= op->appended;
+}
+
+int append_sync(struct store *s)
+{
+    struct segment *a = s->active;
+    if (a && a->durable_end < a->end) {
+        counter_add(&s->counters.fsyncs, s->metrics.fsyncs, 1);
+        int rc = s->io->fsync(s->io, a->fd);
+        if (rc == 0 && !a->name_durable) {
+            rc = s->io->sync_directory(s->io, s->directory);
+            a->name_durable = rc == 0;
+        }
+        if (rc < 0)
+            return -TD_ERR_IO; /* whatever the reason, ENOSPC included: this file is in doubt */
+        a->durable_end = a->end;
+    }
+    mark_batch_synced(s);
+    return 0;
+}
+
+/* Seal the parts and write the record where the active segment ends; the buffer holds `size` bytes. */
+static int write_record(struct store *s, struct record_head *h, const struct tenant_keys *keys,
+                        const uint8_t *plain, uint64_t size)
+{
+    struct segment *a = s->active;
+    uint8_t *page = s->buffer, *body = page + RECORD_PAGE;
+    uint8_t key[CRYPTO_KEY_SIZE];
+    int rc = h->part_count ? record_open_key(keys->data_key, h, key) : 0;
+    record_head_write(h, page);
+    for (uint32_t i = 0; i < h->part_count && rc == 0; i++) {
+        rc = record_seal_part(key, h, page, i, plain, body);
+        plain += (size_t)h->parts[i].first_size + h->parts[i].second_size;
+        body += record_part_sealed_size(&h->parts[i]);
+    }
+    crypto_wipe(key, sizeof key);
+    if (rc < 0)
+        return rc;
+    memset(body, 0, (size_t)(size - RECORD_PAGE - h->body_size));
+    record_head_finish(page, crc32c(0, page + RECORD_PAGE, (size_t)h->body_size));
+    rc = io_write_all(s->io, a->fd, page, (size_t)size, a->end);
+    if (rc < 0)
+        return rc;
+    counter_add(&s->counters.bytes_written, s->metrics.write_bytes, size);
+    a->end += size;
+    a->next_sequence++;
+    a->tombstone_count += h->type == RECORD_TOMBSTONE;
+    return 0;
+}
+
+/* ---- segments --------------------------------------------------------------------------------------------- */
+
+static bool buffer_reserve(struct store *s, uint64_t size)
+{
+    if (size <= s->buffer_size)
+        return true;
+    free(s->buffer);
+    s->buffer = malloc((size_t)size);
+    s->buffer_size = s->buffer ? (size_t)size : 0;
+    return s->buffer != NULL;
+}
+
+static void place_record(struct store *s, struct record_head *h)
+{
+    struct segment *a = s->active;
+    h->segment_id = a->id;
+    h->segment_nonce = a->nonce;
+    h->sequence = a->next_sequence;
+    h->offset = a->end;
+    h->durable_end = a->durable_end;
+    h->lsn = s->next_lsn++;
+}
+
+void append_seal(struct store *s)
+{
+    struct segment *a = s->active;
+    s->active = NULL;
+    if (!a)
+        return;
+    struct record_head h = {.type = RECORD_SEAL, .time_us = clock_wall_us()};
+    if (buffer_reserve(s, RECORD_PAGE)) {
+        s->active = a;
+        place_record(s, &h);
+        /* Only spares recovery some checking, so it is neither waited for nor missed. */
+        if (write_record(s, &h, NULL, NULL, RECORD_PAGE) == 0)
+            a->durable_end = a->end;
+        s->active = NULL;
+    }
+    a->sealed = true;
+}
+
+static int roll(struct store *s)
+{
+    int rc = append_sync(s);
+    if (rc < 0)
+        return rc;
+    append_seal(s);
+    rc = segment_create(&s->segments, s->next_segment_id, s->next_lsn, clock_wall_us(), &s->active);
+    if (rc == -TD_ERR_EXISTS) /* left over from something that went wrong: never written over */
+        s->next_segment_id++;
+    if (rc == 0)
+        s->next_segment_id++;
+    return rc;
+}
+
+/* Bodies are verified when they are read. */
+static bool head_is_there(struct store *s, const struct segment *a, const struct entry *e)
+{
+    struct record_head h;
+    uint8_t page[RECORD_PAGE];
+    return io_read_all(s->io, a->fd, page, sizeof page, e->offset) == 0 && record_head_parse(page, &h) == 0 &&
+           h.lsn == e->lsn;
+}
+
+/* Forget records of a segment that can no longer be read back: after a failed sync, memory and medium may differ. */
+static void recheck_segment(struct store *s, struct segment *a, uint8_t type)
+{
+    struct table *t = store_table(s, type);
+    for (size_t i = 0; i < TABLE_SHARD_COUNT; i++) {
+        struct table_shard *shard = &t->shards[i];
+        pthread_mutex_lock(&shard->lock);
+        for (size_t j = 0; j < shard->slot_count;) {
+            struct entry *e = &shard->slots[j];
+            bool gone = false;
+            if (e->tenant && e->segment_id == a->id && !head_is_there(s, a, e)) {
+                counter_add(&s->counters.damaged, s->metrics.damaged, 1);
+                store_note_change(s, type, e, true);
+                gone = entry_clear_place(s, e);
+            }
+            if (gone)
+                table_remove(t, shard, e); /* another entry may move into this slot: look at it again */
+            else
+                j++;
+        }
+        pthread_mutex_unlock(&shard->lock);
+    }
+}
+
+void append_abandon(struct store *s)
+{
+    struct segment *a = s->active;
+    for (struct store_op *op = s->batch; op; op = op->next)
+        op->appended = op->synced;
+    if (!a)
+        return;
+    s->active = NULL;
+    a->sealed = true;
+    log_error("store",
+              "a write or sync of a segment failed: it is closed, unacknowledged records go to another one");
+    if (a->durable_end <= RECORD_PAGE) { /* nothing in it was ever promised */
+        int rc = segment_unlink(&s->segments, a->id);
+        rc = rc < 0 ? rc : s->io->sync_directory(s->io, s->directory);
+        s->retire_off |= rc < 0; /* it may come back: tombstones of what is in it must stay */
+        segment_drop(&s->segments, a);
+        return;
+    }
+    a->end = a->durable_end;
+    s->io->truncate(s->io, a->fd, a->durable_end);
+    s->io->advise(s->io, a->fd, 0, a->durable_end, IO_FORGET);
+    recheck_segment(s, a, RECORD_BLOCK);
+    recheck_segment(s, a, RECORD_CONVERSATION);
+}
+
+/* ---- append ----------------------------------------------------------------------------------------------- */
+
+static int prepare_keys(struct record_head *h, const struct tenant_keys *keys)
+{
+    if (keys)
+        memcpy(h->key_id, keys->key_id, sizeof h->key_id);
+    int rc = h->part_count ? crypto_random(h->salt, sizeof h->salt) : 0;
+    if (rc == 0 && h->type == RECORD_CONVERSATION) {
+        uint8_t body_key[CRYPTO_KEY_SIZE];
+        rc = crypto_random(body_key, sizeof body_key);
+        rc = rc < 0 ? rc : record_wrap_key(keys->data_key, h, body_key);
+        crypto_wipe(body_key, sizeof body_key);
+    }
+    return rc;
+}
+
+static int try_append(struct store *s, struct record_head *h, const struct tenant_keys *keys,
+                      const uint8_t *plain, uint64_t size)
+{
+    if (!space_fits(s, size))
+        return -TD_ERR_DISKFULL;
+    int rc = 0;
+    if (!s->active || (s->active->end > RECORD_PAGE && s->active->end + size > s->segment_size))
+        rc = roll(s);
+    if (rc < 0)
+        return rc;
+    if (!buffer_reserve(s, size))
+        return -TD_ERR_NOMEM;
+    place_record(s, h);
+    if (h->type == RECORD_TOMBSTONE && h->version == 0)
+        h->version = h->lsn;
+    rc = prepare_keys(h, keys);
+    return rc < 0 ? rc : write_record(s, h, keys, plain, size);
+}
+
+int append_record(struct store *s, struct record_head *h, const struct tenant_keys *keys,
+                  const uint8_t *plain)
+{
+    h->body_size = record_part_offset(h, h->part_count);
+    if (h->body_size > RECORD_BODY_MAX)
+        return -TD_ERR_LIMIT;
+    uint64_t size = record_size(h->body_size);
+    int rc = try_append(s, h, keys, plain, size);
+    if (rc == -TD_ERR_DISKFULL) {
+        rc = space_make_room(s, size);
+        rc = rc < 0 ? rc : try_append(s, h, keys, plain, size);
+    }
+    return rc;
+}

@@ -1,0 +1,466 @@
+/* commit: the writer thread. Takes batches of operations, appends their records, syncs once, makes them visible, calls back.
+ *
+ * The order inside a commit
+ *   1. append every operation's record            (append.c; a full segment is synced and the next one begun)
+ *   2. fsync the segment, and the directory if the file is new
+ *   3. tables point to the new records             (from now on readers see them)
+ *   4. call back
+ *   5. void what was replaced or deleted, and hand the changes to the index
+ * A failure in 1 or 2 abandons the segment and repeats both with a new one, a bounded number of times; operations that stay
+ * unwritten end with an error, and their entries go back to what is on disk. */
+#include "shared/log.h"
+#include "store/store_internal.h"
+#include <stdlib.h>
+
+#define BUFFER_KEEP_SIZE (64u << 20) /* a larger record buffer is given back after the commit */
+#define IDLE_WAIT_US     3600000000u
+
+/* ---- entries ---------------------------------------------------------------------------------------------- */
+
+bool entry_clear_place(struct store *s, struct entry *e)
+{
+    if (e->segment_id)
+        segment_account(&s->segments, e->segment_id, e->stored_size, false);
+    e->segment_id = 0;
+    if (e->conversation)
+        e->conversation->durable = 0; /* `written` belongs to what waits */
+    return e->pending == NULL;
+}
+
+void entry_set_place(struct store *s, struct entry *e, uint64_t segment_id, uint64_t offset, uint64_t lsn,
+                     uint32_t stored_size)
+{
+    if (e->segment_id)
+        segment_account(&s->segments, e->segment_id, e->stored_size, false);
+    e->segment_id = segment_id;
+    e->offset = offset;
+    e->lsn = lsn;
+    e->stored_size = stored_size;
+    segment_account(&s->segments, segment_id, stored_size, true);
+}
+
+void store_void_later(struct store *s, const struct entry *e)
+{
+    if (!e->segment_id || s->read_only)
+        return;
+    if (s->void_count == s->void_capacity) {
+        size_t capacity = s->void_capacity ? 2 * s->void_capacity : 64;
+        struct record_void *voids = realloc(s->voids, capacity * sizeof *voids);
+        if (!voids)
+            return; /* the space is lost until the segment goes; nothing else is */
+        s->voids = voids;
+        s->void_capacity = capacity;
+    }
+    s->voids[s->void_count++] = (struct record_void){{e->segment_id, e->offset, e->stored_size}, e->lsn};
+}
+
+/* Does the record of that lsn still stand there? The place may come from an index that is not to be trusted. */
+static bool void_is_right(struct store *s, const struct segment *g, const struct record_void *v)
+{
+    uint8_t page[RECORD_PAGE];
+    struct record_head h;
+    return io_read_all(s->io, g->fd, page, sizeof page, v->place.offset) == 0 &&
+           record_head_parse(page, &h) == 0 && h.segment_id == g->id && h.segment_nonce == g->nonce &&
+           h.lsn == v->lsn && h.type != RECORD_VOID && record_size(h.body_size) == v->place.stored_size;
+}
+
+/* Write the head that says "was a record" over the old one, which also takes its key material away, and give the body's space
+ * back. Not synced: what is lost here is found superseded again by the next recovery. */
+static void void_record(struct store *s, const struct record_void *v)
+{
+    struct segment *g = segment_acquire(&s->segments, v->place.segment_id);
+    if (!g)
+        return;
+    uint8_t page[RECORD_PAGE];
+    uint64_t body = v->place.stored_size - RECORD_PAGE;
+    struct record_head h = {
+        .type = RECORD_VOID,
+        .segment_id = g->id,
+        .segment_nonce = g->nonce,
+        .offset = v->place.offset,
+        .lsn = v->lsn,
+        .body_size = body,
+    };
+    record_head_write(&h, page);
+    record_head_finish(page, 0);
+    if (void_is_right(s, g, v) && io_write_all(s->io, g->fd, page, sizeof page, v->place.offset) == 0 &&
+        body > 0 && s->io->punch(s->io, g->fd, v->place.offset + RECORD_PAGE, body) == 0)
+        g->hole_size += body;
+    segment_release(&s->segments, g);
+}
+
+void store_void_now(struct store *s)
+{
+    for (size_t i = 0; i < s->void_count; i++)
+        void_record(s, &s->voids[i]);
+    s->void_count = 0;
+}
+
+/* ---- index ------------------------------------------------------------------------------------------------ */
+
+static void index_give_up(struct store *s, const char *why)
+{
+    log_warn("store", "the index is given up (%s): the next start reads all segments", why);
+    index_close(s->index);
+    s->index = NULL;
+    s->row_count = 0;
+}
+
+void store_note_change(struct store *s, uint8_t type, const struct entry *e, bool deleted)
+{
+    struct tenant_keys keys;
+    if (!s->index || keys_get(s->keys, e->tenant, &keys) < 0)
+        return; /* rows of an erased tenant name a key id that nobody knows: they are ignored when read */
+    if (s->row_count == s->row_capacity) {
+        size_t capacity = s->row_capacity ? 2 * s->row_capacity : 256;
+        struct index_row *rows =
+            capacity > STORE_INDEX_ROWS_MAX ? NULL : realloc(s->rows, capacity * sizeof *rows);
+        if (!rows) {
+            crypto_wipe(&keys, sizeof keys);
+            index_give_up(s, "too many changes wait for it");
+            return;
+        }
+        s->rows = rows;
+        s->row_capacity = capacity;
+    }
+    if (s->row_count == 0)
+        s->rows_since_us = clock_mono_us();
+    struct index_row *r = &s->rows[s->row_count++];
+    *r = (struct index_row){.type = type,
+                            .segment_id = deleted ? 0 : e->segment_id,
+                            .offset = e->offset,
+                            .lsn = e->lsn,
+                            .stored_size = e->stored_size,
+                            .quality = e->quality,
+                            .block_index = e->block_index,
+                            .layer_begin = e->layer_begin,
+                            .layer_end = e->layer_end};
+    memcpy(r->key_id, keys.key_id, sizeof r->key_id);
+    memcpy(r->id, e->id, sizeof r->id);
+    if (e->conversation) {
+        memcpy(r->principal, e->conversation->principal, sizeof r->principal);
+        r->version = e->conversation->durable;
+        r->updated_us = e->conversation->updated_us;
+    }
+    crypto_wipe(&keys, sizeof keys);
+}
+
+void store_index_flush(struct store *s, bool checkpoint)
+{
+    if (!s->index)
+        return;
+    struct index_segment *segments = malloc((s->segments.count + 1) * sizeof *segments);
+    if (!segments)
+        return; /* later */
+    size_t count = 0;
+    for (size_t i = 0; i < s->segments.count && s->index_complete; i++) {
+        const struct segment *g = s->segments.list[i];
+        segments[count++] = (struct index_segment){g->id, g->nonce, g->durable_end, g->tombstone_count};
+    }
+    int rc = index_apply(s->index, s->rows, s->row_count, segments, count, s->next_lsn);
+    free(segments);
+    if (rc == 0) {
+        s->row_count = 0;
+        rc = checkpoint ? index_checkpoint(s->index) : 0;
+    }
+    s->rows_since_us = clock_mono_us(); /* a locked index or a full disk: try again an interval later */
+    if (rc < 0 && rc != -TD_ERR_BUSY && rc != -TD_ERR_DISKFULL)
+        index_give_up(s, td_status_text(rc));
+}
+
+/* ---- publish ---------------------------------------------------------------------------------------------- */
+
+static void publish_put(struct store *s, struct entry *e, const struct store_op *op)
+{
+    store_void_later(s, e);
+    entry_set_place(s, e, op->segment_id, op->offset, op->lsn, op->stored_size);
+    e->quality = op->quality;
+    e->block_index = op->block_index;
+    e->layer_begin = op->layer_begin;
+    e->layer_end = op->layer_end;
+    if (e->conversation) {
+        e->conversation->durable = op->version;
+        e->conversation->updated_us = op->time_us;
+    }
+    store_note_change(s, op->type, e, false);
+}
+
+/* The end of a put or delete of one id: move its entry to the new truth, or back. */
+static void publish_entry(struct store *s, const struct store_op *op)
+{
+    struct table *t = store_table(s, op->type);
+    struct table_shard *shard = table_lock(t, op->id);
+    struct entry *e = table_find(t, shard, op->tenant, op->id);
+    if (e) {
+        if (e->pending == op)
+            e->pending = NULL;
+        if (op->status < 0) {
+            /* nothing new: the entry stays as it is on disk */
+        } else if (op->kind == OP_DELETE) {
+            store_void_later(s, e);
+            store_note_change(s, op->type, e, true);
+            entry_clear_place(s, e);
+        } else {
+            publish_put(s, e, op);
+        }
+        if (e->segment_id == 0 && !e->pending)
+            table_remove(t, shard, e);
+    }
+    table_unlock(shard);
+}
+
+/* All entries of an erased tenant. Those with a pending operation go when it ends: without keys it fails. */
+static void publish_erase(struct store *s, uint8_t type, uint32_t tenant)
+{
+    struct table *t = store_table(s, type);
+    for (size_t i = 0; i < TABLE_SHARD_COUNT; i++) {
+        struct table_shard *shard = &t->shards[i];
+        pthread_mutex_lock(&shard->lock);
+        for (size_t j = 0; j < shard->slot_count;) {
+            struct entry *e = &shard->slots[j];
+            bool gone = false;
+            if (e->tenant == tenant) {
+                store_void_later(s, e);
+                gone = entry_clear_place(s, e);
+            }
+            if (gone)
+                table_remove(t, shard, e); /* another entry may move into this slot: look at it again */
+            else
+                j++;
+        }
+        pthread_mutex_unlock(&shard->lock);
+    }
+}
+
+static void publish(struct store *s, struct store_op *op)
+{
+    op->published = true;
+    switch (op->kind) {
+    case OP_BLOCK:
+    case OP_CONVERSATION:
+    case OP_DELETE:
+        publish_entry(s, op);
+        break;
+    case OP_ERASE:
+        if (op->keys_erased) {
+            publish_erase(s, RECORD_BLOCK, op->tenant);
+            publish_erase(s, RECORD_CONVERSATION, op->tenant);
+        }
+        break;
+    case OP_FOLLOW:
+        op->status = op->follows ? op->follows->status : 0;
+        break;
+    case OP_BARRIER:
+        break;
+    }
+    if (op->kind == OP_BLOCK || op->kind == OP_CONVERSATION)
+        counter_add(op->status < 0 ? &s->counters.put_failures : &s->counters.puts, NULL, 1);
+    if (op->done)
+        op->done(op->ctx, op->status);
+}
+
+void commit_publish_synced(struct store *s)
+{
+    for (struct store_op *op = s->batch; op && op->synced; op = op->next)
+        if (!op->published)
+            publish(s, op);
+}
+
+/* ---- append one operation --------------------------------------------------------------------------------- */
+
+/* Move the version that the next put of a conversation must build on. `from` not what it is: the put that this one builds on
+ * has failed since it was queued. */
+static int conversation_move(struct store *s, const struct store_op *op, bool check, uint64_t from,
+                             uint64_t to)
+{
+    struct table_shard *shard = table_lock(&s->conversations, op->id);
+    struct entry *e = table_find(&s->conversations, shard, op->tenant, op->id);
+    int rc = e && (!check || e->conversation->written == from) ? 0 : -TD_ERR_CONFLICT;
+    if (rc == 0)
+        e->conversation->written = to;
+    table_unlock(shard);
+    return rc;
+}
+
+static int conversation_claim(struct store *s, const struct store_op *op)
+{
+    if (op->kind == OP_DELETE) /* the next put must expect that there is none */
+        return conversation_move(s, op, false, 0, 0);
+    return conversation_move(s, op, true, op->expected, op->version);
+}
+
+static void fill_head(const struct store_op *op, struct record_head *h)
+{
+    *h = (struct record_head){
+        .type = op->kind == OP_DELETE || op->kind == OP_ERASE ? RECORD_TOMBSTONE : op->type,
+        .target = op->kind == OP_ERASE    ? RECORD_ANY_TENANT
+                  : op->kind == OP_DELETE ? op->type
+                                          : 0,
+        .codec = op->codec,
+        .quality = op->quality,
+        .block_index = op->block_index,
+        .layer_begin = op->layer_begin,
+        .layer_end = op->layer_end,
+        .version = op->version,
+        .time_us = op->time_us,
+        .part_count = op->part_count,
+    };
+    memcpy(h->id, op->id, sizeof h->id);
+    memcpy(h->parent, op->parent, sizeof h->parent);
+    memcpy(h->key_id, op->key_id, sizeof h->key_id);
+    memcpy(h->parts, op->parts, op->part_count * sizeof *op->parts);
+}
+
+/* The keys go first, from the file and from memory; the tombstone only serves against an old key file that comes back. */
+static int erase_keys(struct store *s, struct store_op *op)
+{
+    struct tenant_keys keys;
+    if (op->keys_erased) /* by an earlier attempt, whose record failed */
+        return 0;
+    int rc = keys_get(s->keys, op->tenant, &keys);
+    if (rc < 0)
+        return rc;
+    memcpy(op->key_id, keys.key_id, sizeof op->key_id);
+    crypto_wipe(&keys, sizeof keys);
+    rc = keys_erase(s->keys, op->tenant, NULL);
+    op->keys_erased = rc == 0;
+    return rc;
+}
+
+/* Append an operation's record. A code other than IO trouble is final for this operation alone and is left in its status. */
+static int append_op(struct store *s, struct store_op *op)
+{
+    struct record_head h;
+    struct tenant_keys keys, *seal = &keys;
+    int rc = 0;
+    if (op->kind == OP_FOLLOW || op->kind == OP_BARRIER) {
+        op->appended = true;
+        return 0;
+    }
+    if (op->kind == OP_ERASE) {
+        rc = erase_keys(s, op);
+        seal = NULL;
+    } else {
+        rc = keys_get(s->keys, op->tenant, &keys);
+    }
+    bool claimed = rc == 0 && op->type == RECORD_CONVERSATION;
+    if (claimed)
+        rc = conversation_claim(s, op);
+    if (rc == 0) {
+        fill_head(op, &h);
+        rc = append_record(s, &h, seal, op->data);
+        if (rc < 0 && claimed)
+            conversation_move(s, op, false, 0, op->expected);
+    }
+    crypto_wipe(&keys, sizeof keys);
+    if (rc == -TD_ERR_IO || rc == -TD_ERR_EXISTS)
+        return rc;
+    op->appended = true;
+    op->status = rc;
+    if (rc == 0) {
+        op->segment_id = h.segment_id;
+        op->offset = h.offset;
+        op->lsn = h.lsn;
+        op->stored_size = (uint32_t)record_size(h.body_size);
+    }
+    return 0;
+}
+
+/* ---- commit ----------------------------------------------------------------------------------------------- */
+
+static int append_and_sync(struct store *s)
+{
+    for (struct store_op *op = s->batch; op; op = op->next) {
+        int rc = op->appended ? 0 : append_op(s, op);
+        if (rc < 0)
+            return rc;
+    }
+    return append_sync(s);
+}
+
+/* What was appended and not synced is to be appended again, or never: back to what is on disk. */
+static void withdraw_claims(struct store *s)
+{
+    for (struct store_op *op = s->batch; op; op = op->next) {
+        if (op->type != RECORD_CONVERSATION || op->synced)
+            continue;
+        struct table_shard *shard = table_lock(&s->conversations, op->id);
+        struct entry *e = table_find(&s->conversations, shard, op->tenant, op->id);
+        if (e)
+            e->conversation->written = e->conversation->durable;
+        table_unlock(shard);
+    }
+}
+
+static void note_health(struct store *s, int rc)
+{
+    bool was_off = s->write_error < 0;
+    s->write_retry_us = clock_mono_us() + STORE_WRITE_RETRY_US;
+    s->write_error = rc;
+    if (rc < 0 && !was_off)
+        log_error("store", "writes are off: %s; reading goes on", td_status_text(rc));
+    if (rc == 0 && was_off)
+        log_info("store", "writes are on again");
+    metric_set(s->metrics.writes_off, rc < 0);
+}
+
+static void commit(struct store *s, struct store_op *batch)
+{
+    s->batch = batch;
+    int rc = append_and_sync(s);
+    for (int i = 1; rc < 0 && i < STORE_COMMIT_ATTEMPTS; i++) {
+        commit_publish_synced(s);
+        append_abandon(s);
+        withdraw_claims(s);
+        rc = append_and_sync(s);
+    }
+    if (rc < 0) {
+        commit_publish_synced(s);
+        append_abandon(s);
+        withdraw_claims(s);
+    }
+    int health = rc;
+    for (struct store_op *op = batch; op; op = op->next) {
+        if (!op->synced) {
+            op->status = op->status < 0 ? op->status : rc;
+            op->synced = true;
+        }
+        if (op->status == -TD_ERR_DISKFULL)
+            health = op->status;
+    }
+    commit_publish_synced(s);
+    note_health(s, health);
+    s->batch = NULL;
+    for (struct store_op *next; batch; batch = next) {
+        next = batch->next;
+        op_queue_done(&s->queue, batch->charge);
+        op_release(batch);
+    }
+    store_void_now(s);
+    if (s->buffer_size > BUFFER_KEEP_SIZE) {
+        free(s->buffer);
+        s->buffer = NULL;
+        s->buffer_size = 0;
+    }
+}
+
+void *writer_main(void *arg)
+{
+    struct store *s = arg;
+    for (bool closing = false; !closing;) {
+        uint64_t wait_us = s->row_count ? STORE_INDEX_INTERVAL_US : IDLE_WAIT_US;
+        struct store_op *batch = op_queue_take(&s->queue, wait_us, s->commit_interval_us, &closing);
+        if (batch) {
+            commit(s, batch);
+            closing = false; /* until the queue is empty */
+        }
+        if (s->row_count >= STORE_INDEX_ROWS ||
+            (s->row_count && clock_mono_us() - s->rows_since_us >= STORE_INDEX_INTERVAL_US))
+            store_index_flush(s, false);
+        space_housekeeping(s);
+    }
+    if (append_sync(s) == 0)
+        append_seal(s);
+    store_index_flush(s, true);
+    return NULL;
+}

@@ -1,0 +1,289 @@
+/* read: look-ups and verified reads, on the caller's thread.
+ *
+ * A reader copies the place of a record out of its table, pins the segment and reads without locks. Meanwhile the record may be
+ * replaced and voided, or its segment dropped; what was read then fails verification. So a failure counts as damage only if the entry still
+ * points to the same place; otherwise the reader looks again. */
+#include "shared/log.h"
+#include "store/store_internal.h"
+#include <stdlib.h>
+
+#define READ_ATTEMPTS 3 /* times that a record may be replaced under a reader */
+
+/* ---- records ---------------------------------------------------------------------------------------------- */
+
+int read_open(struct store *s, const struct tenant_keys *keys, const struct record_place *place, uint8_t type,
+              const uint8_t id[32], uint64_t lsn, struct read_head *out)
+{
+    struct segment *g = segment_acquire(&s->segments, place->segment_id);
+    if (!g)
+        return -TD_ERR_NOTFOUND;
+    struct record_head *h = &out->head;
+    int rc = io_read_all(s->io, g->fd, out->page, sizeof out->page, place->offset);
+    rc = rc < 0 ? rc : record_head_parse(out->page, h);
+    if (rc == 0 && (h->type != type || h->segment_id != g->id || h->segment_nonce != g->nonce ||
+                    h->offset != place->offset || h->lsn != lsn ||
+                    memcmp(h->key_id, keys->key_id, sizeof h->key_id) != 0 || memcmp(h->id, id, 32) != 0))
+        rc = -TD_ERR_MISMATCH;
+    rc = rc < 0 ? rc : record_open_key(keys->data_key, h, out->key);
+    if (rc < 0) {
+        segment_release(&s->segments, g);
+        return rc;
+    }
+    out->segment = g;
+    return 0;
+}
+
+void read_close(struct store *s, struct read_head *r)
+{
+    crypto_wipe(r->key, sizeof r->key);
+    segment_release(&s->segments, r->segment);
+}
+
+int read_part(struct store *s, const struct read_head *r, uint32_t part, uint8_t *plain)
+{
+    const struct record_head *h = &r->head;
+    uint8_t tag[CRYPTO_TAG_SIZE];
+    uint64_t at = h->offset + RECORD_PAGE + record_part_offset(h, part);
+    size_t size = (size_t)h->parts[part].first_size + h->parts[part].second_size;
+    int rc = io_read_all(s->io, r->segment->fd, plain, size, at);
+    rc = rc < 0 ? rc : io_read_all(s->io, r->segment->fd, tag, sizeof tag, at + size);
+    rc = rc < 0 ? rc : record_open_part(r->key, h, r->page, part, plain, tag);
+    if (rc == 0)
+        counter_add(&s->counters.bytes_read, NULL, size);
+    return rc;
+}
+
+static bool same_place(const struct entry *e, const struct record_place *p)
+{
+    return e->segment_id == p->segment_id && e->offset == p->offset;
+}
+
+/* Is the entry's record still the one at `place`? */
+static bool place_is_current(struct store *s, uint8_t type, uint32_t tenant, const uint8_t id[32],
+                             const struct record_place *place)
+{
+    struct table *t = store_table(s, type);
+    struct table_shard *shard = table_lock(t, id);
+    struct entry *e = table_find(t, shard, tenant, id);
+    bool current = e && same_place(e, place);
+    table_unlock(shard);
+    return current;
+}
+
+void read_drop_damaged(struct store *s, uint8_t type, uint32_t tenant, const uint8_t id[32],
+                       const struct record_place *place)
+{
+    struct table *t = store_table(s, type);
+    struct table_shard *shard = table_lock(t, id);
+    struct entry *e = table_find(t, shard, tenant, id);
+    bool dropped = e && same_place(e, place);
+    if (dropped && entry_clear_place(s, e))
+        table_remove(t, shard, e);
+    table_unlock(shard);
+    if (dropped) {
+        counter_add(&s->counters.damaged, s->metrics.damaged, 1);
+        log_warn("store", "a damaged %s record was dropped", type == RECORD_BLOCK ? "block" : "conversation");
+    }
+}
+
+/* ---- look-up ---------------------------------------------------------------------------------------------- */
+
+struct found {
+    struct store_op *op; /* waits for the writer: a reference; else on disk: */
+    struct record_place place;
+    uint64_t lsn;
+    uint64_t version, updated_us;
+};
+
+/* What readers see of an id: the newest operation that waits, else the record on disk. */
+static int look_up(struct store *s, uint8_t type, uint32_t tenant, const uint8_t id[32], struct found *f)
+{
+    struct table *t = store_table(s, type);
+    struct table_shard *shard = table_lock(t, id);
+    struct entry *e = table_find(t, shard, tenant, id);
+    int rc = -TD_ERR_NOTFOUND;
+    *f = (struct found){0};
+    if (e && e->pending) {
+        if (e->pending->kind != OP_DELETE) {
+            f->op = e->pending;
+            op_hold(f->op);
+            rc = 0;
+        }
+    } else if (e && e->segment_id) {
+        f->place = (struct record_place){e->segment_id, e->offset, e->stored_size};
+        f->lsn = e->lsn;
+        if (e->conversation) {
+            f->version = e->conversation->durable;
+            f->updated_us = e->conversation->updated_us;
+        }
+        rc = 0;
+    }
+    table_unlock(shard);
+    return rc;
+}
+
+static void fill_info(struct store_block_info *info, struct kv_quality quality, uint32_t block_index,
+                      uint16_t layer_begin, uint16_t layer_end, uint64_t stored_size)
+{
+    *info = (struct store_block_info){quality, block_index, layer_begin, layer_end, (uint32_t)stored_size};
+}
+
+int store_find(struct store *s, const char *tenant, const struct kv_block_id *id,
+               struct store_block_info *info)
+{
+    uint32_t number = keys_find(s->keys, tenant);
+    int rc = -TD_ERR_NOTFOUND;
+    if (number) {
+        struct table_shard *shard = table_lock(&s->blocks, id->bytes);
+        const struct entry *e = table_find(&s->blocks, shard, number, id->bytes);
+        const struct store_op *op = e ? e->pending : NULL;
+        if (op && op->kind != OP_DELETE) {
+            fill_info(info, op->quality, op->block_index, op->layer_begin, op->layer_end, op->size);
+            rc = 0;
+        } else if (e && !op && e->segment_id) {
+            fill_info(info, e->quality, e->block_index, e->layer_begin, e->layer_end, e->stored_size);
+            rc = 0;
+        }
+        table_unlock(shard);
+    }
+    metric_add(rc == 0 ? s->metrics.hits : s->metrics.misses, 1);
+    return rc;
+}
+
+/* ---- layers ----------------------------------------------------------------------------------------------- */
+
+static int layer_from_op(const struct store_op *op, uint32_t layer, uint8_t *buffer, size_t capacity,
+                         struct span *k, struct span *v)
+{
+    if (layer < op->layer_begin || layer >= op->layer_end)
+        return -TD_ERR_NOTFOUND;
+    uint32_t part = layer - op->layer_begin;
+    size_t at = 0;
+    for (uint32_t i = 0; i < part; i++)
+        at += (size_t)op->parts[i].first_size + op->parts[i].second_size;
+    size_t first = op->parts[part].first_size, second = op->parts[part].second_size;
+    if (first + second > capacity)
+        return -TD_ERR_NOSPACE;
+    memcpy(buffer, op->data + at, first + second);
+    *k = (struct span){buffer, first};
+    *v = (struct span){buffer + first, second};
+    return 0;
+}
+
+static int layer_from_disk(struct store *s, const struct tenant_keys *keys, const struct found *f,
+                           const struct kv_block_id *id, uint32_t layer, uint8_t *buffer, size_t capacity,
+                           struct span *k, struct span *v)
+{
+    struct read_head r;
+    int rc = read_open(s, keys, &f->place, RECORD_BLOCK, id->bytes, f->lsn, &r);
+    if (rc < 0)
+        return rc;
+    uint32_t part = layer - r.head.layer_begin;
+    if (layer < r.head.layer_begin || layer >= r.head.layer_end) {
+        rc = -TD_ERR_SHAPE;
+    } else {
+        size_t first = r.head.parts[part].first_size, second = r.head.parts[part].second_size;
+        rc = first + second > capacity ? -TD_ERR_NOSPACE : read_part(s, &r, part, buffer);
+        *k = (struct span){buffer, first};
+        *v = (struct span){buffer + first, second};
+    }
+    read_close(s, &r);
+    return rc;
+}
+
+/* One attempt. -TD_ERR_AGAIN: the record was replaced meanwhile. */
+static int read_layer_once(struct store *s, const struct tenant_keys *keys, uint32_t tenant,
+                           const struct kv_block_id *id, uint32_t layer, uint8_t *buffer, size_t capacity,
+                           struct span *k, struct span *v)
+{
+    struct found f;
+    int rc = look_up(s, RECORD_BLOCK, tenant, id->bytes, &f);
+    if (rc < 0)
+        return rc;
+    if (f.op) {
+        rc = layer_from_op(f.op, layer, buffer, capacity, k, v);
+        op_release(f.op);
+        return rc;
+    }
+    rc = layer_from_disk(s, keys, &f, id, layer, buffer, capacity, k, v);
+    if (rc == 0 || rc == -TD_ERR_NOSPACE)
+        return rc;
+    if (rc == -TD_ERR_SHAPE) /* sound, but without this layer */
+        return -TD_ERR_NOTFOUND;
+    if (!place_is_current(s, RECORD_BLOCK, tenant, id->bytes, &f.place))
+        return -TD_ERR_AGAIN;
+    read_drop_damaged(s, RECORD_BLOCK, tenant, id->bytes, &f.place);
+    return -TD_ERR_NOTFOUND;
+}
+
+int store_read_layer(struct store *s, const char *tenant, const struct kv_block_id *id, uint32_t layer,
+                     uint8_t *buffer, size_t capacity, struct span *k, struct span *v)
+{
+    struct tenant_keys keys;
+    uint32_t number = keys_find(s->keys, tenant);
+    int rc = keys_get(s->keys, number, &keys);
+    if (rc == 0) {
+        rc = -TD_ERR_AGAIN;
+        for (int i = 0; i < READ_ATTEMPTS && rc == -TD_ERR_AGAIN; i++)
+            rc = read_layer_once(s, &keys, number, id, layer, buffer, capacity, k, v);
+        crypto_wipe(&keys, sizeof keys);
+    }
+    counter_add(rc == 0 ? &s->counters.reads : &s->counters.read_failures, NULL, 1);
+    return rc == 0 || rc == -TD_ERR_NOSPACE ? rc : -TD_ERR_NOTFOUND;
+}
+
+/* ---- conversations ---------------------------------------------------------------------------------------- */
+
+static int conversation_from_disk(struct store *s, const struct tenant_keys *keys, const struct found *f,
+                                  const uint8_t id[32], uint8_t **plain, size_t *size)
+{
+    struct read_head r;
+    int rc = read_open(s, keys, &f->place, RECORD_CONVERSATION, id, f->lsn, &r);
+    if (rc < 0)
+        return rc;
+    *size = r.head.parts[0].first_size;
+    *plain = malloc(*size + 1);
+    rc = *plain ? read_part(s, &r, 0, *plain) : -TD_ERR_NOMEM;
+    if (rc < 0)
+        free(*plain);
+    read_close(s, &r);
+    return rc;
+}
+
+static int read_conversation_once(struct store *s, const struct tenant_keys *keys, uint32_t tenant,
+                                  const uint8_t id[32], uint64_t *version, uint64_t *updated_us,
+                                  uint8_t **plain, size_t *size)
+{
+    struct found f;
+    int rc = look_up(s, RECORD_CONVERSATION, tenant, id, &f);
+    if (rc < 0)
+        return rc;
+    *version = f.op ? f.op->version : f.version;
+    *updated_us = f.op ? f.op->time_us : f.updated_us;
+    if (f.op) {
+        *size = f.op->size;
+        *plain = malloc(*size + 1);
+        if (*plain)
+            memcpy(*plain, f.op->data, *size);
+        rc = *plain ? 0 : -TD_ERR_NOMEM;
+        op_release(f.op);
+        return rc;
+    }
+    rc = conversation_from_disk(s, keys, &f, id, plain, size);
+    if (rc == 0 || rc == -TD_ERR_NOMEM)
+        return rc;
+    if (!place_is_current(s, RECORD_CONVERSATION, tenant, id, &f.place))
+        return -TD_ERR_AGAIN;
+    read_drop_damaged(s, RECORD_CONVERSATION, tenant, id, &f.place);
+    return -TD_ERR_NOTFOUND;
+}
+
+int read_conversation(struct store *s, const struct tenant_keys *keys, uint32_t tenant, const uint8_t id[32],
+                      uint64_t *version, uint64_t *updated_us, uint8_t **plain, size_t *size)
+{
+    int rc = -TD_ERR_AGAIN;
+    for (int i = 0; i < READ_ATTEMPTS && rc == -TD_ERR_AGAIN; i++)
+        rc = read_conversation_once(s, keys, tenant, id, version, updated_us, plain, size);
+    counter_add(rc == 0 ? &s->counters.reads : &s->counters.read_failures, NULL, 1);
+    return rc == -TD_ERR_AGAIN ? -TD_ERR_NOTFOUND : rc;
+}

@@ -1,0 +1,293 @@
+/* space: the size limit, eviction, and what happens when the disk is full.
+ *
+ * Eviction drops whole segments, oldest first: their blocks are forgotten, their live conversations are copied forward. The order is
+ * safe at every step: copies are synced before the tables point to them, the index is told and synced before the file goes, and a file
+ * that may not have gone for good (a failed unlink or directory sync) ends all dropping in this process, because records deleted long ago might
+ * come back with it once their tombstones are gone.
+ *
+ * A tombstone is needed as long as an older segment exists, since only that can hold what it deletes. Segments are dropped oldest first, so
+ * usually none is; otherwise they are copied forward with the lsn that they cover.
+ *
+ * A full disk must not stop eviction itself, which has to write: the ballast file is room kept back for that. */
+#include "shared/log.h"
+#include "store/store_internal.h"
+#include <fcntl.h>
+#include <stdlib.h>
+
+#define BALLAST_FILE     "ballast"
+#define BALLAST_RETRY_US 10000000
+#define FRUITLESS_MAX    8 /* segments dropped in a row without gaining space: they hold conversations */
+
+/* ---- forward ---------------------------------------------------------------------------------------------- */
+
+struct forwarded {
+    uint32_t tenant;
+    uint8_t id[32];
+    struct record_place from, to;
+    uint64_t lsn; /* of the old record, then of the copy */
+};
+struct forward_list {
+    struct forwarded *items;
+    size_t count, capacity;
+};
+
+static bool list_add(struct forward_list *l, const struct entry *e)
+{
+    if (l->count == l->capacity) {
+        size_t capacity = l->capacity ? 2 * l->capacity : 64;
+        struct forwarded *items = realloc(l->items, capacity * sizeof *items);
+        if (!items)
+            return false;
+        l->items = items;
+        l->capacity = capacity;
+    }
+    struct forwarded *f = &l->items[l->count++];
+    *f = (struct forwarded){
+        .tenant = e->tenant, .from = {e->segment_id, e->offset, e->stored_size}, .lsn = e->lsn};
+    memcpy(f->id, e->id, sizeof f->id);
+    return true;
+}
+
+static int list_conversations(struct store *s, uint64_t segment_id, struct forward_list *l)
+{
+    bool good = true;
+    for (size_t i = 0; i < TABLE_SHARD_COUNT; i++) {
+        struct table_shard *shard = &s->conversations.shards[i];
+        pthread_mutex_lock(&shard->lock);
+        for (size_t j = 0; j < shard->slot_count && good; j++)
+            if (shard->slots[j].tenant && shard->slots[j].segment_id == segment_id)
+                good = list_add(l, &shard->slots[j]);
+        pthread_mutex_unlock(&shard->lock);
+    }
+    return good ? 0 : -TD_ERR_NOMEM;
+}
+
+/* Copy one conversation record to the active segment. A damaged one is dropped, which is no failure. */
+static int forward_conversation(struct store *s, struct forwarded *f)
+{
+    struct tenant_keys keys;
+    struct read_head r;
+    if (keys_get(s->keys, f->tenant, &keys) < 0)
+        return 0;
+    int rc = read_open(s, &keys, &f->from, RECORD_CONVERSATION, f->id, f->lsn, &r);
+    if (rc == 0) {
+        struct record_head h = r.head;
+        uint8_t *plain = malloc(h.parts[0].first_size + 1u);
+        rc = plain ? read_part(s, &r, 0, plain) : -TD_ERR_NOMEM;
+        read_close(s, &r);
+        if (rc == 0) {
+            rc = append_record(s, &h, &keys, plain);
+            f->to = (struct record_place){h.segment_id, h.offset, (uint32_t)record_size(h.body_size)};
+            f->lsn = h.lsn;
+            crypto_wipe(plain, h.parts[0].first_size);
+            free(plain);
+            crypto_wipe(&keys, sizeof keys);
+            return rc;
+        }
+        free(plain);
+    }
+    crypto_wipe(&keys, sizeof keys);
+    if (rc == -TD_ERR_NOMEM)
+        return rc;
+    read_drop_damaged(s, RECORD_CONVERSATION, f->tenant, f->id, &f->from);
+    return 0;
+}
+
+static int forward_tombstone(void *ctx, const struct record_head *head, const uint8_t *page)
+{
+    (void)page;
+    struct record_head h = *head; /* keeps `version`, the lsn below which it deletes */
+    return h.type == RECORD_TOMBSTONE ? append_record(ctx, &h, NULL, NULL) : 0;
+}
+
+static int forward_tombstones(struct store *s, struct segment *v)
+{
+    struct segment_scan scan;
+    if (v->tombstone_count == 0 || s->segments.list[0] == v)
+        return 0;
+    struct segment *pinned = segment_acquire(&s->segments, v->id);
+    if (!pinned)
+        return -TD_ERR_IO;
+    int rc = segment_scan(s->io, pinned->fd, pinned, RECORD_PAGE, pinned->end, forward_tombstone, s, &scan);
+    segment_release(&s->segments, pinned);
+    return rc;
+}
+
+static void publish_forwarded(struct store *s, const struct forwarded *f)
+{
+    if (!f->to.segment_id)
+        return;
+    struct table_shard *shard = table_lock(&s->conversations, f->id);
+    struct entry *e = table_find(&s->conversations, shard, f->tenant, f->id);
+    if (e && e->segment_id == f->from.segment_id && e->offset == f->from.offset) {
+        entry_set_place(s, e, f->to.segment_id, f->to.offset, f->lsn, f->to.stored_size);
+        store_note_change(s, RECORD_CONVERSATION, e, false);
+    }
+    table_unlock(shard);
+}
+
+/* ---- retire ----------------------------------------------------------------------------------------------- */
+
+static void forget_blocks(struct store *s, uint64_t segment_id)
+{
+    for (size_t i = 0; i < TABLE_SHARD_COUNT; i++) {
+        struct table_shard *shard = &s->blocks.shards[i];
+        pthread_mutex_lock(&shard->lock);
+        for (size_t j = 0; j < shard->slot_count;) {
+            struct entry *e = &shard->slots[j];
+            bool gone = false;
+            if (e->tenant && e->segment_id == segment_id) {
+                store_note_change(s, RECORD_BLOCK, e, true);
+                gone = entry_clear_place(s, e);
+            }
+            if (gone)
+                table_remove(&s->blocks, shard,
+                             e); /* another entry may move into this slot: look at it again */
+            else
+                j++;
+        }
+        pthread_mutex_unlock(&shard->lock);
+    }
+}
+
+static int remove_segment(struct store *s, struct segment *v)
+{
+    int rc = segment_unlink(&s->segments, v->id);
+    rc = rc < 0 ? rc : s->io->sync_directory(s->io, s->directory);
+    segment_drop(&s->segments, v);
+    if (rc < 0) {
+        s->retire_off = true;
+        log_error("store",
+                  "a segment could not be removed for good (%s): no more space is freed until a restart",
+                  td_status_text(io_status(rc)));
+        return -TD_ERR_DISKFULL;
+    }
+    return 0;
+}
+
+/* Drop a sealed segment: copy what must live, forget the rest, remove the file. */
+static int retire(struct store *s, struct segment *v)
+{
+    struct forward_list list = {0};
+    int rc = list_conversations(s, v->id, &list);
+    for (size_t i = 0; i < list.count && rc == 0; i++)
+        rc = forward_conversation(s, &list.items[i]);
+    rc = rc < 0 ? rc : forward_tombstones(s, v);
+    rc = rc < 0 ? rc : append_sync(s);
+    if (rc == 0) {
+        for (size_t i = 0; i < list.count; i++)
+            publish_forwarded(s, &list.items[i]);
+        forget_blocks(s, v->id);
+        store_index_flush(s, true);
+        rc = remove_segment(s, v);
+    }
+    free(list.items);
+    return rc;
+}
+
+static struct segment *oldest_sealed(struct store *s)
+{
+    for (size_t i = 0; i < s->segments.count; i++)
+        if (s->segments.list[i]->sealed)
+            return s->segments.list[i];
+    return NULL;
+}
+
+/* ---- limits ----------------------------------------------------------------------------------------------- */
+
+static bool within_limit(struct store *s, uint64_t size)
+{
+    return segments_size(&s->segments) + size <= s->limit_size;
+}
+
+static bool disk_has(struct store *s, uint64_t size)
+{
+    uint64_t total, free_size;
+    return s->io->space(s->io, s->directory, &total, &free_size) < 0 || free_size >= size;
+}
+
+bool space_fits(struct store *s, uint64_t size)
+{
+    /* The reserve does not bind while room is being made: that is what it is for. */
+    return (s->making_room || within_limit(s, size)) &&
+           disk_has(s, size + (s->making_room ? 0 : STORE_SPACE_RESERVE));
+}
+
+static void ballast_release(struct store *s)
+{
+    char path[IO_PATH_MAX];
+    if (s->ballast_there && io_path(path, s->directory, BALLAST_FILE))
+        s->io->unlink(s->io, path);
+    s->ballast_there = false;
+    s->ballast_retry_us = clock_mono_us() + BALLAST_RETRY_US;
+}
+
+void space_open_ballast(struct store *s)
+{
+    char path[IO_PATH_MAX];
+    if (s->ballast_there || !s->ballast_size || !io_path(path, s->directory, BALLAST_FILE))
+        return;
+    s->ballast_retry_us = clock_mono_us() + BALLAST_RETRY_US;
+    if (!disk_has(s, 2 * s->ballast_size + STORE_SPACE_RESERVE))
+        return;
+    int fd = s->io->open(s->io, path, O_RDWR | O_CREAT);
+    if (fd < 0)
+        return;
+    s->ballast_there = s->io->allocate(s->io, fd, s->ballast_size) == 0;
+    s->io->close(s->io, fd);
+    if (!s->ballast_there)
+        s->io->unlink(s->io, path);
+}
+
+static int drop_until_fits(struct store *s, uint64_t size)
+{
+    int rc = 0;
+    for (int fruitless = 0; rc == 0 && fruitless < FRUITLESS_MAX;) {
+        struct segment *v = oldest_sealed(s);
+        if (!v && s->active && s->active->end > RECORD_PAGE) { /* all there is lies in the active one */
+            v = s->active;
+            append_seal(s);
+        }
+        if (!v)
+            return -TD_ERR_DISKFULL;
+        uint64_t before = segments_size(&s->segments);
+        rc = retire(s, v);
+        fruitless += segments_size(&s->segments) >= before;
+        if (rc == 0 && within_limit(s, size) && disk_has(s, size + STORE_SPACE_RESERVE))
+            return 0;
+    }
+    return rc < 0 ? rc : -TD_ERR_DISKFULL;
+}
+
+int space_make_room(struct store *s, uint64_t size)
+{
+    if (s->making_room || s->retire_off)
+        return -TD_ERR_DISKFULL;
+    s->making_room = true;
+    if (within_limit(s, size))
+        ballast_release(s);
+    int rc = append_sync(s); /* tables must know the batch's records before older ones are copied past them */
+    if (rc == 0) {
+        commit_publish_synced(s);
+        rc = drop_until_fits(s, size);
+    }
+    s->making_room = false;
+    return rc;
+}
+
+void space_housekeeping(struct store *s)
+{
+    if (!s->ballast_there && clock_mono_us() >= s->ballast_retry_us)
+        space_open_ballast(s);
+    for (size_t i = 0; i < s->segments.count && !s->retire_off; i++) {
+        struct segment *v = s->segments.list[i];
+        if (v->sealed && v->live_count == 0 && (v->tombstone_count == 0 || i == 0)) {
+            if (retire(s, v) == -TD_ERR_IO)
+                append_abandon(s);
+            break; /* one at a time: operations wait meanwhile */
+        }
+    }
+    metric_set(s->metrics.bytes, (double)segments_size(&s->segments));
+    metric_set(s->metrics.blocks, (double)table_count(&s->blocks));
+    metric_set(s->metrics.queue_bytes, (double)s->queue.size);
+}

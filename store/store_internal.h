@@ -1,0 +1,233 @@
+/* store_internal: the store's own structures, shared by its files and its tests.
+ *
+ *     callers ── op ──> queue ──> writer thread: append … fsync ── publish ──> tables in RAM ── later ──> SQLite index
+ *     readers ── tables ──> segment files
+ *
+ * Invariants
+ *   1. A table entry points to a record only after the fsync that covers the record (and, for a new file, the directory's).
+ *   2. Records are appended in one order, by one thread; a higher lsn always lies later. Among records of an id the last wins, so replaying
+ *      segments in order of their ids gives the tables, whatever was forwarded or rewritten.
+ *   3. A record is voided or its segment dropped only after whatever replaces it is synced.
+ *   4. Entries with a pending operation are never removed; the operation's end decides.
+ * Lock order: a table shard first; under it one of queue, segments, keys. Nothing is locked under those. */
+#ifndef TANDEM_STORE_STORE_INTERNAL_H
+#define TANDEM_STORE_STORE_INTERNAL_H
+#include "shared/metrics.h"
+#include "store/index.h"
+#include "store/keys.h"
+#include "store/segment.h"
+#include "store/store.h"
+#include "store/table.h"
+
+#define STORE_BATCH_SIZE        (64u << 20)  /* bytes of one group commit; one operation may exceed it */
+#define STORE_SEGMENT_SIZE      (256u << 20) /* defaults of store_config */
+#define STORE_BALLAST_SIZE      (16u << 20)
+#define STORE_COMMIT_MS         5
+#define STORE_SEGMENTS_MIN      8            /* a limit_size holds at least so many segments */
+#define STORE_SEGMENT_SIZE_MIN  (64u << 10)
+#define STORE_COMMIT_ATTEMPTS   3            /* segments tried for one batch when syncs or writes fail */
+#define STORE_WRITE_RETRY_US    1000000      /* after a failed commit, blocks are refused for so long */
+#define STORE_INDEX_ROWS        4096         /* rows that wait for the index before it is written at once */
+#define STORE_INDEX_ROWS_MAX    (1u << 20)   /* and beyond which an index that stays locked is given up */
+#define STORE_INDEX_INTERVAL_US 500000
+#define STORE_SPACE_RESERVE     (1u << 20)   /* left free for the index when judging whether a record fits */
+
+/* ---- operations ------------------------------------------------------------------------------------------- */
+
+enum op_kind {
+    OP_BLOCK,
+    OP_CONVERSATION,
+    OP_DELETE,  /* `type` says of what */
+    OP_ERASE,   /* all of a tenant */
+    OP_FOLLOW,  /* a block that is there or on its way already: ends as `follows` does */
+    OP_BARRIER, /* store_flush */
+};
+
+struct store_op {
+    struct store_op *next;
+    atomic_uint references; /* the queue's, and readers' of a block that is not on disk yet */
+    enum op_kind kind;
+    uint8_t type; /* enum record_type of what it puts or deletes */
+    uint32_t tenant;
+    uint8_t id[32];
+    uint8_t parent[32]; /* block: parent; conversation: HMAC of the principal */
+    struct kv_quality quality;
+    uint8_t codec;
+    uint32_t block_index;
+    uint16_t layer_begin, layer_end;
+    uint64_t expected, version, time_us; /* conversation; a delete expects the version that it found */
+    uint32_t part_count;
+    struct record_part *parts; /* in the same allocation, as is data */
+    uint8_t *data;             /* plain parts, one after the other */
+    size_t size;               /* of data */
+    size_t charge;             /* counted against STORE_QUEUE_SIZE; 0 for barriers, which must always get in */
+    struct store_op *follows;  /* a reference */
+    store_done done;
+    void *ctx;
+    /* the writer's */
+    bool appended, synced, published;
+    bool keys_erased;              /* OP_ERASE */
+    uint8_t key_id[RECORD_KEY_ID]; /* OP_ERASE: of the tenant whose keys are gone */
+    int status;
+    uint64_t segment_id, offset, lsn;
+    uint32_t stored_size;
+};
+
+struct store_op *op_create(enum op_kind kind, uint32_t part_count, size_t data_size);
+void op_hold(struct store_op *op);
+void op_release(struct store_op *op); /* wipes conversations */
+
+struct op_queue {
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+    struct store_op *first, **last;
+    size_t size; /* charges of what waits or is being written: until op_queue_done */
+    uint64_t oldest_us;
+    bool urgent, closing;
+};
+int op_queue_init(struct op_queue *q);
+void op_queue_deinit(struct op_queue *q);
+/* Takes the caller's reference on success. -TD_ERR_FULL beyond STORE_QUEUE_SIZE, -TD_ERR_CLOSED. `urgent`: do not wait for company. */
+int op_queue_push(struct op_queue *q, struct store_op *op, bool urgent);
+/* Wait for a batch: up to timeout_us for the first operation, then until interval_us after it, STORE_BATCH_SIZE or an urgent one.
+ * NULL on time-out or when closing and empty (*closing). */
+struct store_op *op_queue_take(struct op_queue *q, uint64_t timeout_us, uint64_t interval_us, bool *closing);
+void op_queue_done(struct op_queue *q, size_t charge); /* an operation has ended */
+void op_queue_close(struct op_queue *q);
+
+/* ---- the store -------------------------------------------------------------------------------------------- */
+
+struct record_place { /* where a record lies */
+    uint64_t segment_id, offset;
+    uint32_t stored_size;
+};
+struct record_void { /* a record to void */
+    struct record_place place;
+    uint64_t lsn;
+};
+
+struct store_counters {
+    _Atomic uint64_t puts, put_failures, reads, read_failures, damaged, bytes_written, bytes_read, fsyncs;
+};
+struct store_metrics {
+    struct metric *bytes, *blocks, *hits, *misses, *damaged, *fsyncs, *write_bytes, *queue_bytes, *writes_off;
+};
+
+struct store {
+    char directory[IO_PATH_MAX];
+    struct io *io;
+    bool read_only;
+    uint64_t limit_size, segment_size, ballast_size, commit_interval_us;
+    int lock_fd;
+    struct keys *keys;
+    struct table blocks, conversations;
+    struct segment_set segments;
+    struct op_queue queue;
+    pthread_t writer;
+    bool writer_started;
+    struct store_counters counters;
+    struct store_metrics metrics;
+    _Atomic int write_error; /* why the last commit failed; 0: writes work */
+    _Atomic uint64_t write_retry_us;
+    /* the writer's alone, recovery's before it starts */
+    struct segment *active; /* NULL: the next append makes one */
+    uint64_t next_lsn, next_segment_id;
+    struct store_op *batch; /* being committed */
+    uint8_t *buffer;        /* one sealed record */
+    size_t buffer_size;
+    struct record_void *voids; /* at the end of the commit */
+    size_t void_count, void_capacity;
+    struct index *index; /* NULL: off */
+    bool index_complete; /* rows and segments together describe the log; not so while recovery is at it */
+    struct index_row *rows; /* changes that the index lacks */
+    size_t row_count, row_capacity;
+    uint64_t rows_since_us;
+    bool ballast_there, making_room;
+    uint64_t ballast_retry_us;
+    bool retire_off; /* an unlink or directory sync failed: nothing is dropped any more, see space.c */
+};
+
+struct store_env { /* what tests replace */
+    struct io *io;
+    const char *index_directory; /* SQLite's; NULL: the store's */
+};
+int store_open_with(const struct store_config *config, const struct store_env *env, struct store **out, struct td_error *err);
+
+static inline struct table *store_table(struct store *s, uint8_t type)
+{
+    return type == RECORD_BLOCK ? &s->blocks : &s->conversations;
+}
+
+/* append.c: records into the active segment. All on the writer thread. */
+/* Seal and append one record; the caller has set type, ids, parts, version …; place, lsn, salt and keys are set here. plain: the
+ * parts' bytes. Rolls to a new segment when the active one is full. */
+int append_record(struct store *s, struct record_head *h, const struct tenant_keys *keys, const uint8_t *plain);
+int append_sync(struct store *s);    /* make all that was appended durable; marks the batch's operations */
+void append_abandon(struct store *s); /* after a failed write or sync: never write to this segment again */
+void append_seal(struct store *s);   /* the active segment, which is synced, ends in good order */
+
+/* commit.c: the writer thread. */
+void *writer_main(void *store);
+void commit_publish_synced(struct store *s); /* make the batch's synced operations visible and call them back */
+void store_void_later(struct store *s, const struct entry *e);
+void store_void_now(struct store *s); /* all that wait */
+void store_note_change(struct store *s, uint8_t type, const struct entry *e, bool deleted);
+/* Write waiting rows to the index. `checkpoint`: and sync it. Never fails the caller: an index in trouble waits or is given up. */
+void store_index_flush(struct store *s, bool checkpoint);
+/* Take the place out of an entry (it keeps only what is pending). True: nothing is left, remove it. */
+bool entry_clear_place(struct store *s, struct entry *e);
+void entry_set_place(struct store *s, struct entry *e, uint64_t segment_id, uint64_t offset, uint64_t lsn, uint32_t stored_size);
+
+/* space.c: limits, eviction, ballast. Writer thread. */
+bool space_fits(struct store *s, uint64_t size);
+int space_make_room(struct store *s, uint64_t size); /* -TD_ERR_DISKFULL when nothing helps */
+void space_housekeeping(struct store *s);
+void space_open_ballast(struct store *s);
+
+/* recover.c */
+int recover(struct store *s, const char *index_directory, bool keys_found, struct td_error *err);
+
+/* read.c */
+struct read_head {
+    struct segment *segment; /* pinned; segment_release when done */
+    struct record_head head;
+    uint8_t page[RECORD_PAGE];
+    uint8_t key[CRYPTO_KEY_SIZE]; /* wipe */
+};
+/* Read and check the head at a place and derive its key. -TD_ERR_NOTFOUND: the segment is gone; other codes: damaged. */
+int read_open(struct store *s, const struct tenant_keys *keys, const struct record_place *place, uint8_t type,
+              const uint8_t id[32], uint64_t lsn, struct read_head *out);
+void read_close(struct store *s, struct read_head *r);
+/* Read, verify and decrypt one part into plain (its size is known from the head). */
+int read_part(struct store *s, const struct read_head *r, uint32_t part, uint8_t *plain);
+/* The entry's record is damaged: forget it if it is still the one at `place`. */
+void read_drop_damaged(struct store *s, uint8_t type, uint32_t tenant, const uint8_t id[32], const struct record_place *place);
+/* The newest body of a conversation, pending ones included; malloc'ed, to be wiped and freed. */
+int read_conversation(struct store *s, const struct tenant_keys *keys, uint32_t tenant, const uint8_t id[32], uint64_t *version,
+                      uint64_t *updated_us, uint8_t **plain, size_t *size);
+
+/* conversations.c */
+/* Body of a conversation record: u16 id size ‖ id ‖ u16 principal size ‖ principal ‖ body. */
+int conversation_body_parse(struct span plain, struct span *id, struct span *principal, struct span *body);
+
+/* store.c */
+/* Queue an operation of an entry; takes the reference. The shard is locked; the entry may be removed on failure. */
+int store_push_entry(struct store *s, struct table_shard *shard, struct entry *e, struct store_op *op);
+int store_write_gate(struct store *s); /* 0, or why writes are refused now */
+int store_delete_id(struct store *s, uint8_t type, uint32_t tenant, const uint8_t id[32], store_done done, void *ctx);
+
+void counter_add(_Atomic uint64_t *counter, struct metric *m, uint64_t amount);
+int store_wait_op(struct store *s, struct store_op *op); /* push, wait for the end, return its status */
+
+/* A store_done that wakes the thread that waits. */
+struct store_waiter {
+    pthread_mutex_t lock;
+    pthread_cond_t ended;
+    bool done;
+    int status;
+};
+#define STORE_WAITER {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, false, 0}
+void store_waiter_done(void *waiter, int status);
+int store_waiter_wait(struct store_waiter *w);
+
+#endif

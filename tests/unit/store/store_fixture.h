@@ -1,0 +1,175 @@
+/* store_fixture: what the store's tests share: a directory of their own, blocks that can be told apart, small helpers. */
+#ifndef TANDEM_TESTS_STORE_FIXTURE_H
+#define TANDEM_TESTS_STORE_FIXTURE_H
+#include "store/store_internal.h"
+#include <dirent.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+#include <cmocka.h>
+
+#define FIXTURE_LAYERS 3
+#define FIXTURE_VALUES (2 * 64 * 8) /* 2 heads, 64 tokens, 8 dimensions */
+#define FIXTURE_PIECE  (KV_PIECE_HEAD_SIZE + 2 * FIXTURE_VALUES)
+
+struct fixture_block { /* a block whose content follows from `seed` */
+    struct kv_block_id id;
+    struct store_block block;
+    struct span pieces[2 * FIXTURE_LAYERS];
+    uint8_t bytes[2 * FIXTURE_LAYERS][FIXTURE_PIECE];
+};
+
+static inline void fixture_id(uint64_t seed, struct kv_block_id *id)
+{
+    uint8_t bytes[8];
+    store_le64(bytes, seed);
+    sha256_once(bytes, sizeof bytes, id->bytes);
+}
+
+static inline void fixture_block_of(struct fixture_block *f, uint64_t seed, struct kv_quality quality, uint16_t layer_begin,
+                                    uint16_t layer_end)
+{
+    static struct kv_codec_scratch *scratch;
+    if (!scratch)
+        scratch = kv_codec_scratch_create(&(struct kv_shape){FIXTURE_LAYERS, 2, 8});
+    fixture_id(seed, &f->id);
+    f->block = (struct store_block){.id = f->id,
+                                    .quality = quality,
+                                    .block_index = (uint32_t)seed,
+                                    .layer_begin = layer_begin,
+                                    .layer_end = layer_end,
+                                    .pieces = f->pieces};
+    for (int i = 0; i < 2 * (layer_end - layer_begin); i++) {
+        uint16_t values[FIXTURE_VALUES];
+        uint64_t x = seed * 1000003 + (uint64_t)i + quality.fidelity * 77u + 1;
+        for (int j = 0; j < FIXTURE_VALUES; j++) {
+            x = x * 6364136223846793005u + 1442695040888963407u;
+            values[j] = (uint16_t)((x >> 40) & 0xbbff); /* any finite f16 */
+        }
+        struct kv_piece_head h = {.codec = KV_RAW,
+                                  .is_value = (uint8_t)(i % 2),
+                                  .quality = quality,
+                                  .block_index = (uint32_t)seed,
+                                  .token_count = 64,
+                                  .layer = (uint16_t)(layer_begin + i / 2),
+                                  .kv_head_count = 2,
+                                  .head_dim = 8};
+        int64_t size = kv_piece_encode(scratch, &h, values, f->bytes[i], FIXTURE_PIECE);
+        assert_int_equal(size, FIXTURE_PIECE);
+        f->pieces[i] = (struct span){f->bytes[i], (size_t)size};
+    }
+}
+
+static const struct kv_quality quality_exact = {KV_L0, KV_NUMERICS_CPU_V1, KV_FROM_CLOUD, 0};
+static const struct kv_quality quality_lossy = {KV_L1, KV_NUMERICS_CPU_V1, KV_FROM_CLOUD, 0};
+
+static inline void fixture_block_make(struct fixture_block *f, uint64_t seed)
+{
+    fixture_block_of(f, seed, quality_exact, 0, FIXTURE_LAYERS);
+}
+
+static inline char *fixture_directory(void)
+{
+    char *path = strdup("/tmp/tandem-store-XXXXXX");
+    assert_non_null(mkdtemp(path));
+    return path;
+}
+
+static inline void fixture_remove(char *path)
+{
+    DIR *d = opendir(path);
+    for (struct dirent *e; d && (e = readdir(d));) {
+        char name[512];
+        snprintf(name, sizeof name, "%s/%s", path, e->d_name);
+        unlink(name);
+    }
+    if (d)
+        closedir(d);
+    rmdir(path);
+    free(path);
+}
+
+static inline struct store_config fixture_config(const char *directory)
+{
+    struct store_config c = {.directory = directory, .ballast_size = 1 << 16, .commit_interval_ms = 1, .limit_size = 1ull << 30};
+    memset(c.master_key, 7, sizeof c.master_key);
+    return c;
+}
+
+static inline struct store *fixture_open(const struct store_config *c)
+{
+    struct store *s = NULL;
+    struct td_error err = {0};
+    int rc = store_open(c, &s, &err);
+    if (rc < 0)
+        print_error("%s\n", err.text);
+    assert_int_equal(rc, 0);
+    return s;
+}
+
+/* All layers of the block are there, bit for bit. */
+static inline bool fixture_block_reads(struct store *s, const char *tenant, const struct fixture_block *f)
+{
+    uint8_t buffer[2 * FIXTURE_PIECE];
+    for (uint32_t layer = f->block.layer_begin; layer < f->block.layer_end; layer++) {
+        struct span k, v;
+        const struct span *expected = &f->pieces[2 * (layer - f->block.layer_begin)];
+        int rc = store_read_layer(s, tenant, &f->id, layer, buffer, sizeof buffer, &k, &v);
+        if (rc < 0)
+            return false;
+        assert_int_equal(k.size, expected[0].size);
+        assert_int_equal(v.size, expected[1].size);
+        assert_memory_equal(k.data, expected[0].data, k.size);
+        assert_memory_equal(v.data, expected[1].data, v.size);
+    }
+    return true;
+}
+
+struct fixture_done { /* for store_done callbacks, read after store_flush */
+    int calls, status;
+};
+static inline void fixture_on_done(void *ctx, int status)
+{
+    struct fixture_done *d = ctx;
+    d->calls++;
+    d->status = status;
+}
+
+/* Put and wait; returns the acknowledged status, or why it was refused. */
+static inline int fixture_put(struct store *s, const char *tenant, const struct fixture_block *f)
+{
+    struct fixture_done d = {0, 1};
+    int rc = store_put(s, tenant, &f->block, fixture_on_done, &d);
+    store_flush(s);
+    if (rc == 0)
+        assert_int_equal(d.calls, 1);
+    return rc < 0 ? rc : d.status;
+}
+
+static inline int fixture_conv_put(struct store *s, const char *tenant, const char *principal, const char *id, uint64_t expected,
+                                   const char *text)
+{
+    struct fixture_done d = {0, 1};
+    int rc = store_conv_put(s, tenant, principal, id, expected, text, strlen(text), fixture_on_done, &d);
+    store_flush(s);
+    return rc < 0 ? rc : d.status;
+}
+
+/* The text of a conversation, or NULL; free it. */
+static inline char *fixture_conv_get(struct store *s, const char *tenant, const char *principal, const char *id,
+                                     uint64_t *version)
+{
+    uint8_t *body;
+    size_t size;
+    if (store_conv_get(s, tenant, principal, id, version, &body, &size) < 0)
+        return NULL;
+    char *text = malloc(size + 1);
+    memcpy(text, body, size);
+    text[size] = '\0';
+    free(body);
+    return text;
+}
+
+#endif
