@@ -109,7 +109,8 @@ int gguf_fingerprint(struct gguf *g, uint8_t out[TD_HASH_SIZE], progress_fn prog
  * that holds less. Output norm and output head are left out unless layer_end == n_layer. Verified by re-opening. */
 int gguf_slice(struct gguf *g, uint32_t layer_end, const char *out_path, progress_fn progress, void *ctx,
                struct td_error *err);
-/* Check every tensor that is present against its digest (recomputed, never from the sidecar). */
+/* Hash every tensor that is present and compare: a slice with its own table, a whole file with the digests that its sidecar kept from an
+ * earlier start (if there are none yet they are taken now). -TD_ERR_CHECKSUM names the first tensor that differs. */
 int gguf_verify(struct gguf *g, progress_fn progress, void *ctx, struct td_error *err);
 /* Layers whose tensors are present: n_layer for a full file, "tandem.slice.layer_end" for a slice. */
 uint32_t gguf_layers_held(const struct gguf *g);

@@ -22,7 +22,8 @@ void tokenizer_destroy(struct tokenizer *t);
 
 /* tokenizer_encode: ids of text. Ranges where special tokens are recognised: `special` (ascending, disjoint; may be NULL/0).
  * add_bos follows the caller, not the file. Returns the count (which may exceed ids_capacity: nothing past it is written; call again), or
- * -TD_ERR_NOMEM, -TD_ERR_LIMIT. Invalid UTF-8 bytes are encoded as bytes; decoding gives the same bytes back. */
+ * -TD_ERR_NOMEM, -TD_ERR_LIMIT, -TD_ERR_ARG (ranges). Invalid UTF-8 bytes are encoded as bytes; decoding gives the same bytes back,
+ * except those for which the vocabulary has no token at all (SmolLM2's lacks 21 that text hardly has): they are lost. */
 int64_t tokenizer_encode(const struct tokenizer *t, const char *text, size_t size,
                          const struct text_range *special, size_t special_count, bool add_bos, int32_t *ids,
                          size_t ids_capacity);
