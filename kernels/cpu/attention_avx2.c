@@ -2,14 +2,14 @@
  *
  * A split's K is turned once into f32 [head_dim][64 positions] and its V into f32 [64 positions][head_dim]; then scores
  * and weighted values are the same small product, C[vectors][columns] = A[vectors][k] * B[k][columns], each element
- * one fma chain over k: no sums across lanes, and the loads of B are shared by VECTORS query vectors. */
+ * one fma chain over k: no sums across lanes, and the loads of B are shared by VECTORS query vectors. When a job has only a few
+ * vectors (decode), the same chains read K and V straight from the page. */
 #if defined(__x86_64__)
 #include "kernels/cpu/avx2.h"
 #include <math.h>
 
-#define VECTORS 3
-#define UNROLL  _Pragma("GCC unroll 8")
-
+#define VECTORS        3
+#define DIRECT_VECTORS 4
 struct split_scratch {
     float *k, *v;     /* [head_dim][64], [64][head_dim] */
     float *p;         /* [vectors][64] scores, then probabilities */
@@ -17,6 +17,11 @@ struct split_scratch {
     float *q;         /* [vectors][head_dim] */
     float *max, *sum; /* [vectors] running */
 };
+
+AVX2_INLINE __m256 load_f16(const uint16_t *p)
+{
+    return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p));
+}
 
 static size_t vectors_max(uint32_t group)
 {
@@ -44,29 +49,30 @@ static struct split_scratch split_scratch_at(void *memory, uint32_t head_dim, ui
     return s;
 }
 
-/* Eight positions by eight values of K, transposed. */
-AVX2_INLINE void transpose_8x8(const uint16_t *k, uint32_t head_dim, float *out)
+/* Eight positions by eight values of K: r[i] becomes value i of the eight positions. */
+AVX2_INLINE void load_transposed(const uint16_t *k, uint32_t head_dim, __m256 r[8])
 {
-    __m256 r[8], s[8];
-    UNROLL for (unsigned i = 0; i < 8; i++) r[i] =
-        _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(k + (size_t)i * head_dim)));
-    UNROLL for (unsigned i = 0; i < 4; i++)
-    {
+    __m256 s[8];
+#pragma GCC unroll 8
+    for (unsigned i = 0; i < 8; i++)
+        r[i] = load_f16(k + (size_t)i * head_dim);
+#pragma GCC unroll 8
+    for (unsigned i = 0; i < 4; i++) {
         s[2 * i] = _mm256_unpacklo_ps(r[2 * i], r[2 * i + 1]);
         s[2 * i + 1] = _mm256_unpackhi_ps(r[2 * i], r[2 * i + 1]);
     }
-    UNROLL for (unsigned half = 0; half < 2; half++)
-    {
-        const __m256 *t = s + 4 * half;
-        r[4 * half + 0] = _mm256_shuffle_ps(t[0], t[2], 0x44);
-        r[4 * half + 1] = _mm256_shuffle_ps(t[0], t[2], 0xee);
-        r[4 * half + 2] = _mm256_shuffle_ps(t[1], t[3], 0x44);
-        r[4 * half + 3] = _mm256_shuffle_ps(t[1], t[3], 0xee);
+    __m256 t[8];
+#pragma GCC unroll 8
+    for (unsigned half = 0; half < 8; half += 4) {
+        t[half + 0] = _mm256_shuffle_ps(s[half + 0], s[half + 2], 0x44);
+        t[half + 1] = _mm256_shuffle_ps(s[half + 0], s[half + 2], 0xee);
+        t[half + 2] = _mm256_shuffle_ps(s[half + 1], s[half + 3], 0x44);
+        t[half + 3] = _mm256_shuffle_ps(s[half + 1], s[half + 3], 0xee);
     }
-    UNROLL for (unsigned i = 0; i < 4; i++)
-    {
-        _mm256_storeu_ps(out + i * KV_BLOCK_TOKENS, _mm256_permute2f128_ps(r[i], r[4 + i], 0x20));
-        _mm256_storeu_ps(out + (4 + i) * KV_BLOCK_TOKENS, _mm256_permute2f128_ps(r[i], r[4 + i], 0x31));
+#pragma GCC unroll 8
+    for (unsigned i = 0; i < 4; i++) {
+        r[i] = _mm256_permute2f128_ps(t[i], t[4 + i], 0x20);
+        r[4 + i] = _mm256_permute2f128_ps(t[i], t[4 + i], 0x31);
     }
 }
 
@@ -75,54 +81,123 @@ AVX2 static void open_split(const struct attention_job *job, const uint16_t *k, 
                             const struct split_scratch *s)
 {
     for (uint32_t t = 0; t < count; t += 8)
-        for (uint32_t i = 0; i < job->head_dim; i += 8)
-            transpose_8x8(k + (size_t)t * job->head_dim + i, job->head_dim,
-                          s->k + (size_t)i * KV_BLOCK_TOKENS + t);
+        for (uint32_t i = 0; i < job->head_dim; i += 8) {
+            __m256 r[8];
+            load_transposed(k + (size_t)t * job->head_dim + i, job->head_dim, r);
+#pragma GCC unroll 8
+            for (unsigned j = 0; j < 8; j++)
+                _mm256_storeu_ps(s->k + (size_t)(i + j) * KV_BLOCK_TOKENS + t, r[j]);
+        }
     const uint16_t *v = k + job->v_offset;
     for (size_t i = 0; i < (size_t)count * job->head_dim; i += 8)
-        _mm256_storeu_ps(s->v + i, _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(v + i))));
+        _mm256_storeu_ps(s->v + i, load_f16(v + i));
 }
 
-/* C[rows][8 * vectors] = A[rows][depth] * B[depth][...], strides in floats. */
-AVX2_INLINE void product_strip(const unsigned rows, const unsigned vectors, const float *a, size_t a_stride,
-                               const float *b, size_t b_stride, uint32_t depth, float *c, size_t c_stride)
+/* C[rows][8 * vectors] = A[rows][depth] * B[depth][...]; B is f32, or f16 when `half`. Strides in values. */
+AVX2_INLINE void product_strip(const bool half, const unsigned rows, const unsigned vectors, const float *a,
+                               size_t a_stride, const void *b, size_t b_stride, uint32_t depth, float *c,
+                               size_t c_stride)
 {
     __m256 acc[12];
-    UNROLL for (unsigned i = 0; i < rows * vectors; i++) acc[i] = _mm256_setzero_ps();
+#pragma GCC unroll 8
+    for (unsigned i = 0; i < rows * vectors; i++)
+        acc[i] = _mm256_setzero_ps();
     for (uint32_t k = 0; k < depth; k++) {
         __m256 x[4];
-        UNROLL for (unsigned j = 0; j < vectors; j++) x[j] = _mm256_loadu_ps(b + k * b_stride + 8 * j);
-        UNROLL for (unsigned r = 0; r < rows; r++)
-        {
+#pragma GCC unroll 8
+        for (unsigned j = 0; j < vectors; j++)
+            x[j] = half ? load_f16((const uint16_t *)b + k * b_stride + 8 * j)
+                        : _mm256_loadu_ps((const float *)b + k * b_stride + 8 * j);
+#pragma GCC unroll 8
+        for (unsigned r = 0; r < rows; r++) {
             __m256 y = _mm256_broadcast_ss(a + r * a_stride + k);
-            UNROLL for (unsigned j = 0; j < vectors; j++) acc[r * vectors + j] =
-                _mm256_fmadd_ps(y, x[j], acc[r * vectors + j]);
+#pragma GCC unroll 8
+            for (unsigned j = 0; j < vectors; j++)
+                acc[r * vectors + j] = _mm256_fmadd_ps(y, x[j], acc[r * vectors + j]);
         }
     }
-    UNROLL for (unsigned r = 0; r < rows; r++) UNROLL for (unsigned j = 0; j < vectors; j++)
-        _mm256_storeu_ps(c + r * c_stride + 8 * j, acc[r * vectors + j]);
+#pragma GCC unroll 8
+    for (unsigned r = 0; r < rows; r++)
+#pragma GCC unroll 8
+        for (unsigned j = 0; j < vectors; j++)
+            _mm256_storeu_ps(c + r * c_stride + 8 * j, acc[r * vectors + j]);
 }
 
-AVX2_INLINE void product_rows(const unsigned rows, const float *a, size_t a_stride, const float *b,
-                              size_t b_stride, uint32_t depth, uint32_t columns, float *c, size_t c_stride)
+AVX2_INLINE void product_rows(const bool half, const unsigned rows, const float *a, size_t a_stride,
+                              const void *b, size_t b_stride, uint32_t depth, uint32_t columns, float *c,
+                              size_t c_stride)
 {
+    const unsigned vectors = rows > 3 ? 2 : 4; /* 16 registers */
+    const size_t value_size = half ? sizeof(uint16_t) : sizeof(float);
+    const uint8_t *at = b;
     uint32_t column = 0;
-    for (; column + 32 <= columns; column += 32)
-        product_strip(rows, 4, a, a_stride, b + column, b_stride, depth, c + column, c_stride);
-    for (; column < columns; column += 8)
-        product_strip(rows, 1, a, a_stride, b + column, b_stride, depth, c + column, c_stride);
+    for (; column + 8 * vectors <= columns; column += 8 * vectors, at += 8 * vectors * value_size)
+        product_strip(half, rows, vectors, a, a_stride, at, b_stride, depth, c + column, c_stride);
+    for (; column < columns; column += 8, at += 8 * value_size)
+        product_strip(half, rows, 1, a, a_stride, at, b_stride, depth, c + column, c_stride);
 }
 
-/* rows <= VECTORS; columns a multiple of eight. */
-AVX2 static void small_product(uint32_t rows, const float *a, size_t a_stride, const float *b,
-                               size_t b_stride, uint32_t depth, uint32_t columns, float *c, size_t c_stride)
+/* columns a multiple of eight. */
+AVX2 static void product_f32(uint32_t rows, const float *a, size_t a_stride, const float *b, size_t b_stride,
+                             uint32_t depth, uint32_t columns, float *c, size_t c_stride)
 {
     if (rows == 3)
-        product_rows(3, a, a_stride, b, b_stride, depth, columns, c, c_stride);
+        product_rows(false, 3, a, a_stride, b, b_stride, depth, columns, c, c_stride);
     else if (rows == 2)
-        product_rows(2, a, a_stride, b, b_stride, depth, columns, c, c_stride);
+        product_rows(false, 2, a, a_stride, b, b_stride, depth, columns, c, c_stride);
     else
-        product_rows(1, a, a_stride, b, b_stride, depth, columns, c, c_stride);
+        product_rows(false, 1, a, a_stride, b, b_stride, depth, columns, c, c_stride);
+}
+
+AVX2 static void values_direct(uint32_t rows, const float *p, const uint16_t *v, uint32_t count,
+                               uint32_t head_dim, float *o)
+{
+    if (rows == 4)
+        product_rows(true, 4, p, KV_BLOCK_TOKENS, v, head_dim, count, head_dim, o, head_dim);
+    else if (rows == 3)
+        product_rows(true, 3, p, KV_BLOCK_TOKENS, v, head_dim, count, head_dim, o, head_dim);
+    else if (rows == 2)
+        product_rows(true, 2, p, KV_BLOCK_TOKENS, v, head_dim, count, head_dim, o, head_dim);
+    else
+        product_rows(true, 1, p, KV_BLOCK_TOKENS, v, head_dim, count, head_dim, o, head_dim);
+}
+
+/* Scores straight from the page: K is turned in registers. */
+AVX2_INLINE void scores_rows(const unsigned rows, const float *q, const uint16_t *k, uint32_t count,
+                             uint32_t head_dim, float *p)
+{
+    for (uint32_t t = 0; t < count; t += 8) {
+        __m256 acc[DIRECT_VECTORS];
+#pragma GCC unroll 8
+        for (unsigned r = 0; r < rows; r++)
+            acc[r] = _mm256_setzero_ps();
+        for (uint32_t i = 0; i < head_dim; i += 8) {
+            __m256 x[8];
+            load_transposed(k + (size_t)t * head_dim + i, head_dim, x);
+#pragma GCC unroll 8
+            for (unsigned r = 0; r < rows; r++)
+#pragma GCC unroll 8
+                for (unsigned j = 0; j < 8; j++)
+                    acc[r] =
+                        _mm256_fmadd_ps(_mm256_broadcast_ss(q + r * (size_t)head_dim + i + j), x[j], acc[r]);
+        }
+#pragma GCC unroll 8
+        for (unsigned r = 0; r < rows; r++)
+            _mm256_storeu_ps(p + r * KV_BLOCK_TOKENS + t, acc[r]);
+    }
+}
+
+AVX2 static void scores_direct(uint32_t rows, const float *q, const uint16_t *k, uint32_t count,
+                               uint32_t head_dim, float *p)
+{
+    if (rows == 4)
+        scores_rows(4, q, k, count, head_dim, p);
+    else if (rows == 3)
+        scores_rows(3, q, k, count, head_dim, p);
+    else if (rows == 2)
+        scores_rows(2, q, k, count, head_dim, p);
+    else
+        scores_rows(1, q, k, count, head_dim, p);
 }
 
 /* Scores of `count` positions to probabilities, zero behind them. Returns their sum. */
@@ -130,8 +205,8 @@ AVX2 static float split_softmax(float *p, uint32_t count, float *max_out)
 {
     const __m256 masked = _mm256_set1_ps(-INFINITY);
     __m256 scores[8], max8 = masked;
-    UNROLL for (unsigned i = 0; i < 8; i++)
-    {
+#pragma GCC unroll 8
+    for (unsigned i = 0; i < 8; i++) {
         __m256i index =
             _mm256_add_epi32(_mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7), _mm256_set1_epi32((int)(8 * i)));
         __m256 valid = _mm256_castsi256_ps(_mm256_cmpgt_epi32(_mm256_set1_epi32((int)count), index));
@@ -142,8 +217,8 @@ AVX2 static float split_softmax(float *p, uint32_t count, float *max_out)
     max4 = _mm_max_ps(max4, _mm_movehl_ps(max4, max4));
     const float max = _mm_cvtss_f32(_mm_max_ss(max4, _mm_movehdup_ps(max4)));
     __m256 low = _mm256_setzero_ps(), high = low;
-    UNROLL for (unsigned i = 0; i < 8; i++)
-    {
+#pragma GCC unroll 8
+    for (unsigned i = 0; i < 8; i++) {
         __m256 e = avx2_exp(_mm256_sub_ps(scores[i], _mm256_set1_ps(max))); /* exp(-infinity) = 0 */
         _mm256_storeu_ps(p + 8 * i, e);
         if (i % 2 == 0)
@@ -153,6 +228,12 @@ AVX2 static float split_softmax(float *p, uint32_t count, float *max_out)
     }
     *max_out = max;
     return avx2_fold(low, high);
+}
+
+/* So few vectors that converting a split first would cost more than it saves: decode. */
+static bool is_direct(const struct attention_job *job)
+{
+    return job->vector_count <= DIRECT_VECTORS;
 }
 
 /* Positions of the split starting at `first` that vector i sees. */
@@ -189,18 +270,25 @@ AVX2 static void combine(const struct attention_job *job, uint32_t vector, bool 
             out + i, _mm256_fmadd_ps(_mm256_loadu_ps(out + i), a, _mm256_mul_ps(_mm256_loadu_ps(o + i), b)));
 }
 
-/* Vectors [begin, begin + rows), which all see `count` positions of the split. */
+/* Vectors [begin, begin + rows), which all see `count` positions of the split whose K is at k. */
 static void run_vectors(const struct attention_job *job, uint32_t begin, uint32_t rows, uint32_t first,
-                        uint32_t count, const struct split_scratch *s)
+                        uint32_t count, const uint16_t *k, const struct split_scratch *s)
 {
     uint32_t dim = job->head_dim;
-    float *p = s->p + (size_t)begin * KV_BLOCK_TOKENS, *o = s->o + (size_t)begin * dim, max[VECTORS],
-          sum[VECTORS];
-    small_product(rows, s->q + (size_t)begin * dim, dim, s->k, KV_BLOCK_TOKENS, dim,
-                  (uint32_t)align_up(count, 8), p, KV_BLOCK_TOKENS);
+    const float *q = s->q + (size_t)begin * dim;
+    float *p = s->p + (size_t)begin * KV_BLOCK_TOKENS, *o = s->o + (size_t)begin * dim;
+    float max[DIRECT_VECTORS], sum[DIRECT_VECTORS];
+    if (is_direct(job))
+        scores_direct(rows, q, k, count, dim, p);
+    else
+        product_f32(rows, q, dim, s->k, KV_BLOCK_TOKENS, dim, (uint32_t)align_up(count, 8), p,
+                    KV_BLOCK_TOKENS);
     for (uint32_t r = 0; r < rows; r++)
         sum[r] = split_softmax(p + (size_t)r * KV_BLOCK_TOKENS, count, &max[r]);
-    small_product(rows, p, KV_BLOCK_TOKENS, s->v, dim, count, dim, o, dim);
+    if (is_direct(job))
+        values_direct(rows, p, k + job->v_offset, count, dim, o);
+    else
+        product_f32(rows, p, KV_BLOCK_TOKENS, s->v, dim, count, dim, o, dim);
     for (uint32_t r = 0; r < rows; r++)
         combine(job, begin + r, first == 0, max[r], sum[r], s);
 }
@@ -208,13 +296,15 @@ static void run_vectors(const struct attention_job *job, uint32_t begin, uint32_
 static void run_split(const struct attention_job *job, uint32_t first, const struct split_scratch *s)
 {
     const uint16_t *k = job->kv + job->pages[first / KV_BLOCK_TOKENS] * job->page_stride;
-    open_split(job, k, seen_count(job, job->vector_count - 1, first), s);
+    const uint32_t most = is_direct(job) ? DIRECT_VECTORS : VECTORS;
+    if (!is_direct(job))
+        open_split(job, k, seen_count(job, job->vector_count - 1, first), s);
     for (uint32_t i = 0; i < job->vector_count;) {
         uint32_t count = seen_count(job, i, first), rows = 1;
-        while (rows < VECTORS && i + rows < job->vector_count && seen_count(job, i + rows, first) == count)
+        while (rows < most && i + rows < job->vector_count && seen_count(job, i + rows, first) == count)
             rows++;
         if (count > 0)
-            run_vectors(job, i, rows, first, count, s);
+            run_vectors(job, i, rows, first, count, k, s);
         i += rows;
     }
 }

@@ -14,8 +14,6 @@
 #if defined(__x86_64__)
 #include "kernels/cpu/avx2.h"
 
-#define UNROLL _Pragma("GCC unroll 8")
-
 AVX2_INLINE __m256i broadcast4(const int8_t *four)
 {
     int32_t word;
@@ -69,15 +67,15 @@ AVX2_INLINE void block_sums(const uint32_t type, const unsigned rows, const uint
     /* vectors whose pair sums fit in 16 bits together */
     const unsigned run = type == GGUF_Q8_0 ? 1 : packed_body_size(type) == 128 ? 8 : 4;
     __m256i pairs[4] = {0};
-    UNROLL for (unsigned g = 0; g < 8; g++)
-    {
+#pragma GCC unroll 8
+    for (unsigned g = 0; g < 8; g++) {
         __m256i codes = block_codes(type, body, g), magnitude = codes;
         if (type == GGUF_Q6_K)
             codes = _mm256_sub_epi8(codes, _mm256_set1_epi8(32));
         if (is_signed)
             magnitude = _mm256_abs_epi8(codes);
-        UNROLL for (unsigned r = 0; r < rows; r++)
-        {
+#pragma GCC unroll 8
+        for (unsigned r = 0; r < rows; r++) {
             __m256i x = broadcast4(q[r] + 4 * g);
             __m256i product = _mm256_maddubs_epi16(magnitude, is_signed ? _mm256_sign_epi8(x, codes) : x);
             pairs[r] = g % run == 0 ? product : _mm256_add_epi16(pairs[r], product);
@@ -85,8 +83,8 @@ AVX2_INLINE void block_sums(const uint32_t type, const unsigned rows, const uint
         if (g % run != run - 1)
             continue;
         __m256i factor = type == GGUF_Q6_K ? scale_pairs(scales + (g < 4 ? 0 : 8)) : _mm256_set1_epi16(1);
-        UNROLL for (unsigned r = 0; r < rows; r++)
-        {
+#pragma GCC unroll 8
+        for (unsigned r = 0; r < rows; r++) {
             __m256i sum = _mm256_madd_epi16(pairs[r], factor);
             isum[r] = g < run ? sum : _mm256_add_epi32(isum[r], sum);
         }
@@ -107,8 +105,8 @@ AVX2_INLINE void tile_quantised(const uint32_t type, const unsigned rows, const 
     const int8_t *q[4];
     const float *d[4], *s[4];
     const int32_t *sum[4];
-    UNROLL for (unsigned r = 0; r < rows; r++)
-    {
+#pragma GCC unroll 8
+    for (unsigned r = 0; r < rows; r++) {
         q[r] = a->q + (row + r) * a->q_stride;
         d[r] = a->d + (row + r) * a->block_stride;
         s[r] = a->s + (row + r) * a->block_stride;
@@ -129,8 +127,8 @@ AVX2_INLINE void tile_quantised(const uint32_t type, const unsigned rows, const 
             }
             __m256i isum[4];
             block_sums(type, rows, body, head, q, isum);
-            UNROLL for (unsigned r = 0; r < rows; r++)
-            {
+#pragma GCC unroll 8
+            for (unsigned r = 0; r < rows; r++) {
                 if (offset)
                     isum[r] = _mm256_sub_epi32(isum[r], _mm256_set1_epi32(offset * sum[r][block]));
                 __m256 scale = _mm256_mul_ps(dw, _mm256_broadcast_ss(d[r] + block));
@@ -165,7 +163,8 @@ AVX2_INLINE void rows_quantised(const uint32_t type, const unsigned rows, const 
     for (uint32_t tile = tile_begin; tile < tile_end; tile++) {
         __m256 acc[4];
         tile_quantised(type, rows, m, (const uint8_t *)m->packed + tile_size * tile, a, row, acc);
-        UNROLL for (unsigned r = 0; r < rows; r++)
+#pragma GCC unroll 8
+        for (unsigned r = 0; r < rows; r++)
             store_outputs(out[r] + tile * TILE_ROWS, acc[r], m->rows - tile * TILE_ROWS);
     }
 }
@@ -210,27 +209,38 @@ AVX2_INLINE void tiles_float(const uint32_t type, const unsigned rows, const uns
     const size_t column_size = TILE_ROWS * (type == GGUF_F32 ? 4 : 2), tile_size = column_size * m->columns;
     const uint8_t *weights = (const uint8_t *)m->packed + tile_size * tile;
     __m256 total[8];
-    UNROLL for (unsigned i = 0; i < rows * tiles; i++) total[i] = _mm256_setzero_ps();
+#pragma GCC unroll 8
+    for (unsigned i = 0; i < rows * tiles; i++)
+        total[i] = _mm256_setzero_ps();
     for (uint32_t panel = 0; panel < m->columns; panel += NUMERICS_PANEL) {
         uint32_t end = TD_MIN(panel + NUMERICS_PANEL, m->columns);
         __m256 acc[8];
-        UNROLL for (unsigned i = 0; i < rows * tiles; i++) acc[i] = _mm256_setzero_ps();
+#pragma GCC unroll 8
+        for (unsigned i = 0; i < rows * tiles; i++)
+            acc[i] = _mm256_setzero_ps();
         for (uint32_t column = panel; column < end; column++) {
             __m256 w[4];
-            UNROLL for (unsigned t = 0; t < tiles; t++) w[t] =
-                load_weights(type, weights + tile_size * t + column_size * column);
-            UNROLL for (unsigned r = 0; r < rows; r++)
-            {
+#pragma GCC unroll 8
+            for (unsigned t = 0; t < tiles; t++)
+                w[t] = load_weights(type, weights + tile_size * t + column_size * column);
+#pragma GCC unroll 8
+            for (unsigned r = 0; r < rows; r++) {
                 __m256 x = _mm256_broadcast_ss(a->x + (row + r) * a->x_stride + column);
-                UNROLL for (unsigned t = 0; t < tiles; t++) acc[r * tiles + t] =
-                    _mm256_fmadd_ps(w[t], x, acc[r * tiles + t]);
+#pragma GCC unroll 8
+                for (unsigned t = 0; t < tiles; t++)
+                    acc[r * tiles + t] = _mm256_fmadd_ps(w[t], x, acc[r * tiles + t]);
             }
         }
-        UNROLL for (unsigned i = 0; i < rows * tiles; i++) total[i] =
-            panel == 0 ? acc[i] : _mm256_add_ps(total[i], acc[i]);
+#pragma GCC unroll 8
+        for (unsigned i = 0; i < rows * tiles; i++)
+            total[i] = panel == 0 ? acc[i] : _mm256_add_ps(total[i], acc[i]);
     }
-    UNROLL for (unsigned r = 0; r < rows; r++) UNROLL for (unsigned t = 0; t < tiles; t++) store_outputs(
-        out[r] + (tile + t) * TILE_ROWS, total[r * tiles + t], m->rows - (tile + t) * TILE_ROWS);
+#pragma GCC unroll 8
+    for (unsigned r = 0; r < rows; r++)
+#pragma GCC unroll 8
+        for (unsigned t = 0; t < tiles; t++)
+            store_outputs(out[r] + (tile + t) * TILE_ROWS, total[r * tiles + t],
+                          m->rows - (tile + t) * TILE_ROWS);
 }
 
 AVX2_INLINE void rows_float(const uint32_t type, const unsigned rows, const unsigned tiles,

@@ -373,9 +373,10 @@ static void attention_is_right_and_the_same(void **state)
 {
     (void)state;
     static const uint32_t cases[][4] = {/* head_dim, group, first position, rows */
-                                        {8, 1, 0, 1},    {64, 3, 0, 64},   {64, 1, 63, 2},    {64, 3, 128, 1},
-                                        {32, 4, 60, 10}, {80, 5, 190, 12}, {128, 2, 255, 30}, {24, 7, 300, 9},
-                                        {16, 3, 1, 64},  {40, 1, 63, 64},  {64, 70, 70, 1}};
+                                        {8, 1, 0, 1},      {64, 3, 0, 64},  {64, 1, 63, 2},
+                                        {64, 3, 128, 1},   {32, 4, 60, 10}, {80, 5, 190, 12},
+                                        {128, 2, 255, 30}, {24, 7, 300, 9}, {16, 3, 1, 64},
+                                        {40, 1, 63, 64},   {64, 70, 70, 1}, {128, 4, 200, 1}};
     for (size_t i = 0; i < TD_COUNT(cases); i++) {
         struct attention_case c;
         make_case(&c, cases[i][0], cases[i][1], cases[i][2], cases[i][3]);
