@@ -381,9 +381,19 @@ static void test_slice_table_is_checked(void **state)
           17); /* in the table; the tensor keeps its name */
     expect_refused("rope_frogs.weight is missing");
     cut(2);
+    patch(slice_path, "rope_freqs.weight", "token_embd.weight", 17);
+    expect_refused("token_embd.weight occurs twice");
+    cut(2);
+    patch(slice_path, "rope_freqs.weight", "blk.7.no_tensor.w", 17);
+    expect_refused("does not list every tensor");
+    cut(2);
     uint8_t dims[32] = {4, [8] = 2, [16] = 1, [24] = 1}, other[32] = {2, [8] = 4, [16] = 1, [24] = 1};
     patch(slice_path, dims, other, 32);
     expect_refused("differs from the slice's table");
+    cut(2);
+    other[0] = 0;
+    patch(slice_path, dims, other, 32);
+    expect_refused("impossible dimensions");
     cut(2);
     patch(slice_path, "blk.10.attn_q.weight", "blk.12.attn_q.weight", 20); /* harmless to open … */
     char model[65], slice[65];

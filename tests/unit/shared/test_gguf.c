@@ -121,6 +121,7 @@ static void test_conversions_lose_nothing(void **state)
     assert_true(gguf_get_f32(g, "f32", &f) && f == 1.5f);
     assert_true(gguf_get_f32(g, "f64 exact", &f) && f == 0.25f);
     assert_true(gguf_get_f32(g, "i16", &f) && f == -2);
+    assert_true(gguf_get_f32(g, "i64", &f) && f == -2);
     assert_true(gguf_get_f32(g, "seven", &f) && f == 7);
     f = 99;
     static const char *const inexact[] = {"f64", "f64 big", "odd", "u64", "text", "absent"};

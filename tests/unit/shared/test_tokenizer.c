@@ -422,6 +422,32 @@ static void test_merges_through_missing_tokens(void **state)
     tokenizer_destroy(t);
 }
 
+/* More of them than the tables have room for at first. */
+static void test_many_missing_tokens(void **state)
+{
+    (void)state;
+    static char texts[26 * 26][4];
+    const char *merges[26 * 26];
+    struct gguf_build b = {0};
+    struct mini m = {.more = {"azza"}};
+    for (size_t i = 0; i < TD_COUNT(merges); i++) {
+        snprintf(texts[i], sizeof texts[i], "%c %c", (char)('a' + i / 26), (char)('a' + i % 26));
+        merges[i] = texts[i];
+    }
+    add_mini(&b, &m);
+    b.keys.size -= 4 + 8; /* the empty array of merges, which add_mini puts last: fill it after all */
+    add_u32(&b.keys, GGUF_VALUE_STRING);
+    add_u64(&b.keys, TD_COUNT(merges) + 1);
+    for (size_t i = 0; i < TD_COUNT(merges); i++)
+        add_text(&b.keys, merges[i], 3);
+    add_text(&b.keys, "az za", 5);
+    struct tokenizer *t = make(&b);
+    EXPECT(t, "azza", NULL, 0, 256);
+    EXPECT(t, "zx", NULL, 0, 'z', 'x');
+    assert_int_equal(tokenizer_find(t, "az"), -1); /* a symbol, but no token */
+    tokenizer_destroy(t);
+}
+
 static uint32_t random_u32(uint32_t *seed)
 {
     *seed = *seed * 1664525u + 1013904223u;
@@ -851,6 +877,7 @@ int main(void)
         cmocka_unit_test(test_merges_never_make_control_tokens),
         cmocka_unit_test(test_merge_order),
         cmocka_unit_test(test_merges_through_missing_tokens),
+        cmocka_unit_test(test_many_missing_tokens),
         cmocka_unit_test(test_against_a_naive_twin),
         cmocka_unit_test(test_endless_words),
         cmocka_unit_test(test_any_bytes_survive),
