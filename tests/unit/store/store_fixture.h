@@ -28,8 +28,8 @@ static inline void fixture_id(uint64_t seed, struct kv_block_id *id)
     sha256_once(bytes, sizeof bytes, id->bytes);
 }
 
-static inline void fixture_block_of(struct fixture_block *f, uint64_t seed, struct kv_quality quality, uint16_t layer_begin,
-                                    uint16_t layer_end)
+static inline void fixture_block_of(struct fixture_block *f, uint64_t seed, struct kv_quality quality,
+                                    uint16_t layer_begin, uint16_t layer_end)
 {
     static struct kv_codec_scratch *scratch;
     if (!scratch)
@@ -93,7 +93,8 @@ static inline void fixture_remove(char *path)
 
 static inline struct store_config fixture_config(const char *directory)
 {
-    struct store_config c = {.directory = directory, .ballast_size = 1 << 16, .commit_interval_ms = 1, .limit_size = 1ull << 30};
+    struct store_config c = {
+        .directory = directory, .ballast_size = 1 << 16, .commit_interval_ms = 1, .limit_size = 1ull << 30};
     memset(c.master_key, 7, sizeof c.master_key);
     return c;
 }
@@ -148,8 +149,8 @@ static inline int fixture_put(struct store *s, const char *tenant, const struct 
     return rc < 0 ? rc : d.status;
 }
 
-static inline int fixture_conv_put(struct store *s, const char *tenant, const char *principal, const char *id, uint64_t expected,
-                                   const char *text)
+static inline int fixture_conv_put(struct store *s, const char *tenant, const char *principal, const char *id,
+                                   uint64_t expected, const char *text)
 {
     struct fixture_done d = {0, 1};
     int rc = store_conv_put(s, tenant, principal, id, expected, text, strlen(text), fixture_on_done, &d);
@@ -158,8 +159,8 @@ static inline int fixture_conv_put(struct store *s, const char *tenant, const ch
 }
 
 /* The text of a conversation, or NULL; free it. */
-static inline char *fixture_conv_get(struct store *s, const char *tenant, const char *principal, const char *id,
-                                     uint64_t *version)
+static inline char *fixture_conv_get(struct store *s, const char *tenant, const char *principal,
+                                     const char *id, uint64_t *version)
 {
     uint8_t *body;
     size_t size;
