@@ -91,6 +91,10 @@ static int command_run(struct edge_stream *s, struct edge_command *cmd)
     struct engine *e = engine_port_engine(s->connection->server->service->engine);
     uint64_t sequence = s->listener.sequence;
     uint8_t *payload = cmd->payload;
+    if (!e) {
+        command_drop(cmd);
+        return -TD_ERR_CLOSED;
+    }
     cmd->payload = NULL;
     switch (cmd->type) {
     case EDGE_PLAN:

@@ -45,6 +45,11 @@ struct engine_port *engine_port_create(struct engine *engine, struct inbox *inbo
     return p;
 }
 
+void engine_port_stop(struct engine_port *p)
+{
+    p->engine = NULL;
+}
+
 void engine_port_destroy(struct engine_port *p)
 {
     if (!p)
@@ -215,6 +220,11 @@ int engine_port_open(struct engine_port *p, struct engine_open *open, struct eng
     open->sink = on_engine_event;
     open->sink_ctx = p;
     l->bound = false;
+    if (!p->engine) {
+        crypto_wipe(open->ids, (open->prompt_count + open->held_count) * sizeof *open->ids);
+        free(open->ids);
+        return -TD_ERR_CLOSED;
+    }
     int rc = engine_open(p->engine, open, &l->sequence);
     if (rc == 0)
         bind(p, l); /* events run later on this very thread: none can have been missed */
@@ -227,9 +237,14 @@ static int send_ending(struct engine_port *p, const struct ending *e)
                      : engine_cancel(p->engine, e->sequence, e->finished, e->keep_count);
 }
 
+static bool is_no_room(int code)
+{
+    return code == -TD_ERR_FULL || code == -TD_ERR_NOMEM;
+}
+
 static void end_sequence(struct engine_port *p, struct ending ending)
 {
-    if (send_ending(p, &ending) != -TD_ERR_FULL)
+    if (!p->engine || !is_no_room(send_ending(p, &ending)))
         return;
     struct ending *e = malloc(sizeof *e);
     if (!e)
@@ -243,7 +258,7 @@ void engine_port_tick(struct engine_port *p)
 {
     for (struct ending **at = &p->endings; *at;) {
         struct ending *e = *at;
-        if (send_ending(p, e) == -TD_ERR_FULL)
+        if (p->engine && is_no_room(send_ending(p, e)))
             return;
         *at = e->next;
         free(e);

@@ -22,7 +22,9 @@ struct engine_listener { /* embedded in a stream or call */
 
 /* inbox: of the loop. NULL without memory. */
 struct engine_port *engine_port_create(struct engine *engine, struct inbox *inbox);
-/* When the engine is gone and before the inbox is. */
+/* The engine is gone: commands go to nobody, events have ended. */
+void engine_port_stop(struct engine_port *p);
+/* After engine_port_stop and before the inbox is destroyed. */
 void engine_port_destroy(struct engine_port *p);
 
 /* All on the loop's thread. engine_port_open fills in the sink. On failure nothing is bound, and open->ids are freed. */
@@ -31,8 +33,8 @@ void engine_port_unbind(struct engine_port *p, struct engine_listener *l);
 /* engine_cancel, sooner or later; finished keeps the listener bound for ENGINE_DONE, else it is unbound. */
 void engine_port_cancel(struct engine_port *p, struct engine_listener *l, bool finished, uint32_t keep_count);
 void engine_port_detach(struct engine_port *p, struct engine_listener *l); /* unbinds */
-void engine_port_tick(struct engine_port *p);          /* repeat what the engine had no room for */
-size_t engine_port_count(const struct engine_port *p); /* bound listeners */
-struct engine *engine_port_engine(struct engine_port *p);
+void engine_port_tick(struct engine_port *p);             /* repeat what the engine had no room for */
+size_t engine_port_count(const struct engine_port *p);    /* bound listeners */
+struct engine *engine_port_engine(struct engine_port *p); /* NULL: it is gone */
 
 #endif

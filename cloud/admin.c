@@ -1,0 +1,116 @@
+/* admin: see admin.h. */
+#include "cloud/admin.h"
+#include "protocol/net.h"
+#include "shared/metrics.h"
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+
+struct admin {
+    struct net_loop *loop;
+    struct http_handler handler;
+    pthread_t thread;
+    uint16_t port;
+    atomic_int health; /* enum admin_health */
+};
+
+static void respond(struct http_exchange *x, int status, const char *type, const char *text)
+{
+    http_respond(x, status, type, NULL, 0, text, strlen(text));
+}
+
+static void serve_metrics(struct http_exchange *x)
+{
+    size_t size;
+    char *text = metrics_render(&size);
+    if (!text) {
+        respond(x, 503, "text/plain", "not enough memory\n");
+        return;
+    }
+    http_respond(x, 200, "text/plain; version=0.0.4; charset=utf-8", NULL, 0, text, size);
+    free(text);
+}
+
+static void serve_health(const struct admin *a, struct http_exchange *x)
+{
+    static const char *const texts[] = {[ADMIN_STARTING] = "{\"status\":\"starting\"}",
+                                        [ADMIN_READY] = "{\"status\":\"ok\"}",
+                                        [ADMIN_DRAINING] = "{\"status\":\"draining\"}"};
+    int health = atomic_load(&a->health);
+    respond(x, health == ADMIN_READY ? 200 : 503, "application/json", texts[health]);
+}
+
+static void on_request(void *ctx, struct http_exchange *x, const struct http_request *r)
+{
+    if (strcmp(r->method, "GET") != 0)
+        respond(x, 405, "text/plain", "only GET is known here\n");
+    else if (strcmp(r->path, "/metrics") == 0)
+        serve_metrics(x);
+    else if (strcmp(r->path, "/health") == 0)
+        serve_health(ctx, x);
+    else
+        respond(x, 404, "text/plain", "there are /metrics and /health here\n");
+}
+
+static void on_client_gone(void *ctx, struct http_exchange *x)
+{
+    (void)ctx, (void)x; /* every answer is given at once */
+}
+
+static void *serve(void *arg)
+{
+    struct admin *a = arg;
+    net_loop_run(a->loop);
+    return NULL;
+}
+
+int admin_start(uint16_t port, struct admin **out, struct td_error *err)
+{
+    struct admin *a = calloc(1, sizeof *a);
+    if (!a)
+        return td_fail(err, -TD_ERR_NOMEM, "cannot start: out of memory");
+    a->handler = (struct http_handler){on_request, on_client_gone, a};
+    struct net_listen listen = {
+        .bind_address = "127.0.0.1", .port = port, .http = &a->handler, .loopback_hosts_only = true};
+    struct td_error why = {0};
+    a->loop = net_loop_create(err);
+    int rc = a->loop ? net_listen(a->loop, &listen, &a->port, &why) : -TD_ERR_INTERNAL;
+    if (rc == -TD_ERR_EXISTS)
+        td_fail(err, rc,
+                "cannot listen on 127.0.0.1 port %u for /metrics: another program uses it; stop that one or "
+                "choose another "
+                "--admin-port",
+                port);
+    else if (rc < 0 && a->loop)
+        td_fail(err, rc, "%s (for /metrics; see --admin-port)", why.text);
+    if (rc == 0 && pthread_create(&a->thread, NULL, serve, a) != 0)
+        rc = td_fail(err, -TD_ERR_NOMEM, "cannot start the thread of the admin listener");
+    if (rc < 0) {
+        net_loop_destroy(a->loop);
+        free(a);
+        return rc;
+    }
+    pthread_setname_np(a->thread, "td-admin");
+    *out = a;
+    return 0;
+}
+
+uint16_t admin_port(const struct admin *a)
+{
+    return a->port;
+}
+
+void admin_set_health(struct admin *a, enum admin_health health)
+{
+    atomic_store(&a->health, (int)health);
+}
+
+void admin_stop(struct admin *a)
+{
+    if (!a)
+        return;
+    net_loop_stop(a->loop);
+    pthread_join(a->thread, NULL);
+    net_loop_destroy(a->loop);
+    free(a);
+}

@@ -1,0 +1,52 @@
+/* node_internal: what node.c (order of start and stop), node_load.c (model, store, engine) and node_watch.c (signals, tokens file) share. */
+#ifndef TANDEM_CLOUD_NODE_INTERNAL_H
+#define TANDEM_CLOUD_NODE_INTERNAL_H
+#include "cloud/admin.h"
+#include "cloud/direct.h"
+#include "cloud/edge_server.h"
+#include "cloud/node.h"
+#include <pthread.h>
+#include <stdatomic.h>
+
+struct node {
+    const struct settings *settings;
+    struct service service; /* what everybody borrows; owned parts are freed by node_destroy */
+    struct gguf *file;
+    struct model *model;
+    struct tokenizer *tokenizer;
+    struct engine *engine;
+    struct edge_server *edges;
+    struct direct *direct;
+    struct admin *admin;
+    struct net_timer *timer;
+    char host_name[LIMIT_NAME_SIZE + 1];
+    uint16_t port;
+    struct node_gauges *gauges;
+
+    struct watch { /* node_watch.c */
+        pthread_t thread;
+        bool started;
+        atomic_bool stop, serving; /* serving: the loop runs, auth is there */
+    } watch;
+
+    /* stopping; the loop's thread alone, but for the drain thread's engine_drain */
+    pthread_t drain_thread;
+    bool drain_started, drained;
+    uint64_t drained_us;
+};
+
+/* ---- node_load.c ---- */
+int node_load_model(struct node *n, struct td_error *err);
+int node_open_store(struct node *n, struct td_error *err);
+int node_start_engine(struct node *n, struct td_error *err);
+void node_gauges_update(struct node *n); /* what only the store knows, for /metrics */
+
+/* ---- node_watch.c ---- */
+int node_watch_start(struct node *n, struct td_error *err);
+void node_watch_stop(struct node *n);
+void node_warm_keys(struct node *n); /* the keys of every tenant of the tokens file */
+
+/* ---- node.c ---- */
+void node_begin_drain(void *arg); /* loop's thread; arg: the node */
+
+#endif

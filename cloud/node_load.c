@@ -1,0 +1,209 @@
+/* node_load: the model file, the store and the engine of a node, each with the line that tells an operator what to do. */
+#include "cloud/node_internal.h"
+#include "kernels/kv_layout.h"
+#include "shared/metrics.h"
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#define PAGES_MIN         2u
+#define PROGRESS_CELLS    30
+#define INDEX_ENTRIES_MAX (1u << 17) /* turns of all conversations that are found by their history */
+
+/* ---- progress on a terminal ---- */
+
+static void show_progress(void *ctx, uint64_t done, uint64_t total)
+{
+    unsigned *shown = ctx;
+    unsigned percent = total ? (unsigned)(done * 100 / total) : 100;
+    if (percent == *shown)
+        return;
+    *shown = percent;
+    int cells = (int)(percent * PROGRESS_CELLS / 100);
+    fprintf(stderr, "\rchecking the model  [%.*s%*s] %3u %%", cells, "##############################",
+            PROGRESS_CELLS - cells, "", percent);
+    if (percent == 100)
+        fprintf(stderr, "\r%*s\r", PROGRESS_CELLS + 30, "");
+}
+
+/* ---- model ---- */
+
+static int load_fingerprint(struct node *n, struct td_error *err)
+{
+    unsigned shown = UINT32_MAX;
+    int rc = gguf_fingerprint(n->file, n->model->fingerprint, isatty(STDERR_FILENO) ? show_progress : NULL,
+                              &shown, err);
+    memcpy(n->service.fingerprint, n->model->fingerprint, TD_HASH_SIZE);
+    return rc;
+}
+
+int node_load_model(struct node *n, struct td_error *err)
+{
+    const struct settings *s = n->settings;
+    struct service *v = &n->service;
+    int rc = gguf_open(s->model, &n->file, err);
+    if (rc == 0)
+        rc = model_load(n->file, &n->model, err);
+    if (rc < 0)
+        return rc;
+    const struct model_params *p = &n->model->params;
+    if (n->model->layers_held < p->layer_count)
+        return td_fail(err, -TD_ERR_ARG,
+                       "cannot serve %s: it is a slice with %u of %u layers; the cloud needs the whole model",
+                       s->model, n->model->layers_held, p->layer_count);
+    rc = tokenizer_create(n->file, NULL, &n->tokenizer, err);
+    if (rc == 0)
+        rc = chat_template_detect(n->file, s->chat_template[0] ? s->chat_template : NULL, &v->template_kind,
+                                  err);
+    if (rc == 0)
+        rc = load_fingerprint(n, err);
+    if (rc < 0)
+        return rc;
+    model_layout_hash(n->model, v->layout);
+    v->tokenizer = n->tokenizer;
+    v->model_name = s->model_name;
+    v->layer_count = p->layer_count;
+    v->vocab_count = p->vocab_count;
+    v->context_max = TD_MIN(p->context_max, (uint32_t)LIMIT_PROMPT_TOKENS);
+    if (s->context > p->context_max)
+        return td_fail(err, -TD_ERR_ARG, "--context %d is more than the model was made for (%u)",
+                       (int)s->context, p->context_max);
+    if (s->context > 0)
+        v->context_max = (uint32_t)s->context;
+    char digits[9];
+    hex_encode(v->fingerprint, 4, digits);
+    log_info("cloud", "model %s: %u layers, context %u, template %s, fingerprint %s", v->model_name,
+             v->layer_count, v->context_max, chat_template_name(v->template_kind), digits);
+    return 0;
+}
+
+/* ---- store ---- */
+
+int node_open_store(struct node *n, struct td_error *err)
+{
+    const struct settings *s = n->settings;
+    struct store_config config = {.directory = s->store_path, .limit_size = s->store_size};
+    int rc = settings_make_parents(s->store_key_path, err);
+    if (rc == 0)
+        rc = settings_make_parents(s->store_path, err);
+    if (rc == 0)
+        rc = store_master_key_load(s->store_key_path, true, config.master_key, err);
+    if (rc == 0)
+        rc = store_open(&config, &n->service.store, err);
+    crypto_wipe(config.master_key, sizeof config.master_key);
+    if (rc < 0)
+        return rc;
+    n->service.conversations = conv_index_create(n->service.store, INDEX_ENTRIES_MAX);
+    n->service.keys = tenant_keys_create(n->service.store);
+    if (!n->service.conversations || !n->service.keys)
+        return td_fail(err, -TD_ERR_NOMEM, "cannot open the store %s: out of memory", s->store_path);
+    return 0;
+}
+
+/* ---- engine ---- */
+
+/* Bytes that programs may still take without pushing others out; 0: cannot tell. */
+static uint64_t memory_available(void)
+{
+    char line[128];
+    uint64_t kib = 0;
+    FILE *f = fopen("/proc/meminfo", "re");
+    while (f && fgets(line, sizeof line, f))
+        if (sscanf(line, "MemAvailable: %" SCNu64 " kB", &kib) == 1)
+            break;
+    if (f)
+        fclose(f);
+    return kib << 10;
+}
+
+static int choose_pages(const struct node *n, uint32_t *out, struct td_error *err)
+{
+    const struct settings *s = n->settings;
+    struct kv_shape shape = model_kv_shape(n->model);
+    uint64_t page_size = kv_piece_values(&shape, KV_BLOCK_TOKENS) * 2 * sizeof(uint16_t) * shape.layer_count;
+    uint64_t memory = s->kv_memory ? s->kv_memory : memory_available() / 4;
+    uint64_t pages = s->pages > 0 ? (uint64_t)s->pages : memory / page_size;
+    if (pages < PAGES_MIN)
+        return td_fail(err, -TD_ERR_ARG,
+                       "no room for KV: a page of 64 tokens takes %" PRIu64
+                       " KiB with this model; raise --kv-memory",
+                       page_size >> 10);
+    pages = TD_MIN(pages, (uint64_t)1 << 24);
+    if (pages * KV_BLOCK_TOKENS < n->service.context_max)
+        log_warn("cloud",
+                 "KV memory holds %" PRIu64
+                 " tokens, less than one full context of %u: longer requests will be refused",
+                 pages * KV_BLOCK_TOKENS, n->service.context_max);
+    log_info("cloud", "%" PRIu64 " KV pages of 64 tokens, %" PRIu64 " MiB", pages, pages * page_size >> 20);
+    *out = (uint32_t)pages;
+    return 0;
+}
+
+int node_start_engine(struct node *n, struct td_error *err)
+{
+    const struct settings *s = n->settings;
+    uint64_t rows = (uint64_t)(s->token_budget + s->sequences);
+    struct backend_config backend_config = {.layers_paged = n->service.layer_count,
+                                            .threads = (unsigned)s->threads,
+                                            .rows_max = (uint32_t)TD_MIN(rows, (uint64_t)BATCH_ROWS_MAX)};
+    struct backend *backend;
+    int rc = choose_pages(n, &backend_config.page_count, err);
+    if (rc == 0)
+        rc = cpu_backend_create(n->model, &backend_config, &backend, err);
+    if (rc < 0)
+        return rc;
+    struct engine_config config = {.model = n->model,
+                                   .backend = backend,
+                                   .store = n->service.store,
+                                   .tokenizer = n->tokenizer,
+                                   .token_budget = (uint32_t)s->token_budget,
+                                   .sequences_max = (uint32_t)s->sequences,
+                                   .context_max = n->service.context_max,
+                                   .kv_stall_ms = (uint32_t)s->kv_stall_ms};
+    n->service.numerics = (uint32_t)backend->ops->numerics;
+    log_info("cloud", "backend %s (%s)", backend->ops->name, cpu_backend_isa());
+    rc = engine_create(&config, &n->engine, err);
+    if (rc < 0)
+        backend->ops->destroy(backend);
+    return rc;
+}
+
+/* ---- gauges ---- */
+
+struct node_gauges {
+    struct metric *disk_bytes, *disk_blocks, *conversations, *writes_off, *damaged, *read_failures,
+        *put_failures, *queue_bytes;
+};
+
+void node_gauges_update(struct node *n)
+{
+    struct node_gauges *g = n->gauges;
+    if (!g) {
+        g = n->gauges = calloc(1, sizeof *g);
+        if (!g)
+            return;
+        *g = (struct node_gauges){
+            metric_gauge("tandem_kv_tier_bytes", "tier=\"disk\"", "Bytes of KV blocks in a tier"),
+            metric_gauge("tandem_kv_tier_blocks", "tier=\"disk\"", "KV blocks in a tier"),
+            metric_gauge("tandem_store_conversations", NULL, "Conversations in the store"),
+            metric_gauge("tandem_store_writes_off", NULL,
+                         "1: the disk is full or failing, nothing is written"),
+            metric_counter("tandem_store_damaged_total", NULL, "Records found damaged; each was a miss"),
+            metric_counter("tandem_store_read_failures_total", NULL, "Reads that failed; each was a miss"),
+            metric_counter("tandem_store_put_failures_total", NULL,
+                           "Blocks and conversations that were not written"),
+            metric_gauge("tandem_store_queue_bytes", NULL, "Bytes waiting for the store's writer"),
+        };
+    }
+    struct store_stats s;
+    store_stats(n->service.store, &s);
+    metric_set(g->disk_bytes, (double)s.block_bytes);
+    metric_set(g->disk_blocks, (double)s.blocks);
+    metric_set(g->conversations, (double)s.conversations);
+    metric_set(g->writes_off, s.writes_off);
+    metric_set(g->damaged, (double)s.damaged);
+    metric_set(g->read_failures, (double)s.read_failures);
+    metric_set(g->put_failures, (double)s.put_failures);
+    metric_set(g->queue_bytes, (double)s.queue_bytes);
+}

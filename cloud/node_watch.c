@@ -1,0 +1,101 @@
+/* node_watch: one thread that waits for signals and, each second, looks whether the tokens file has changed. */
+#include "cloud/node_internal.h"
+#include <errno.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <time.h>
+#include <unistd.h>
+
+static void fill_signals(sigset_t *set)
+{
+    sigemptyset(set);
+    sigaddset(set, SIGTERM);
+    sigaddset(set, SIGINT);
+    sigaddset(set, SIGHUP);
+}
+
+void node_block_signals(void)
+{
+    sigset_t set;
+    fill_signals(&set);
+    pthread_sigmask(SIG_BLOCK, &set, NULL);
+    signal(SIGPIPE, SIG_IGN);
+}
+
+static void warm_key(void *ctx, const char *tenant)
+{
+    struct node *n = ctx;
+    uint8_t key[CRYPTO_KEY_SIZE];
+    struct td_error err;
+    if (tenant_keys_get(n->service.keys, tenant, key, &err) < 0)
+        log_error("cloud", "no keys for tenant %s: %s", tenant, err.text);
+    crypto_wipe(key, sizeof key);
+}
+
+void node_warm_keys(struct node *n)
+{
+    auth_each_tenant(n->service.auth, warm_key, n);
+}
+
+/* The doors look at their connections in their own tick. */
+static void reload_tokens(struct node *n, bool force)
+{
+    struct td_error err = {0};
+    int rc = auth_reload(n->service.auth, force, &err);
+    if (rc < 0)
+        log_error("cloud", "%s; the tokens read before stay in force", err.text);
+    if (rc <= 0)
+        return;
+    node_warm_keys(n);
+    log_info("cloud", "tokens file read: %zu tokens", auth_count(n->service.auth));
+}
+
+/* Before it serves there is nothing to save; after the first signal the second one means now. */
+static void stop_signal(struct node *n, unsigned *count)
+{
+    if (!atomic_load(&n->watch.serving))
+        _exit(0);
+    if (++*count > 1) {
+        log_warn("cloud", "second signal: stopping at once");
+        _exit(1);
+    }
+    log_info("cloud", "stopping: running replies have %u s to finish", NODE_DRAIN_MS / 1000);
+    while (net_loop_post(n->service.loop, node_begin_drain, n) == -TD_ERR_FULL)
+        nanosleep(&(struct timespec){.tv_nsec = 10000000}, NULL);
+}
+
+static void *watch(void *arg)
+{
+    struct node *n = arg;
+    unsigned stop_signals = 0;
+    sigset_t set;
+    fill_signals(&set);
+    while (!atomic_load(&n->watch.stop)) {
+        int got = sigtimedwait(&set, NULL, &(struct timespec){.tv_sec = 1});
+        if (got == SIGTERM || got == SIGINT)
+            stop_signal(n, &stop_signals);
+        else if (atomic_load(&n->watch.serving))
+            reload_tokens(n, got == SIGHUP);
+    }
+    return NULL;
+}
+
+int node_watch_start(struct node *n, struct td_error *err)
+{
+    if (pthread_create(&n->watch.thread, NULL, watch, n) != 0)
+        return td_fail(err, -TD_ERR_NOMEM, "cannot start: no thread can be made");
+    pthread_setname_np(n->watch.thread, "td-watch");
+    n->watch.started = true;
+    return 0;
+}
+
+void node_watch_stop(struct node *n)
+{
+    if (!n->watch.started)
+        return;
+    atomic_store(&n->watch.stop, true);
+    pthread_kill(n->watch.thread, SIGHUP); /* blocked there, so it only ends the wait */
+    pthread_join(n->watch.thread, NULL);
+    n->watch.started = false;
+}
