@@ -122,7 +122,8 @@ void sampler_scratch_destroy(struct sampler_scratch *s)
 
 static bool better(const float *logits, uint32_t a, uint32_t b)
 {
-    return logits[a] > logits[b] || (logits[a] == logits[b] && a < b);
+    float x = logits[a], y = logits[b];
+    return x > y || (x == y && a < b);
 }
 
 /* A binary heap of ids. best_on_top: root is the best, else the worst. */
