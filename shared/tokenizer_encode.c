@@ -116,13 +116,13 @@ static int encode_bpe(const struct tokenizer *t, struct merge_scratch *m, const 
 /* SPM merges a whole fragment at once. Where no token reaches over a border before a blank, cutting there
  * changes nothing and keeps the pieces small. */
 static int encode_spm(const struct tokenizer *t, struct merge_scratch *m, const char *text, size_t size,
-                      bool prefix, struct token_sink *sink)
+                      struct token_sink *sink)
 {
     size_t used = 0;
     char *blanked = malloc((size + 1) * 3);
     if (!blanked)
         return -TD_ERR_NOMEM;
-    if (prefix) {
+    if (t->add_space_prefix) { /* raw text begins at the beginning or behind a special token */
         memcpy(blanked, SPM_BLANK, 3);
         used = 3;
     }
@@ -150,7 +150,6 @@ static int encode_spm(const struct tokenizer *t, struct merge_scratch *m, const 
 static int encode_fragments(const struct input *in, const struct fragment_list *list, struct token_sink *sink)
 {
     struct merge_scratch m = {0};
-    bool after_special = true; /* the beginning counts as well: SPM puts a blank in front of raw text there */
     int rc = 0;
     for (size_t i = 0; i < list->count && rc == 0; i++) {
         const struct fragment *f = &list->items[i];
@@ -160,9 +159,7 @@ static int encode_fragments(const struct input *in, const struct fragment_list *
         else if (in->t->kind == TOKENIZER_BPE)
             rc = encode_bpe(in->t, &m, text, f->end - f->begin, sink);
         else
-            rc = encode_spm(in->t, &m, text, f->end - f->begin, in->t->add_space_prefix && after_special,
-                            sink);
-        after_special = f->id >= 0;
+            rc = encode_spm(in->t, &m, text, f->end - f->begin, sink);
     }
     merge_scratch_free(&m);
     return rc;

@@ -316,6 +316,7 @@ static void test_special_tokens_only_in_ranges(void **state)
     EXPECT(t, "<s><s><s>", &(struct text_range){.end = 9}, 1, 257, 256); /* the longest first */
     EXPECT(t, "<s><s>", adjacent, 2, 256, 256);                          /* none reaches over a border */
     EXPECT(t, "<t><s><unk>", &(struct text_range){.end = 11}, 1, 259, 256, 258);
+    EXPECT(t, "a<unk>b<s>", &(struct text_range){.end = 10}, 1, 'a', 258, 'b', 256); /* a range over pieces */
     EXPECT(t, "<unk>", NULL, 0, '<', 'u', 'n', 'k', '>');
     struct text_range backwards[] = {{4, 7}, {0, 3}}, beyond = {0, 8}, turned = {5, 4};
     assert_int_equal(tokenizer_encode(t, "<s>x<s>", 7, backwards, 2, false, ids, IDS_MAX), -TD_ERR_ARG);
@@ -619,6 +620,25 @@ static void test_spm_blanks(void **state)
     }
 }
 
+static void test_spm_never_makes_control_tokens(void **state)
+{
+    (void)state;
+    static const char *const tokens[] = {"<unk>", "a", "b", "ab", "abc", "c", "bc", "<0x61>"};
+    static const int32_t types[] = {2, 1, 1, 3, 1, 1, 1, 6};
+    static const float scores[] = {0, -5, -5, 0, -1, -5, -2, 0};
+    struct gguf_build b = {0};
+    key_string(&b, "tokenizer.ggml.model", "llama");
+    key_strings(&b, "tokenizer.ggml.tokens", tokens, TD_COUNT(tokens));
+    key_array32(&b, "tokenizer.ggml.token_type", GGUF_VALUE_I32, types, TD_COUNT(types));
+    key_array32(&b, "tokenizer.ggml.scores", GGUF_VALUE_F32, scores, TD_COUNT(scores));
+    key_bool(&b, "tokenizer.ggml.add_space_prefix", false);
+    struct tokenizer *t = make(&b);
+    EXPECT(t, "ab", NULL, 0, 1, 2); /* not the control token, nor bytes because of it */
+    EXPECT(t, "abc", NULL, 0, 4);   /* b and c join, as if "ab" were no token */
+    EXPECT(t, "ab", &(struct text_range){.end = 2}, 1, 3);
+    tokenizer_destroy(t);
+}
+
 static void test_pieces(void **state)
 {
     (void)state;
@@ -882,6 +902,7 @@ int main(void)
         cmocka_unit_test(test_endless_words),
         cmocka_unit_test(test_any_bytes_survive),
         cmocka_unit_test(test_spm_blanks),
+        cmocka_unit_test(test_spm_never_makes_control_tokens),
         cmocka_unit_test(test_pieces),
         cmocka_unit_test(test_ends),
         cmocka_unit_test(test_identity),
