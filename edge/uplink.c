@@ -419,6 +419,13 @@ void uplink_void(struct uplink *u, uint32_t stream, uint32_t epoch)
         link_void(u->link, stream, epoch);
 }
 
+void uplink_set_owner(struct uplink *u, uint32_t stream, void *owner)
+{
+    void **slot = stream ? owner_slot(u, stream) : NULL;
+    if (slot)
+        *slot = owner;
+}
+
 void uplink_close(struct uplink *u, uint32_t stream)
 {
     if (!stream)

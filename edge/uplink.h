@@ -67,6 +67,7 @@ int uplink_send(struct uplink *u, uint32_t stream, unsigned type, const Protobuf
 int uplink_send_bulk(struct uplink *u, uint32_t stream, unsigned type, const ProtobufCMessage *header,
                      uint32_t epoch, uint8_t *payload, size_t size);
 void uplink_void(struct uplink *u, uint32_t stream, uint32_t epoch);
+void uplink_set_owner(struct uplink *u, uint32_t stream, void *owner);
 /* The owner does not want to hear of it any more; the cloud is told to stop. */
 void uplink_close(struct uplink *u, uint32_t stream);
 void uplink_stats(const struct uplink *u, struct link_stats *out);

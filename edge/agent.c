@@ -1,0 +1,450 @@
+/* agent: the parts of the device's side and their life; flights are in flight.c and flight_wire.c. See agent.h. */
+#include "edge/agent_internal.h"
+#include "kernels/kv_layout.h"
+#include "shared/crypto.h"
+#include "shared/log.h"
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/stat.h>
+
+#define MODULE           "edge"
+#define TICK_US          250000u
+#define CONV_ENTRIES_MAX 100000u
+#define KEY_FILE         "master.key"
+#define PATH_SIZE        4096
+
+/* ---- flights ---- */
+
+struct flight *agent_find_request(struct agent *a, const struct flight *except,
+                                  const uint8_t request_id[GEN_REQUEST_ID_SIZE])
+{
+    for (struct flight *f = a->flights; f; f = f->next) {
+        bool there = f->state == FLIGHT_WAITING || f->state == FLIGHT_OPEN || f->state == FLIGHT_ENDING;
+        if (f != except && there && memcmp(f->receiver.request_id, request_id, GEN_REQUEST_ID_SIZE) == 0)
+            return f;
+    }
+    return NULL;
+}
+
+void agent_remove(struct agent *a, struct flight *f)
+{
+    struct flight **at = &a->flights;
+    while (*at != f)
+        at = &(*at)->next;
+    *at = f->next;
+    a->flight_count--;
+    metric_set(a->metrics.running, a->flight_count);
+    net_timer_start(a->tick,
+                    1); /* one that waited for room or behind this one may go on; the agent may be empty */
+}
+
+/* fn may free its flight, no other. */
+static void each_flight(struct agent *a, void (*fn)(struct flight *f))
+{
+    for (struct flight *f = a->flights, *next; f; f = next) {
+        next = f->next;
+        fn(f);
+    }
+}
+
+static void check_deadline(struct flight *f)
+{
+    flight_check_deadline(f, clock_mono_us());
+}
+
+static void on_tick(void *ctx)
+{
+    struct agent *a = ctx;
+    each_flight(a, check_deadline);
+    each_flight(a, flight_kick);
+    if (a->flight_count > 0) {
+        net_timer_start(a->tick, TICK_US);
+    } else if (a->drained) {
+        void (*fn)(void *) = a->drained;
+        a->drained = NULL;
+        fn(a->drained_ctx);
+    }
+}
+
+void agent_drain(struct agent *a, void (*fn)(void *ctx), void *ctx)
+{
+    a->draining = true;
+    a->drained = fn;
+    a->drained_ctx = ctx;
+    net_timer_start(a->tick, 1);
+}
+
+static void end_flight(struct flight *f)
+{
+    if (f->state != FLIGHT_ENDING && f->state != FLIGHT_GONE)
+        flight_fail(f, -TD_ERR_CLOSED, "this agent is shutting down", 1000);
+}
+
+void agent_end_flights(struct agent *a)
+{
+    each_flight(a, end_flight);
+}
+
+uint32_t agent_flight_count(const struct agent *a)
+{
+    return a->flight_count;
+}
+
+/* ---- the uplink's events ---- */
+
+static void on_ready(void *ctx, const Tandem__Welcome *w)
+{
+    struct agent *a = ctx;
+    memcpy(a->principal_key, w->principal_key.data, sizeof a->principal_key);
+    a->context_max = a->model->params.context_max;
+    if (w->context_max)
+        a->context_max = TD_MIN(a->context_max, w->context_max);
+    a->codec_mask = w->codec_mask;
+    a->hidden_mask = w->hidden_mask;
+    a->has_key = true;
+    each_flight(a, flight_kick);
+}
+
+static void on_lost(void *ctx)
+{
+    struct agent *a = ctx;
+    for (struct flight *f = a->flights; f; f = f->next)
+        if (f->state == FLIGHT_OPEN && !f->finished)
+            gen_reopen(&f->receiver, clock_wall_us());
+    each_flight(a, flight_lost);
+}
+
+static int on_frame(void *ctx, void *owner, const struct wire_frame *frame)
+{
+    (void)ctx;
+    return wire_frame(owner, frame);
+}
+
+static void on_room(void *ctx)
+{
+    each_flight(ctx, wire_flush);
+}
+
+static const struct uplink_events uplink_events = {on_ready, on_lost, on_frame, on_room};
+
+/* ---- the prefill thread's events ---- */
+
+static int sink_event(void *ctx, struct pipeline_event *e)
+{
+    struct agent *a = ctx;
+    return mailbox_send(a->results, e);
+}
+
+static void on_result(void *ctx, void *item)
+{
+    struct agent *a = ctx;
+    struct pipeline_event *e = item;
+    for (struct flight *f = a->flights; f; f = f->next)
+        if (f->serial == e->job) {
+            wire_pipeline_event(f, e);
+            break;
+        }
+    size_t dropped = 0;
+    for (const struct pipeline_message *m = e->messages; m; m = m->next)
+        dropped += m->size;
+    if (dropped && a->pipeline)
+        pipeline_taken(a->pipeline, dropped);
+    pipeline_event_free(e);
+}
+
+/* ---- creation: model ---- */
+
+static void name_model(struct agent *a)
+{
+    struct span name;
+    const char *path =
+        strrchr(a->config.model_path, '/') ? strrchr(a->config.model_path, '/') + 1 : a->config.model_path;
+    if (gguf_get_string(a->file, "general.name", &name) && name.size > 0 &&
+        name.size < sizeof a->model_name && utf8_valid((const char *)name.data, name.size))
+        snprintf(a->model_name, sizeof a->model_name, "%.*s", (int)name.size, (const char *)name.data);
+    else
+        snprintf(a->model_name, sizeof a->model_name, "%s", path);
+}
+
+static int open_model(struct agent *a, struct td_error *err)
+{
+    int rc;
+    if ((rc = gguf_open(a->config.model_path, &a->file, err)) < 0 ||
+        (rc = model_load(a->file, &a->model, err)) < 0 ||
+        (rc = tokenizer_create(a->file, NULL, &a->tokenizer, err)) < 0 ||
+        (rc = chat_template_detect(a->file, a->config.chat_template, &a->env.template_kind, err)) < 0 ||
+        (rc = gguf_fingerprint(a->file, a->model->fingerprint, a->config.progress, a->config.progress_ctx,
+                               err)) < 0)
+        return rc;
+    name_model(a);
+    memcpy(a->env.fingerprint, a->model->fingerprint, TD_HASH_SIZE);
+    model_layout_hash(a->model, a->env.layout_hash);
+    a->env.tokenizer = a->tokenizer;
+    a->context_max = a->model->params.context_max;
+    uint32_t held = a->model->layers_held, wanted = a->config.edge_layers;
+    if (wanted == AGENT_EDGE_LAYERS_UNSET)
+        wanted = TD_MIN(AGENT_EDGE_LAYERS, held);
+    if (wanted > held)
+        return td_fail(err, -TD_ERR_ARG,
+                       "cannot run %u layers here: %s holds %u of %u; use --edge-layers %u or fewer", wanted,
+                       a->config.model_path, held, a->model->params.layer_count, held);
+    a->layers = wanted;
+    return 0;
+}
+
+/* ---- creation: store ---- */
+
+static int make_directory(const char *path, struct td_error *err)
+{
+    char part[PATH_SIZE];
+    size_t size = strlen(path);
+    if (size == 0 || size >= sizeof part)
+        return td_fail(err, -TD_ERR_ARG, "cannot keep data in '%s': not a usable path; give another --data",
+                       path);
+    memcpy(part, path, size + 1);
+    for (char *p = part + 1;; p++) {
+        char end = *p;
+        if (end != '/' && end != '\0')
+            continue;
+        *p = '\0';
+        if (mkdir(part, 0700) < 0 && errno != EEXIST)
+            return td_fail(err, -TD_ERR_IO, "cannot make the directory %s: %s; give another --data", part,
+                           strerror(errno));
+        if (end == '\0')
+            return 0;
+        *p = end;
+    }
+}
+
+static int open_store(struct agent *a, struct td_error *err)
+{
+    char path[PATH_SIZE], key_path[PATH_SIZE + 16];
+    int n = snprintf(path, sizeof path, "%s/store", a->config.data_dir);
+    if (n < 0 || (size_t)n >= sizeof path)
+        return td_fail(err, -TD_ERR_ARG, "the path of --data is too long");
+    int rc = make_directory(path, err);
+    if (rc < 0)
+        return rc;
+    snprintf(key_path, sizeof key_path, "%s/" KEY_FILE, a->config.data_dir);
+    struct store_config config = {.directory = path};
+    rc = store_master_key_load(key_path, true, config.master_key, err);
+    if (rc == 0)
+        rc = store_open(&config, &a->store, err);
+    crypto_wipe(config.master_key, sizeof config.master_key);
+    if (rc < 0)
+        return rc;
+    a->conversations = conv_index_create(a->store, CONV_ENTRIES_MAX);
+    a->env.conversations = a->conversations;
+    return a->conversations ? 0
+                            : td_fail(err, -TD_ERR_NOMEM, "not enough memory for the index of conversations");
+}
+
+/* ---- creation: prefill ---- */
+
+/* Pages by the memory given, but enough for one whole context if that is possible at all. */
+static uint32_t page_count(const struct agent *a)
+{
+    const struct model_params *p = &a->model->params;
+    uint64_t page_size =
+        (uint64_t)a->layers * 2 * KV_BLOCK_TOKENS * p->kv_head_count * p->head_dim * sizeof(uint16_t);
+    uint64_t count = a->config.kv_memory / page_size;
+    return (uint32_t)TD_MIN(TD_MAX(count, UINT64_C(2)), (uint64_t)UINT32_MAX / 2);
+}
+
+static int start_prefill(struct agent *a, struct td_error *err)
+{
+    if (a->layers == 0)
+        return 0;
+    struct backend *backend;
+    struct backend_config config = {.page_count = page_count(a),
+                                    .layers_paged = a->layers,
+                                    .threads = a->config.threads,
+                                    .rows_max = a->config.chunk_tokens};
+    int rc = cpu_backend_create(a->model, &config, &backend, err);
+    if (rc < 0)
+        return rc;
+    a->kv = local_kv_create(config.page_count, a->layers);
+    a->results = mailbox_create(a->loop, on_result, a);
+    if (!a->kv || !a->results) {
+        backend->ops->destroy(backend);
+        return td_fail(err, -TD_ERR_NOMEM,
+                       "not enough memory for the device's own KV; give a smaller --kv-memory");
+    }
+    struct pipeline_config pipeline = {.backend = backend,
+                                       .kv = a->kv,
+                                       .chunk_tokens = a->config.chunk_tokens,
+                                       .sink = sink_event,
+                                       .ctx = a};
+    memcpy(pipeline.fingerprint, a->env.fingerprint, TD_HASH_SIZE);
+    memcpy(pipeline.layout_hash, a->env.layout_hash, TD_HASH_SIZE);
+    return pipeline_create(&pipeline, &a->pipeline, err);
+}
+
+/* ---- creation: the rest ---- */
+
+static void register_metrics(struct edge_metrics *m)
+{
+    m->requests = metric_counter("tandem_edge_requests_total", NULL, "Requests taken.");
+    m->failures =
+        metric_counter("tandem_edge_requests_failed_total", NULL, "Requests that ended with an error.");
+    m->running = metric_gauge("tandem_edge_requests_running", NULL, "Requests under way.");
+    m->prefill_tokens =
+        metric_counter("tandem_edge_prefill_tokens_total", NULL,
+                       "Prompt tokens that this device ran through its layers for the cloud.");
+    m->uplink_bytes =
+        metric_counter("tandem_edge_uplink_bytes_total", NULL, "Bytes of rows and KV pieces sent.");
+    m->uplink_raw_bytes =
+        metric_counter("tandem_edge_uplink_raw_bytes_total", NULL, "The same rows as f32 and KV as f16.");
+    m->resumed = metric_counter("tandem_edge_resumed_total", NULL,
+                                "Generations that the cloud went on with after a lost link.");
+    m->generated_tokens =
+        metric_counter("tandem_edge_generated_tokens_total", NULL, "Reply tokens received.");
+    m->first_token = metric_histogram("tandem_edge_time_to_first_token_seconds", NULL,
+                                      "From a request's arrival to its first token.", METRIC_SECONDS_BOUNDS,
+                                      METRIC_SECONDS_BOUNDS_COUNT);
+}
+
+static int make_uplink(struct agent *a, struct td_error *err)
+{
+    const struct agent_config *c = &a->config;
+    struct uplink_config config = {
+        .loop = a->loop,
+        .host = c->cloud_host,
+        .port = c->cloud_port,
+        .ca_path = c->ca_path,
+        .cert_path = c->cert_path,
+        .key_path = c->key_path,
+        .tls = c->tls,
+        .token = c->token,
+        .numerics = KV_NUMERICS_CPU_V1,
+        .layer_count = a->model->params.layer_count,
+        .layers_held = a->model->layers_held,
+        .codec_mask = 1u << KV_L0 | 1u << KV_L1 | 1u << KV_RAW,
+        .hidden_mask = 1u << HIDDEN_F32 | 1u << HIDDEN_F16 | 1u << HIDDEN_INT8,
+        .events = &uplink_events,
+        .ctx = a,
+    };
+    memcpy(config.fingerprint, a->env.fingerprint, TD_HASH_SIZE);
+    memcpy(config.layout_hash, a->env.layout_hash, TD_HASH_SIZE);
+    a->uplink = uplink_create(&config);
+    a->tick = net_timer_create(a->loop, on_tick, a);
+    a->worker = edge_worker_create(a->loop);
+    return a->uplink && a->tick && a->worker ? 0 : td_fail(err, -TD_ERR_NOMEM, "not enough memory to start");
+}
+
+int agent_create(const struct agent_config *config, struct net_loop *loop, struct agent **out,
+                 struct td_error *err)
+{
+    int rc = crypto_init();
+    if (rc < 0)
+        return td_fail(err, rc, "the cryptographic library does not work on this machine");
+    struct agent *a = calloc(1, sizeof *a);
+    if (!a)
+        return td_fail(err, -TD_ERR_NOMEM, "not enough memory to start");
+    a->config = *config;
+    a->loop = loop;
+    register_metrics(&a->metrics);
+    struct filter_config filter = {.words_path = config->words_path, .pii = config->filter_pii};
+    if ((rc = open_model(a, err)) < 0 || (rc = filter_create(&filter, &a->filter, err)) < 0 ||
+        (rc = open_store(a, err)) < 0 || (rc = start_prefill(a, err)) < 0 || (rc = make_uplink(a, err)) < 0) {
+        agent_shutdown(a);
+        agent_destroy(a);
+        return rc;
+    }
+    a->env.filter = a->filter;
+    *out = a;
+    return 0;
+}
+
+/* ---- the end ---- */
+
+void agent_shutdown(struct agent *a)
+{
+    for (struct flight *f = a->flights; f; f = f->next)
+        wire_close_work(f, false);
+    struct pipeline *pipeline = a->pipeline;
+    a->pipeline = NULL;
+    pipeline_destroy(pipeline);
+    if (a->results)
+        mailbox_drain(a->results);
+    edge_worker_stop(a->worker);
+    if (a->uplink)
+        uplink_stop(a->uplink);
+}
+
+void agent_destroy(struct agent *a)
+{
+    if (!a)
+        return;
+    edge_worker_destroy(a->worker);
+    while (a->flights) {
+        struct flight *next = a->flights->next;
+        flight_free(a->flights);
+        a->flights = next;
+    }
+    if (a->results)
+        mailbox_drain(a->results);
+    mailbox_destroy(a->results);
+    uplink_destroy(a->uplink);
+    if (a->tick)
+        net_timer_destroy(a->tick);
+    local_kv_destroy(a->kv);
+    if (a->conversations)
+        conv_index_destroy(a->conversations);
+    if (a->store)
+        store_close(a->store);
+    filter_destroy(a->filter);
+    tokenizer_destroy(a->tokenizer);
+    model_free(a->model);
+    if (a->file)
+        gguf_close(a->file);
+    crypto_wipe(a->principal_key, sizeof a->principal_key);
+    free(a);
+}
+
+/* ---- small answers ---- */
+
+void agent_connect(struct agent *a)
+{
+    uplink_start(a->uplink);
+}
+
+const char *agent_unhealthy(struct agent *a)
+{
+    if (uplink_state(a->uplink) == UPLINK_READY)
+        return NULL;
+    snprintf(a->unhealthy, sizeof a->unhealthy, "no link to the cloud: %s",
+             uplink_why(a->uplink)[0] ? uplink_why(a->uplink) : "connecting");
+    return a->unhealthy;
+}
+
+const struct tokenizer *agent_tokenizer(const struct agent *a)
+{
+    return a->tokenizer;
+}
+
+const char *agent_model_name(const struct agent *a)
+{
+    return a->model_name;
+}
+
+uint32_t agent_layers(const struct agent *a)
+{
+    return a->layers;
+}
+
+struct conv_index *agent_conversations(struct agent *a)
+{
+    return a->conversations;
+}
+
+struct store *agent_store(struct agent *a)
+{
+    return a->store;
+}
+
+void agent_link_stats(const struct agent *a, struct link_stats *out)
+{
+    uplink_stats(a->uplink, out);
+}

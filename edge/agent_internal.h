@@ -1,0 +1,147 @@
+/* agent_internal: what agent.c (parts and life), flight.c (a request's way) and flight_wire.c (its frames) share, and nobody else sees.
+ *
+ *   KEY --first WELCOME--> PREPARING --worker--> WAITING --link, OPEN sent--> OPEN --DONE--> ENDING --worker--> done
+ *                              ^                   |  ^                        |
+ *                   BEHIND ----+  same key ending  +--|-- link lost, need_ids -+                any --failure, cancel--> GONE
+ *
+ * GONE: its owner has heard the last of it; it stays in the list only while a job of the worker still uses it. */
+#ifndef TANDEM_EDGE_AGENT_INTERNAL_H
+#define TANDEM_EDGE_AGENT_INTERNAL_H
+#include "edge/agent.h"
+#include "edge/edge_worker.h"
+#include "edge/pipeline.h"
+#include "edge/planner.h"
+#include "edge/uplink.h"
+#include "kernels/model.h"
+#include "protocol/generation.h"
+#include "shared/metrics.h"
+
+enum flight_state {
+    FLIGHT_KEY,
+    FLIGHT_PREPARING,
+    FLIGHT_BEHIND,
+    FLIGHT_WAITING,
+    FLIGHT_OPEN,
+    FLIGHT_ENDING,
+    FLIGHT_GONE
+};
+
+struct edge_metrics {
+    struct metric *requests, *failures, *running, *prefill_tokens, *uplink_bytes, *uplink_raw_bytes, *resumed,
+        *first_token, *generated_tokens;
+};
+
+struct agent {
+    struct agent_config config;
+    struct net_loop *loop;
+    struct gguf *file;
+    struct model *model;
+    struct tokenizer *tokenizer;
+    struct filter *filter;
+    struct store *store;
+    struct conv_index *conversations;
+    struct edge_turn_env env;
+    char model_name[128];
+    uint32_t layers; /* k; 0: no pipeline */
+    struct local_kv *kv;
+    struct pipeline *pipeline;
+    struct mailbox *results; /* of the pipeline */
+    struct edge_worker *worker;
+    struct uplink *uplink;
+    struct net_timer *tick; /* deadlines */
+    char unhealthy[UPLINK_WHY_SIZE + 64];
+
+    bool has_key; /* a WELCOME came: the rest of this paragraph is known */
+    uint8_t principal_key[32];
+    uint32_t context_max, codec_mask, hidden_mask;
+
+    struct flight *flights;
+    uint32_t flight_count;
+    uint64_t serial;
+    bool draining;
+    void (*drained)(void *ctx);
+    void *drained_ctx;
+    struct edge_metrics metrics;
+};
+
+struct flight {
+    struct flight *next;
+    struct agent *agent;
+    struct edge_job job; /* prepare, then commit */
+    uint64_t serial;
+    enum flight_state state;
+    bool job_running;              /* the worker has it */
+    unsigned depth;                /* calls of the sink on the stack: freed when they have returned */
+    const struct agent_sink *sink; /* NULL: the owner is gone */
+    void *ctx;
+    uint64_t begun_us, deadline_us; /* deadline: while it waits for the cloud */
+
+    /* the request */
+    struct edge_turn turn;
+    char key[LIMIT_IDEMPOTENCY_SIZE + 1];
+    struct api_sampling sampling;
+    uint32_t token_count_max; /* asked for; after prepare: what fits */
+    bool ignore_end, no_cache;
+    enum kv_accept accept;
+
+    /* the generation */
+    struct gen_receiver receiver; /* its ids: owned */
+    bool started;                 /* the sink knows */
+    bool finished;                /* it ended here, after keep_count tokens */
+    uint32_t keep_count;
+    unsigned finish;
+
+    /* the stream that it has now */
+    uint32_t stream;     /* 0: none */
+    uint32_t open_count; /* ids that OPEN gave: prompt and held reply tokens */
+    bool opened; /* an OPEN went out, on this stream or an earlier one: the cloud may know the generation */
+    bool whole_ids;      /* the cloud does not know the conversation: send all ids */
+    bool planned, acked; /* on this stream: a PLAN went out, OPEN_ACK came */
+    uint32_t ack_cached; /* what OPEN_ACK said */
+    uint32_t epoch;      /* of the last plan; never reused */
+    struct plan plan;
+    bool rows_need_f32, no_edge;      /* what went wrong before on this flight */
+    struct pipeline_job *work;        /* NULL: none */
+    uint32_t work_count;              /* ids that the job knows */
+    struct pipeline_message *pending; /* messages that the link had no room for, in order */
+
+    /* for usage and timings */
+    uint32_t cached_tokens, cached_memory, cached_disk;
+    uint32_t edge_layers, edge_tokens;
+    uint64_t edge_us, first_token_us, last_token_us, uplink_size, uplink_raw_size;
+    struct api_timings timings;
+};
+
+/* ---- flight.c ---- */
+void flight_kick(struct flight *f); /* do what its state waits for, if that is there now; may free it */
+/* The sink's last call. The flight is gone afterwards. */
+void flight_fail(struct flight *f, int code, const char *text, uint32_t retry_after_ms);
+/* The reply is whole: commit, then `done`. */
+void flight_finish(struct flight *f, unsigned finish);
+/* `started`, once; new reply tokens. False: the sink gave the flight up, it is gone. */
+bool flight_start_sink(struct flight *f);
+bool flight_deliver(struct flight *f, const int32_t *ids, uint32_t count,
+                    const struct api_logprob_in *logprobs);
+void flight_check_deadline(struct flight *f, uint64_t now_us);
+/* Its stream is gone: wait for the link, open it again. */
+void flight_wait_again(struct flight *f);
+void flight_lost(struct flight *f); /* the link was lost */
+void flight_free(struct flight *f); /* whatever its state; shutdown only */
+
+/* ---- flight_wire.c ---- */
+int wire_try_open(struct flight *f); /* 0: opened; -TD_ERR_FULL, -TD_ERR_CLOSED: not now */
+int wire_frame(struct flight *f, const struct wire_frame *frame);
+void wire_pipeline_event(struct flight *f, struct pipeline_event *e); /* takes its messages, not e */
+void wire_flush(struct flight *f);        /* pending messages, as far as there is room */
+void wire_leave_stream(struct flight *f); /* give it up (the cloud is told, if it does not know) */
+/* Reply tokens for the local KV; unless `all`, only when they complete a block. */
+void wire_feed_pipeline(struct flight *f, bool all);
+void wire_close_work(struct flight *f, bool keep);
+
+/* ---- agent.c ---- */
+/* A flight with this request id that has got beyond its preparation. */
+struct flight *agent_find_request(struct agent *a, const struct flight *except,
+                                  const uint8_t request_id[GEN_REQUEST_ID_SIZE]);
+void agent_remove(struct agent *a, struct flight *f); /* out of the list */
+
+#endif

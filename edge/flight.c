@@ -1,0 +1,456 @@
+/* flight: a request's way from the client to its last token, apart from the frames (flight_wire.c). States: agent_internal.h.
+ *
+ * Two requests with one Idempotency-Key are one generation: the later takes over the stream and the tokens of the earlier, whose client is told so,
+ * and hears the reply from its first token. If the earlier one is just being stored, the later waits behind it and is prepared again, so that it
+ * finds the turn as already made. */
+#include "edge/agent_internal.h"
+#include "shared/crypto.h"
+#include "shared/log.h"
+#include <stdio.h>
+#include <stdlib.h>
+
+#define MODULE            "edge"
+#define COMPLETION_TOKENS 16u /* max_tokens of a completion that names none, as the OpenAI API has it */
+
+/* ---- life ---- */
+
+void flight_free(struct flight *f)
+{
+    wire_leave_stream(f);
+    wire_close_work(f, false);
+    edge_turn_free(&f->turn);
+    if (f->receiver.ids)
+        crypto_wipe(f->receiver.ids, f->receiver.capacity * sizeof *f->receiver.ids);
+    free(f->receiver.ids);
+    crypto_wipe(f->key, sizeof f->key);
+    free(f);
+}
+
+/* Nobody waits for it any more; freed now, or when the last user of its memory returns. */
+static void retire(struct flight *f)
+{
+    if (f->state != FLIGHT_GONE) {
+        wire_leave_stream(f);
+        wire_close_work(f, false);
+        f->state = FLIGHT_GONE;
+        f->sink = NULL;
+    }
+    if (!f->job_running && f->depth == 0) {
+        agent_remove(f->agent, f);
+        flight_free(f);
+    }
+}
+
+void flight_fail(struct flight *f, int code, const char *text, uint32_t retry_after_ms)
+{
+    const struct agent_sink *sink = f->sink;
+    f->sink = NULL;
+    metric_add(f->agent->metrics.failures, 1);
+    if (sink)
+        sink->failed(f->ctx, code, text, retry_after_ms);
+    retire(f);
+}
+
+static void fail_context(struct flight *f, uint32_t asked_tokens)
+{
+    const struct agent_sink *sink = f->sink;
+    f->sink = NULL;
+    metric_add(f->agent->metrics.failures, 1);
+    if (sink)
+        sink->failed_context(f->ctx, f->turn.context_max, asked_tokens, f->turn.ids_count);
+    retire(f);
+}
+
+/* ---- prepare ---- */
+
+static void work_prepare(struct edge_job *job)
+{
+    struct flight *f = (struct flight *)((char *)job - offsetof(struct flight, job));
+    edge_turn_prepare(&f->turn);
+}
+
+static int make_receiver(struct flight *f)
+{
+    struct gen_receiver *r = &f->receiver;
+    free(r->ids);
+    r->capacity = f->token_count_max;
+    r->count = 0;
+    r->attempt = clock_wall_us();
+    r->ids = malloc(r->capacity * sizeof *r->ids);
+    return r->ids ? 0 : -TD_ERR_NOMEM;
+}
+
+/* The reply's limit: what was asked for, if it fits, else an error with the counts. False: failed. */
+static bool limit_reply(struct flight *f, uint32_t asked)
+{
+    uint32_t room = f->turn.context_max - f->turn.ids_count;
+    if (asked > room) {
+        fail_context(f, f->turn.ids_count + asked);
+        return false;
+    }
+    uint32_t fallback = f->turn.chat ? room : TD_MIN(COMPLETION_TOKENS, room);
+    f->token_count_max = asked ? asked : fallback;
+    return true;
+}
+
+static void take_over(struct flight *f, struct flight *old);
+
+static void on_prepared(struct edge_job *job)
+{
+    struct flight *f = (struct flight *)((char *)job - offsetof(struct flight, job));
+    f->job_running = false;
+    if (f->state == FLIGHT_GONE) {
+        retire(f);
+        return;
+    }
+    if (f->turn.err.code == -TD_ERR_CONTEXT) {
+        fail_context(f, f->turn.ids_count + TD_MAX(f->token_count_max, 1u));
+        return;
+    }
+    if (f->turn.err.code < 0) {
+        flight_fail(f, f->turn.err.code, f->turn.err.text, 0);
+        return;
+    }
+    struct flight *old = f->key[0] ? agent_find_request(f->agent, f, f->receiver.request_id) : NULL;
+    if (old && (old->state == FLIGHT_ENDING || old->finished)) {
+        f->state = FLIGHT_BEHIND;
+        return;
+    }
+    if (!limit_reply(f, f->token_count_max))
+        return;
+    if (make_receiver(f) < 0) {
+        flight_fail(f, -TD_ERR_NOMEM, "not enough memory for the reply", 0);
+        return;
+    }
+    f->state = FLIGHT_WAITING;
+    if (old)
+        take_over(f, old);
+    else
+        flight_kick(f);
+}
+
+static int name_request(struct flight *f)
+{
+    struct agent *a = f->agent;
+    uint64_t seed;
+    memcpy(f->turn.principal_key, a->principal_key, sizeof f->turn.principal_key);
+    f->turn.context_max = a->context_max;
+    if (f->key[0]) {
+        gen_id_from_key(a->principal_key, f->key, f->receiver.request_id, &seed);
+        hex_encode(f->receiver.request_id, GEN_REQUEST_ID_SIZE, f->turn.request_key);
+    } else {
+        int rc = crypto_random(f->receiver.request_id, GEN_REQUEST_ID_SIZE);
+        if (rc == 0)
+            rc = crypto_random(&seed, sizeof seed);
+        if (rc < 0)
+            return rc;
+    }
+    if (!f->sampling.has_seed)
+        f->sampling.seed = seed;
+    f->sampling.has_seed = true;
+    return 0;
+}
+
+static void prepare(struct flight *f)
+{
+    int rc = name_request(f);
+    f->job = (struct edge_job){work_prepare, on_prepared};
+    if (rc == 0)
+        rc = edge_worker_submit(f->agent->worker, &f->job);
+    if (rc < 0) {
+        flight_fail(f, rc, "too many requests at once; try again", 1000);
+        return;
+    }
+    f->state = FLIGHT_PREPARING;
+    f->job_running = true;
+}
+
+/* ---- the same key twice ---- */
+
+static bool same_prompt(const struct flight *a, const struct flight *b)
+{
+    return a->turn.ids_count == b->turn.ids_count &&
+           memcmp(a->turn.ids, b->turn.ids, a->turn.ids_count * sizeof *a->turn.ids) == 0;
+}
+
+/* What makes up the generation moves; what belongs to the client (turn, sink, key, sampling) stays. */
+static void move_generation(struct flight *f, struct flight *old)
+{
+    uint64_t serial = f->serial;
+    free(f->receiver.ids);
+    f->receiver = old->receiver;
+    old->receiver.ids = NULL;
+    f->state = old->state;
+    f->serial = old->serial;
+    old->serial = serial;
+    f->deadline_us = old->deadline_us;
+    f->token_count_max = old->token_count_max;
+    f->stream = old->stream;
+    f->open_count = old->open_count;
+    f->opened = old->opened;
+    f->whole_ids = old->whole_ids;
+    f->planned = old->planned;
+    f->acked = old->acked;
+    f->ack_cached = old->ack_cached;
+    f->epoch = old->epoch;
+    f->plan = old->plan;
+    f->rows_need_f32 = old->rows_need_f32;
+    f->no_edge = old->no_edge;
+    f->work = old->work;
+    f->work_count = old->work_count;
+    f->pending = old->pending;
+    f->cached_tokens = old->cached_tokens;
+    f->cached_memory = old->cached_memory;
+    f->cached_disk = old->cached_disk;
+    old->stream = 0;
+    old->work = NULL;
+    old->pending = NULL;
+    uplink_set_owner(f->agent->uplink, f->stream, f);
+}
+
+static void take_over(struct flight *f, struct flight *old)
+{
+    if (!same_prompt(f, old)) {
+        flight_fail(f, -TD_ERR_CONFLICT, "this Idempotency-Key belongs to a request with another prompt", 0);
+        return;
+    }
+    bool started = old->started;
+    move_generation(f, old);
+    flight_fail(old, -TD_ERR_CONFLICT, "a later request with the same Idempotency-Key took this reply over",
+                0);
+    if (started && !flight_start_sink(f))
+        return;
+    if (f->receiver.count == 0 || flight_deliver(f, f->receiver.ids, f->receiver.count, NULL))
+        flight_kick(f);
+}
+
+/* ---- the sink ---- */
+
+/* A call of the sink has returned: did the flight outlive it? */
+static bool outlived(struct flight *f)
+{
+    f->depth--;
+    if (f->state != FLIGHT_GONE)
+        return true;
+    retire(f);
+    return false;
+}
+
+bool flight_start_sink(struct flight *f)
+{
+    if (f->started || !f->sink)
+        return true;
+    f->started = true;
+    struct api_usage usage = {.prompt_tokens = f->turn.ids_count, .cached_tokens = f->cached_tokens};
+    f->depth++;
+    f->sink->started(f->ctx, f->turn.conversation, &usage);
+    return outlived(f);
+}
+
+bool flight_deliver(struct flight *f, const int32_t *ids, uint32_t count,
+                    const struct api_logprob_in *logprobs)
+{
+    uint64_t now_us = clock_mono_us();
+    if (f->first_token_us == 0) {
+        f->first_token_us = now_us;
+        metric_observe(f->agent->metrics.first_token, (double)(now_us - f->begun_us) * 1e-6);
+    }
+    f->last_token_us = now_us;
+    metric_add(f->agent->metrics.generated_tokens, count);
+    if (f->finished || !f->sink)
+        return true;
+    f->depth++;
+    f->sink->tokens(f->ctx, ids, count, logprobs);
+    return outlived(f);
+}
+
+/* ---- the end ---- */
+
+static double ms(uint64_t us)
+{
+    return (double)us * 1e-3;
+}
+
+static void fill_timings(struct flight *f, uint32_t count)
+{
+    struct api_timings *t = &f->timings;
+    uint64_t now_us = clock_mono_us();
+    t->edge_prefill_ms = ms(f->edge_us);
+    t->edge_layers = f->edge_layers;
+    t->edge_prefill_tokens = f->edge_tokens;
+    t->uplink_bytes = f->uplink_size;
+    t->uplink_raw_bytes = f->uplink_raw_size;
+    t->cached_memory_tokens = f->cached_memory;
+    t->cached_disk_tokens = f->cached_disk;
+    t->total_ms = ms(now_us - f->begun_us);
+    if (f->first_token_us) {
+        t->first_token_ms = ms(f->first_token_us - f->begun_us);
+        t->decode_ms = ms(f->last_token_us - f->first_token_us);
+        t->tokens_per_s = count > 1 && t->decode_ms > 0 ? (count - 1) * 1e3 / t->decode_ms : 0;
+    }
+}
+
+static void complete(struct flight *f)
+{
+    const struct agent_sink *sink = f->sink;
+    struct api_usage usage = {.prompt_tokens = f->turn.ids_count,
+                              .completion_tokens = f->turn.reply_count,
+                              .cached_tokens = f->cached_tokens};
+    f->sink = NULL;
+    fill_timings(f, f->turn.reply_count);
+    if (sink)
+        sink->done(f->ctx, f->finish, &usage, &f->timings);
+    retire(f);
+}
+
+static void work_commit(struct edge_job *job)
+{
+    struct flight *f = (struct flight *)((char *)job - offsetof(struct flight, job));
+    f->turn.err.code = edge_turn_commit(&f->turn);
+}
+
+static void on_committed(struct edge_job *job)
+{
+    struct flight *f = (struct flight *)((char *)job - offsetof(struct flight, job));
+    int rc = f->turn.err.code;
+    f->job_running = false;
+    if (f->state == FLIGHT_GONE) {
+        retire(f);
+    } else if (rc == -TD_ERR_CONFLICT) {
+        flight_fail(f, rc,
+                    "the conversation was continued by another request meanwhile; this turn was not kept", 0);
+    } else {
+        if (rc < 0) /* the reply is good; only its memory is lost */
+            log_warn(MODULE, "cannot store a turn of a conversation: %s", td_status_text(rc));
+        complete(f);
+    }
+}
+
+void flight_finish(struct flight *f, unsigned finish)
+{
+    f->finish = finish;
+    f->turn.reply = f->receiver.ids;
+    f->turn.reply_count = f->finished ? TD_MIN(f->keep_count, f->receiver.count) : f->receiver.count;
+    wire_feed_pipeline(f, true);
+    wire_leave_stream(f);
+    wire_close_work(f, true);
+    f->state = FLIGHT_ENDING;
+    bool whole = f->finished || finish == FINISH_STOP || finish == FINISH_LENGTH;
+    f->job = (struct edge_job){work_commit, on_committed};
+    if (whole && f->turn.has_turn && edge_worker_submit(f->agent->worker, &f->job) == 0)
+        f->job_running = true;
+    else
+        complete(f);
+}
+
+/* ---- waiting for the cloud ---- */
+
+void flight_wait_again(struct flight *f)
+{
+    wire_leave_stream(f);
+    if (f->finished) {
+        flight_finish(f, FINISH_STOP);
+        return;
+    }
+    f->state = FLIGHT_WAITING;
+    if (f->deadline_us == 0)
+        f->deadline_us = clock_mono_us() + f->agent->config.cloud_timeout_ms * UINT64_C(1000);
+}
+
+void flight_lost(struct flight *f)
+{
+    if (f->state == FLIGHT_OPEN)
+        flight_wait_again(f);
+}
+
+void flight_check_deadline(struct flight *f, uint64_t now_us)
+{
+    struct agent *a = f->agent;
+    bool waits = f->state == FLIGHT_KEY || f->state == FLIGHT_WAITING;
+    if (!waits || f->deadline_us == 0)
+        return;
+    bool ready = uplink_state(a->uplink) == UPLINK_READY;
+    if (!ready && uplink_refused(a->uplink)) {
+        flight_fail(f, -TD_ERR_CLOSED, uplink_why(a->uplink), 0);
+    } else if (now_us >= f->deadline_us && ready) {
+        flight_fail(f, -TD_ERR_FULL, "the cloud takes no further request now; try again", 1000);
+    } else if (now_us >= f->deadline_us) {
+        char text[UPLINK_WHY_SIZE + 80];
+        snprintf(text, sizeof text, "the cloud could not be reached for %u s: %s",
+                 a->config.cloud_timeout_ms / 1000,
+                 uplink_why(a->uplink)[0] ? uplink_why(a->uplink) : "no answer");
+        flight_fail(f, -TD_ERR_CLOSED, text, 1000);
+    }
+}
+
+void flight_kick(struct flight *f)
+{
+    if ((f->state == FLIGHT_KEY || f->state == FLIGHT_BEHIND) && f->agent->has_key)
+        prepare(f);
+    else if (f->state == FLIGHT_WAITING)
+        wire_try_open(f);
+}
+
+/* ---- the owner's calls ---- */
+
+int agent_begin(struct agent *a, const struct api_request *request, const char *principal,
+                const char *idempotency_key, const struct agent_sink *sink, void *ctx, struct flight **out,
+                struct td_error *err)
+{
+    if (a->draining)
+        return td_fail(err, -TD_ERR_CLOSED, "this agent is shutting down");
+    if (a->flight_count >= AGENT_FLIGHTS_MAX)
+        return td_fail(err, -TD_ERR_FULL, "too many requests at once (%u); try again", AGENT_FLIGHTS_MAX);
+    if (uplink_refused(a->uplink) && uplink_state(a->uplink) != UPLINK_READY)
+        return td_fail(err, -TD_ERR_CLOSED, "%s", uplink_why(a->uplink));
+    struct flight *f = calloc(1, sizeof *f);
+    int rc = f ? edge_turn_init(&f->turn, &a->env, request, principal) : -TD_ERR_NOMEM;
+    if (rc < 0) {
+        if (f)
+            edge_turn_free(&f->turn);
+        free(f);
+        return td_fail(err, rc, "not enough memory for the request");
+    }
+    f->agent = a;
+    f->serial = ++a->serial;
+    f->sink = sink;
+    f->ctx = ctx;
+    f->begun_us = clock_mono_us();
+    f->deadline_us = f->begun_us + a->config.cloud_timeout_ms * UINT64_C(1000);
+    f->sampling = request->sampling;
+    f->token_count_max = request->max_tokens;
+    f->ignore_end = request->ignore_end;
+    f->no_cache = request->no_cache;
+    f->accept = request->has_accept ? (enum kv_accept)request->accept : a->config.accept;
+    snprintf(f->key, sizeof f->key, "%s", idempotency_key ? idempotency_key : "");
+    f->next = a->flights;
+    a->flights = f;
+    a->flight_count++;
+    metric_add(a->metrics.requests, 1);
+    metric_set(a->metrics.running, a->flight_count);
+    net_timer_start(a->tick, 1); /* the loop's next turn: nothing is called back before this returns */
+    *out = f;
+    return 0;
+}
+
+void agent_cancel(struct flight *f, bool finished, uint32_t keep_count)
+{
+    if (!finished) {
+        f->sink = NULL;
+        retire(f);
+        return;
+    }
+    f->finished = true;
+    f->keep_count = keep_count;
+    Tandem__Cancel cancel = TANDEM__CANCEL__INIT;
+    cancel.finished = true;
+    cancel.keep_count = keep_count;
+    if (f->state != FLIGHT_OPEN ||
+        uplink_send(f->agent->uplink, f->stream, FRAME_CANCEL, &cancel.base, NULL, 0) < 0)
+        flight_finish(f, FINISH_STOP);
+}
+
+int agent_restore(struct flight *f, const char *text, size_t size, bool flush, char **out, size_t *out_size)
+{
+    return edge_turn_restore(&f->turn, text, size, flush, out, out_size);
+}
