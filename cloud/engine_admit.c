@@ -1,0 +1,353 @@
+/* engine_admit: who gets a slot and pages, and what of a prompt is already there.
+ *
+ * A prefix is looked up block by block, each in memory and then on disk, as long as every one is found; whole blocks, and never the last token. While
+ * all blocks so far came from the shared namespace the next is sought there first, then in the principal's own; after one of those, only there.
+ *
+ * Admission is in order of arrival: a sequence runs when the pages that its prompt needs can be had beside what the running ones still need for
+ * theirs. Replies are not reserved for: when pages run out the youngest gives up its own (preemption) and is computed again later, from ids. */
+#include "cloud/engine_internal.h"
+
+struct found {
+    uint32_t page; /* PAGE_NONE: on disk */
+    struct kv_quality quality;
+    bool shared;
+};
+
+static bool find_id(struct engine *e, const struct sequence *s, const struct kv_block_id *id,
+                    struct found *found)
+{
+    uint32_t layers = e->model.shape.layer_count;
+    const struct prefix_entry *entry = prefix_cache_find(e->cache, id);
+    if (entry && entry->layers == layers &&
+        kv_quality_accepts(entry->quality, s->accept, e->model.numerics)) {
+        found->page = entry->page;
+        found->quality = entry->quality;
+        return true;
+    }
+    struct store_block_info info;
+    found->page = PAGE_NONE;
+    if (!e->loader || store_find(e->config.store, s->tenant, id, &info) < 0 || info.layer_begin != 0 ||
+        info.layer_end != layers || !kv_quality_accepts(info.quality, s->accept, e->model.numerics))
+        return false;
+    found->quality = info.quality;
+    return true;
+}
+
+static bool find_block(struct engine *e, const struct sequence *s, uint32_t block, bool in_shared,
+                       struct found *found)
+{
+    found->shared = in_shared && find_id(e, s, &s->blocks[block].shared, found);
+    return found->shared || find_id(e, s, &s->blocks[block].own, found);
+}
+
+/* Whole blocks that a prefix hit may cover: the last token is always computed. */
+static uint32_t hit_blocks_max(const struct sequence *s)
+{
+    return s->no_cache ? 0 : (s->ids_count - 1) / KV_BLOCK_TOKENS;
+}
+
+void engine_probe(struct engine *e, struct sequence *s, struct engine_event *event)
+{
+    struct found found;
+    bool in_shared = true;
+    uint32_t disk = 0, block = 0;
+    for (; block < hit_blocks_max(s) && find_block(e, s, block, in_shared, &found); block++) {
+        in_shared = in_shared && found.shared;
+        disk += found.page == PAGE_NONE;
+    }
+    event->opened.cached_tokens =
+        TD_MIN(block * KV_BLOCK_TOKENS, (s->prompt_count - 1) / KV_BLOCK_TOKENS * KV_BLOCK_TOKENS);
+    event->opened.cached_disk = disk * KV_BLOCK_TOKENS;
+    event->opened.cached_memory = (block - disk) * KV_BLOCK_TOKENS;
+    event->opened.load_us = disk * e->load_block_us;
+}
+
+/* --- pages ---------------------------------------------------------------------------------------- */
+
+static void release_pages(struct engine *e, struct sequence *s)
+{
+    for (uint32_t i = 0; i < s->block_capacity && s->page_count > 0; i++) {
+        if (s->pages[i] == PAGE_NONE)
+            continue;
+        page_pool_release(e->pool, s->pages[i]);
+        s->pages[i] = PAGE_NONE;
+        s->page_count--;
+    }
+}
+
+void engine_release(struct engine *e, struct sequence *s)
+{
+    if (s->state != SEQ_LOADING && s->state != SEQ_RUNNING)
+        return;
+    release_pages(e, s);
+    e->slot_used[s->slot] = false;
+    e->running_count--;
+    s->load_id = 0;
+}
+
+static void preempt(struct engine *e, struct sequence *s)
+{
+    engine_release(e, s);
+    sequence_restart(s);
+    s->state = SEQ_WAITING;
+    s->waiting_us = e->clock();
+    metric_add(e->metrics.preemptions, 1);
+}
+
+/* The youngest that holds pages and came after s. */
+static struct sequence *find_victim(struct engine *e, const struct sequence *s)
+{
+    for (uint32_t i = e->live_count; i-- > 0 && e->live[i]->arrival > s->arrival;)
+        if ((e->live[i]->state == SEQ_RUNNING || e->live[i]->state == SEQ_LOADING) &&
+            e->live[i]->page_count > 0)
+            return e->live[i];
+    return NULL;
+}
+
+uint32_t engine_take_page(struct engine *e, struct sequence *s)
+{
+    for (;;) {
+        uint32_t page = prefix_cache_alloc(e->cache);
+        if (page != PAGE_NONE)
+            return page;
+        if (engine_drop_pending(e))
+            continue;
+        struct sequence *victim = find_victim(e, s);
+        if (!victim) {
+            e->short_of_pages = true;
+            return PAGE_NONE;
+        }
+        preempt(e, victim);
+    }
+}
+
+/* Pages that running sequences still need for what they are computing. */
+static uint32_t pages_promised(const struct engine *e)
+{
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < e->live_count; i++) {
+        const struct sequence *s = e->live[i];
+        uint32_t need = TD_MIN(sequence_blocks(s->ids_count + 1), e->backend->page_count);
+        if ((s->state == SEQ_RUNNING || s->state == SEQ_LOADING) && need > s->page_count)
+            count += need - s->page_count;
+    }
+    return count;
+}
+
+/* --- admission ------------------------------------------------------------------------------------ */
+
+/* Hold the pages of all cached blocks; mark those to read. Returns how many blocks are cached. */
+static uint32_t hold_prefix(struct engine *e, struct sequence *s)
+{
+    struct found found;
+    uint32_t block = 0;
+    s->own_from = UINT32_MAX;
+    for (; block < hit_blocks_max(s) && find_block(e, s, block, s->own_from == UINT32_MAX, &found); block++) {
+        if (!found.shared && s->own_from == UINT32_MAX)
+            s->own_from = block;
+        s->blocks[block].on_disk = found.page == PAGE_NONE;
+        s->blocks[block].quality = found.quality;
+        if (found.page == PAGE_NONE)
+            continue;
+        page_pool_share(e->pool, found.page);
+        s->pages[block] = found.page;
+        s->page_count++;
+    }
+    return block;
+}
+
+static void count_look_up(struct engine *e, const struct sequence *s, uint32_t blocks)
+{
+    uint32_t memory = 0;
+    for (uint32_t i = 0; i < blocks; i++)
+        memory += !s->blocks[i].on_disk;
+    if (s->no_cache)
+        return;
+    metric_add(e->metrics.prefix_queries, s->ids_count);
+    metric_add(e->metrics.prefix_hits, blocks * KV_BLOCK_TOKENS);
+    metric_add(e->metrics.memory_hits, memory);
+    metric_add(e->metrics.memory_misses,
+               s->ids_count / KV_BLOCK_TOKENS - TD_MIN(memory, s->ids_count / KV_BLOCK_TOKENS));
+}
+
+static uint32_t take_slot(struct engine *e)
+{
+    uint32_t slot = 0;
+    while (e->slot_used[slot])
+        slot++;
+    e->slot_used[slot] = true;
+    e->running_count++;
+    return slot;
+}
+
+static void run_from(struct engine *e, struct sequence *s, uint32_t blocks)
+{
+    uint64_t now = e->clock();
+    sequence_set_cached(s, blocks);
+    for (uint32_t i = 0; i < blocks; i++)
+        s->quality = kv_quality_worst(s->quality, s->blocks[i].quality);
+    s->cached_tokens = TD_MIN(s->cached_count, s->prompt_count);
+    s->state = SEQ_RUNNING;
+    s->upload_us = now;
+    s->load_us += now - s->admitted_us;
+}
+
+/* Reading must not take longer than computing would: then the rest is computed. */
+static uint64_t load_deadline(const struct engine *e, uint32_t blocks, uint64_t now_us)
+{
+    uint64_t recompute_us =
+        e->prefill_rows_per_s ? blocks * (uint64_t)KV_BLOCK_TOKENS * 1000000 / e->prefill_rows_per_s : 0;
+    return now_us + TD_MAX(recompute_us, (uint64_t)ENGINE_LOAD_FLOOR_US);
+}
+
+static bool admit_one(struct engine *e, struct sequence *s)
+{
+    if (e->running_count == e->config.sequences_max)
+        return false;
+    uint32_t promised = pages_promised(e), blocks = hold_prefix(e, s), disk = 0;
+    /* A reply that ends exactly with the last page needs none behind it. */
+    uint32_t need = TD_MIN(sequence_blocks(s->ids_count + 1), e->backend->page_count) - s->page_count;
+    if (prefix_cache_available(e->cache) < need + promised) {
+        release_pages(e, s);
+        s->own_from = UINT32_MAX;
+        return false;
+    }
+    for (uint32_t i = 0; i < blocks; i++)
+        if (s->blocks[i].on_disk) {
+            s->pages[i] = prefix_cache_alloc(e->cache);
+            s->page_count++;
+            disk++;
+        }
+    count_look_up(e, s, blocks);
+    uint64_t now = e->clock();
+    s->slot = take_slot(e);
+    s->admitted_us = now;
+    s->queue_us += now - s->waiting_us;
+    if (disk == 0) {
+        run_from(e, s, blocks);
+        return true;
+    }
+    s->state = SEQ_LOADING;
+    s->load_id = e->next_load_id++;
+    s->load_next = s->load_done = 0;
+    s->load_end = s->load_cut = blocks;
+    s->deadline_us = load_deadline(e, disk, now);
+    return true;
+}
+
+void engine_admit(struct engine *e)
+{
+    for (uint32_t i = 0; i < e->live_count; i++)
+        if (e->live[i]->state == SEQ_WAITING && !admit_one(e, e->live[i]))
+            return;
+}
+
+/* --- reading from disk ---------------------------------------------------------------------------- */
+
+static const struct kv_block_id *cached_id(const struct sequence *s, uint32_t block)
+{
+    return block < s->own_from ? &s->blocks[block].shared : &s->blocks[block].own;
+}
+
+/* Blocks that were read make a prefix up to the first that was not. */
+static void finish_load(struct engine *e, struct sequence *s)
+{
+    uint32_t blocks = TD_MIN(s->load_cut, s->load_end);
+    for (uint32_t i = 0; i < blocks; i++)
+        if (s->blocks[i].on_disk)
+            blocks = i; /* asked for, and not here in time */
+    for (uint32_t i = blocks; i < s->load_end; i++) {
+        s->blocks[i].on_disk = false;
+        page_pool_release(e->pool, s->pages[i]);
+        s->pages[i] = PAGE_NONE;
+        s->page_count--;
+    }
+    if (s->own_from >= blocks)
+        s->own_from = UINT32_MAX;
+    s->load_id = 0;
+    run_from(e, s, blocks);
+}
+
+static int write_block(struct engine *e, uint32_t page, const uint16_t *values)
+{
+    size_t size = kv_piece_values(&e->model.shape, KV_BLOCK_TOKENS);
+    int rc = 0;
+    for (uint32_t layer = 0; layer < e->model.shape.layer_count && rc == 0; layer++, values += 2 * size)
+        rc = e->backend->ops->page_write(e->backend, page, layer, KV_BLOCK_TOKENS, values, values + size);
+    return rc;
+}
+
+static void take_load(struct engine *e, struct sequence *s, const struct loader_block *b)
+{
+    uint32_t i = b->block_index;
+    if (b->status < 0 || !kv_quality_accepts(b->quality, s->accept, e->model.numerics) ||
+        write_block(e, s->pages[i], b->values) < 0) {
+        s->load_cut = TD_MIN(s->load_cut, i);
+        return;
+    }
+    s->blocks[i].on_disk = false;
+    e->load_block_us = e->load_block_us ? (e->load_block_us * 7 + b->load_us) / 8 : b->load_us;
+    s->blocks[i].quality = b->quality;
+    if (i >= s->load_cut)
+        return;
+    struct prefix_entry entry = {
+        .id = b->id, .page = s->pages[i], .quality = b->quality, .layers = e->model.shape.layer_count};
+    struct kv_block_id parent = {{0}};
+    if (i > 0)
+        parent = *cached_id(s, i - 1);
+    prefix_cache_put(e->cache, &entry, &parent);
+}
+
+static struct sequence *find_load(struct engine *e, uint64_t load_id)
+{
+    for (uint32_t i = 0; i < e->live_count; i++)
+        if (e->live[i]->state == SEQ_LOADING && e->live[i]->load_id == load_id)
+            return e->live[i];
+    return NULL;
+}
+
+static void ask_for_blocks(struct engine *e, struct sequence *s)
+{
+    for (; s->load_next < s->load_cut; s->load_next++) {
+        if (!s->blocks[s->load_next].on_disk)
+            continue;
+        struct loader_block *b = loader_take(e->loader);
+        if (!b)
+            return;
+        memcpy(b->tenant, s->tenant, sizeof b->tenant);
+        b->id = *cached_id(s, s->load_next);
+        b->block_index = s->load_next;
+        b->owner = s->load_id;
+        loader_submit(e->loader, b);
+    }
+}
+
+static bool all_loaded(const struct sequence *s)
+{
+    for (uint32_t i = 0; i < s->load_cut; i++)
+        if (s->blocks[i].on_disk)
+            return false;
+    return true;
+}
+
+void engine_take_loads(struct engine *e)
+{
+    if (!e->loader)
+        return;
+    for (struct loader_block *b; (b = loader_pop(e->loader));) {
+        struct sequence *s = find_load(e, b->owner);
+        if (s)
+            take_load(e, s, b);
+        loader_release(e->loader, b);
+    }
+    uint64_t now = e->clock();
+    for (uint32_t i = 0; i < e->live_count; i++) {
+        struct sequence *s = e->live[i];
+        if (s->state != SEQ_LOADING)
+            continue;
+        if (all_loaded(s) || now >= s->deadline_us)
+            finish_load(e, s);
+        else
+            ask_for_blocks(e, s);
+    }
+}

@@ -1,0 +1,159 @@
+/* engine_event: what the engine tells others: events of a sequence to its sink, figures to /metrics. */
+#include "cloud/engine_internal.h"
+
+#define REPLAY_WITH_LOGPROBS 16u /* tokens in one event: their log probabilities fit a frame's header */
+#define REPLAY_TOKENS        4096u
+#define RETRY_MS_MIN         1000u
+#define RETRY_MS_MAX         60000u
+
+/* --- events --------------------------------------------------------------------------------------- */
+
+void engine_emit(struct sequence *s, struct engine_event *event)
+{
+    if (!s->sink || s->handle == 0)
+        return;
+    event->sequence = s->handle;
+    s->sink(s->sink_ctx, event);
+}
+
+void engine_emit_tokens(struct sequence *s, uint32_t index, uint32_t count)
+{
+    uint32_t step = s->sampled ? REPLAY_WITH_LOGPROBS : REPLAY_TOKENS;
+    while (count > 0) {
+        uint32_t part = TD_MIN(count, step);
+        engine_emit(s, &(struct engine_event){.type = ENGINE_TOKENS,
+                                              .tokens = {.index = index,
+                                                         .count = part,
+                                                         .ids = s->ids + s->prompt_count + index,
+                                                         .sampled = s->sampled ? s->sampled + index : NULL}});
+        index += part;
+        count -= part;
+    }
+}
+
+void engine_emit_done(struct engine *e, struct sequence *s)
+{
+    (void)e;
+    uint64_t first = s->first_token_us ? s->first_token_us : s->opened_us;
+    engine_emit(s, &(struct engine_event){.type = ENGINE_DONE,
+                                          .done = {.finish = s->finish,
+                                                   .prompt_tokens = s->prompt_count,
+                                                   .completion_tokens = sequence_reply_count(s),
+                                                   .cached_tokens = s->cached_tokens,
+                                                   .prefill_tokens = s->prefill_tokens,
+                                                   .recomputed_tokens = s->recomputed_tokens,
+                                                   .queue_us = s->queue_us,
+                                                   .load_us = s->load_us,
+                                                   .ingest_wait_us = s->ingest_wait_us,
+                                                   .prefill_us = s->prefill_us,
+                                                   .first_token_us = first - s->opened_us,
+                                                   .decode_us = TD_MAX(s->last_token_us, first) - first,
+                                                   .uplink_size = s->uplink_size,
+                                                   .uplink_raw_size = s->uplink_raw_size,
+                                                   .ids = s->ids,
+                                                   .ids_count = s->ids_count}});
+}
+
+void engine_emit_failed(struct sequence *s, int code, const char *text, uint32_t retry_after_ms)
+{
+    engine_emit(
+        s, &(struct engine_event){.type = ENGINE_FAILED,
+                                  .failed = {.code = code, .text = text, .retry_after_ms = retry_after_ms}});
+}
+
+void engine_emit_ingested(struct engine *e, struct sequence *s)
+{
+    if (!s->ingested_dirty)
+        return;
+    uint32_t consumed = s->consumed_size;
+    atomic_fetch_sub(&e->staged_size, consumed);
+    s->consumed_size = 0;
+    s->ingested_dirty = false;
+    engine_emit(s, &(struct engine_event){.type = ENGINE_INGESTED,
+                                          .ingested = {.epoch = s->epoch,
+                                                       .hidden_tokens = sequence_hidden_tokens(s, &e->model),
+                                                       .kv_tokens = sequence_kv_tokens(s),
+                                                       .consumed_size = consumed}});
+}
+
+/* Prompt tokens that have not run yet, of all sequences up to `before` (NULL: all). */
+uint32_t engine_queue_tokens(const struct engine *e, const struct sequence *before)
+{
+    uint64_t tokens = 0;
+    for (uint32_t i = 0; i < e->live_count && e->live[i] != before; i++) {
+        const struct sequence *s = e->live[i];
+        if (s->state != SEQ_CLOSING && s->high < s->plan_end)
+            tokens += s->plan_end - s->high;
+    }
+    return (uint32_t)TD_MIN(tokens, (uint64_t)UINT32_MAX);
+}
+
+uint32_t engine_retry_after_ms(const struct engine *e)
+{
+    uint64_t ms =
+        e->prefill_rows_per_s ? engine_queue_tokens(e, NULL) * UINT64_C(1000) / e->prefill_rows_per_s : 0;
+    return (uint32_t)TD_MAX(RETRY_MS_MIN, TD_MIN(ms, (uint64_t)RETRY_MS_MAX));
+}
+
+/* --- figures -------------------------------------------------------------------------------------- */
+
+void engine_metrics_init(struct engine_metrics *m)
+{
+    const double *bounds = METRIC_SECONDS_BOUNDS;
+    size_t count = METRIC_SECONDS_BOUNDS_COUNT;
+    m->running = metric_gauge("tandem_requests_running", NULL, "Generations that hold KV pages.");
+    m->waiting = metric_gauge("tandem_requests_waiting", NULL, "Generations that wait for a slot or pages.");
+    m->parked = metric_gauge("tandem_generations_parked", NULL,
+                             "Generations whose client is away, kept for its return.");
+    m->pages_used =
+        metric_gauge("tandem_kv_pages_used", NULL, "KV pages that hold blocks, cached ones included.");
+    m->pages_free = metric_gauge("tandem_kv_pages_free", NULL, "KV pages that hold nothing.");
+    m->prefix_queries =
+        metric_counter("tandem_prefix_cache_queries_total", NULL, "Prompt tokens looked up in the caches.");
+    m->prefix_hits =
+        metric_counter("tandem_prefix_cache_hits_total", NULL, "Prompt tokens whose KV a cache had.");
+    m->memory_hits =
+        metric_counter("tandem_kv_tier_hits_total", "tier=\"memory\"", "Blocks found in a tier.");
+    m->memory_misses =
+        metric_counter("tandem_kv_tier_misses_total", "tier=\"memory\"", "Blocks not found in a tier.");
+    m->prefill = metric_counter("tandem_prefill_tokens_total", NULL,
+                                "Prompt tokens that the cloud ran through its layers.");
+    m->edge_prefill = metric_counter("tandem_edge_prefill_tokens_total", NULL,
+                                     "Prompt tokens whose first layers an edge computed.");
+    m->generated = metric_counter("tandem_generated_tokens_total", NULL, "Reply tokens sampled.");
+    m->recomputed = metric_counter("tandem_recomputed_tokens_total", NULL,
+                                   "Tokens computed from ids because data of an edge was missing.");
+    m->preemptions =
+        metric_counter("tandem_preemptions_total", NULL, "Generations that gave their pages to older ones.");
+    m->rejected = metric_counter("tandem_ingest_rejected_total", NULL,
+                                 "Messages of edges that were damaged or refused.");
+    m->persist_dropped =
+        metric_counter("tandem_persist_dropped_total", NULL, "Finished blocks that did not reach the store.");
+    m->first_token = metric_histogram("tandem_time_to_first_token_seconds", NULL,
+                                      "From OPEN to the first reply token.", bounds, count);
+    m->inter_token =
+        metric_histogram("tandem_inter_token_latency_seconds", NULL, "Between reply tokens.", bounds, count);
+}
+
+void engine_update_stats(struct engine *e)
+{
+    struct engine_stats stats = {.parked = e->parked_count,
+                                 .pages_free = page_pool_free_count(e->pool),
+                                 .pages_cached = prefix_cache_count(e->cache),
+                                 .steps = e->steps,
+                                 .rows = e->rows};
+    stats.pages_used = page_pool_count(e->pool) - stats.pages_free;
+    for (uint32_t i = 0; i < e->live_count; i++) {
+        enum seq_state state = e->live[i]->state;
+        stats.waiting += state == SEQ_WAITING;
+        stats.running += state == SEQ_LOADING || state == SEQ_RUNNING;
+    }
+    pthread_mutex_lock(&e->lock);
+    e->stats = stats;
+    pthread_mutex_unlock(&e->lock);
+    metric_set(e->metrics.running, stats.running);
+    metric_set(e->metrics.waiting, stats.waiting);
+    metric_set(e->metrics.parked, stats.parked);
+    metric_set(e->metrics.pages_used, stats.pages_used);
+    metric_set(e->metrics.pages_free, stats.pages_free);
+}

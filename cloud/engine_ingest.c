@@ -1,0 +1,212 @@
+/* engine_ingest: what edges send, on the engine thread: rows are staged until they run, pieces are written to pages. Every message that leaves the
+ * staging area, used or not, gives its bytes back through ENGINE_INGESTED; a message whose sequence has gone gives them back silently (the owner of
+ * the stream knows that it ended). */
+#include "cloud/engine_internal.h"
+#include <stdlib.h>
+
+void engine_do_plan(struct engine *e, struct sequence *s, uint32_t epoch, const struct engine_range *ranges,
+                    uint32_t count)
+{
+    struct td_error err;
+    s->upload_us = e->clock();
+    int rc = sequence_plan(s, &e->model, epoch, ranges, count, &err);
+    if (rc < 0) {
+        metric_add(e->metrics.rejected, 1);
+        engine_fail(e, s, rc, err.text);
+    }
+}
+
+static bool principal_has_room(const struct engine *e, const struct sequence *s, size_t size)
+{
+    size_t staged = size;
+    for (uint32_t i = 0; i < e->live_count; i++) {
+        const struct sequence *o = e->live[i];
+        if (strcmp(o->principal, s->principal) == 0 && strcmp(o->tenant, s->tenant) == 0)
+            staged += o->staged_size;
+    }
+    return staged <= LIMIT_STAGED_SIZE_PER_PRINCIPAL;
+}
+
+/* Consume a message that was not even staged. */
+static void consume_at_once(struct sequence *s, size_t size)
+{
+    s->staged_size += size;
+    sequence_consume(s, size);
+}
+
+/* --- HIDDEN --------------------------------------------------------------------------------------- */
+
+/* Rows are decoded where they run; here only to see that they can be. A wrong size is the sequence's to refuse. */
+static int check_rows(struct engine *e, const struct seq_hidden *h)
+{
+    size_t row_size = hidden_wire_size(h->dtype, 1, e->model.embd_size);
+    if (row_size == 0 || h->size / row_size != h->count || h->size % row_size != 0)
+        return 0;
+    for (uint32_t at = 0; at < h->count;) {
+        uint32_t rows = TD_MIN(h->count - at, e->config.token_budget);
+        struct span src = {h->payload + at * row_size, rows * row_size};
+        int rc = hidden_decode(h->dtype, src, rows, e->model.embd_size, e->hidden);
+        if (rc < 0)
+            return rc;
+        at += rows;
+    }
+    return 0;
+}
+
+static void free_message(struct seq_hidden *h)
+{
+    free(h->payload);
+    free(h);
+}
+
+void engine_do_hidden(struct engine *e, uint64_t handle, uint32_t epoch, uint32_t layer, struct seq_hidden *h)
+{
+    struct sequence *s = engine_find(e, handle);
+    size_t size = h->size;
+    uint32_t count = h->count;
+    if (!s) {
+        atomic_fetch_sub(&e->staged_size, size);
+        free_message(h);
+        return;
+    }
+    s->upload_us = e->clock();
+    s->uplink_size += size;
+    s->uplink_raw_size += (uint64_t)count * e->model.embd_size * sizeof(float);
+    if (!principal_has_room(
+            e, s, size)) { /* lost: the rows behind it show the gap, and these are computed from ids */
+        metric_add(e->metrics.rejected, 1);
+        consume_at_once(s, size);
+        free_message(h);
+        return;
+    }
+    struct td_error err;
+    int rc = check_rows(e, h);
+    if (rc < 0) {
+        consume_at_once(s, size);
+        free_message(h);
+        rc = td_fail(&err, -TD_ERR_PROTOCOL, "hidden states hold a value that is not finite");
+    } else {
+        rc = sequence_hidden(s, &e->model, epoch, layer, h, &err);
+    }
+    if (rc < 0) {
+        metric_add(e->metrics.rejected, 1);
+        engine_fail(e, s, rc, err.text);
+        return;
+    }
+    metric_add(e->metrics.edge_prefill, count);
+}
+
+/* --- KV pieces ------------------------------------------------------------------------------------ */
+
+static void consume_piece(struct sequence *s, struct ingest_piece *p)
+{
+    sequence_consume(s, p->wire_size);
+    ingest_piece_free(p);
+}
+
+/* Pages hold K and V of a layer side by side, a piece is one of them, maybe of some of the block's tokens: read, put in, write. */
+static int write_piece(struct engine *e, uint32_t page, const struct ingest_piece *p)
+{
+    const struct kv_piece_head *h = &p->head;
+    uint32_t tokens = h->first_token + (uint32_t)h->token_count, dim = h->head_dim;
+    int rc = e->backend->ops->page_read(e->backend, page, h->layer, tokens, e->piece_k, e->piece_v);
+    if (rc < 0)
+        return rc;
+    uint16_t *to = h->is_value ? e->piece_v : e->piece_k;
+    for (uint32_t head = 0; head < h->kv_head_count; head++)
+        memcpy(to + ((size_t)head * tokens + h->first_token) * dim,
+               p->values + (size_t)head * h->token_count * dim, (size_t)h->token_count * dim * sizeof *to);
+    return e->backend->ops->page_write(e->backend, page, h->layer, tokens, e->piece_k, e->piece_v);
+}
+
+enum placing { PLACED, NO_PAGE, REFUSED };
+
+/* Takes the piece unless there is no page. REFUSED: s has failed and is gone. */
+static enum placing place_piece(struct engine *e, struct sequence *s, struct ingest_piece *p)
+{
+    struct td_error err;
+    enum piece_verdict verdict = sequence_check_piece(s, p, &err);
+    uint32_t block = p->head.block_index;
+    if (verdict == PIECE_TAKE && s->state != SEQ_RUNNING)
+        return NO_PAGE;
+    if (verdict == PIECE_TAKE && s->pages[block] == PAGE_NONE) {
+        s->pages[block] = prefix_cache_alloc(e->cache);
+        if (s->pages[block] == PAGE_NONE) {
+            e->short_of_pages = true;
+            return NO_PAGE;
+        }
+        s->page_count++;
+    }
+    if (verdict == PIECE_TAKE && write_piece(e, s->pages[block], p) == 0) {
+        sequence_take_piece(s, p);
+        s->kv_us = e->clock();
+    }
+    consume_piece(s, p);
+    if (verdict != PIECE_REFUSE)
+        return PLACED;
+    metric_add(e->metrics.rejected, 1);
+    engine_fail(e, s, -TD_ERR_PROTOCOL, err.text);
+    return REFUSED;
+}
+
+static void take_piece(struct engine *e, struct sequence *s, struct ingest_piece *p)
+{
+    s->staged_size += p->wire_size;
+    s->uplink_size += p->wire_size;
+    if (p->status == 0)
+        s->uplink_raw_size += kv_piece_values(&e->model.shape, p->head.token_count) * sizeof(uint16_t);
+    if (p->status == -TD_ERR_CHECKSUM || !principal_has_room(e, s, 0)) {
+        metric_add(e->metrics.rejected,
+                   1); /* a miss: the block will not become whole, so do not wait for it */
+        if (p->block_index < sequence_blocks(s->plan_end))
+            s->blocks[p->block_index].closed = true;
+        consume_piece(s, p);
+    } else if (p->status < 0) {
+        metric_add(e->metrics.rejected, 1);
+        consume_piece(s, p);
+        engine_fail(e, s, -TD_ERR_PROTOCOL,
+                    "a KV piece has a shape that is not the model's, or a value that is not finite");
+    } else if (place_piece(e, s, p) == NO_PAGE) {
+        sequence_stage_piece(s, p);
+    }
+}
+
+/* Pieces that waited for a page. False: s is gone. */
+static bool place_staged(struct engine *e, struct sequence *s)
+{
+    while (s->pieces_first) {
+        struct ingest_piece *p = s->pieces_first, *rest = p->next;
+        s->pieces_first = rest; /* off the list before anything can fail and free it */
+        if (!rest)
+            s->pieces_last = &s->pieces_first;
+        enum placing placing = place_piece(e, s, p);
+        if (placing == REFUSED)
+            return false;
+        if (placing == NO_PAGE) {
+            p->next = rest;
+            s->pieces_first = p;
+            if (!rest)
+                s->pieces_last = &p->next;
+            return true;
+        }
+    }
+    return true;
+}
+
+void engine_take_pieces(struct engine *e)
+{
+    for (uint32_t i = 0; i < e->live_count;) {
+        struct sequence *s = e->live[i];
+        if (s->state != SEQ_RUNNING || place_staged(e, s))
+            i++;
+    }
+    for (struct ingest_piece *p; (p = ingest_pop(e->ingest));) {
+        struct sequence *s = engine_find(e, p->sequence);
+        if (s) {
+            take_piece(e, s, p);
+        } else {
+            atomic_fetch_sub(&e->staged_size, p->wire_size);
+            ingest_piece_free(p);
+        }
+    }
+}

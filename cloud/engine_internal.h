@@ -1,0 +1,188 @@
+/* engine_internal: what the files of the engine share. Nobody else includes it, except tests that drive an engine step by step under their own
+ * clock.
+ *
+ *   engine.c          life, the thread, commands from other threads
+ *   engine_open.c     open, re-open, generate, cancel, detach, finish: a sequence's life
+ *   engine_admit.c    prefix look-up, slots and pages, reads from disk, preemption
+ *   engine_ingest.c   HIDDEN and KV pieces
+ *   engine_step.c     one forward() and what comes of it
+ *   engine_publish.c  finished blocks to cache and store
+ *   engine_event.c    events and metrics
+ *
+ * Threads: everything runs on the engine thread except the functions of engine.h, which only touch what is marked `any thread`. */
+#ifndef TANDEM_CLOUD_ENGINE_INTERNAL_H
+#define TANDEM_CLOUD_ENGINE_INTERNAL_H
+#include "cloud/loader.h"
+#include "cloud/persist.h"
+#include "cloud/scheduler.h"
+#include "cloud/sequence.h"
+#include "kernels/prefix_cache.h"
+#include "shared/metrics.h"
+#include "shared/queue.h"
+#include "shared/tokenizer.h"
+#include <pthread.h>
+#include <stdatomic.h>
+
+#define ENGINE_COMMANDS_MAX  8192
+#define ENGINE_GENERATIONS   8192    /* known at once: live, parked, finished */
+#define ENGINE_CLOSE_WAIT_US 2000000 /* DONE waits so long for the store's acknowledgements */
+#define ENGINE_LOAD_FLOOR_US                                                                                 \
+    1000000 /* blocks are read for at least so long before they are recomputed instead */
+#define ENGINE_STEP_TARGET_US 150000 /* a step's length that prefill beside decode aims at */
+#define ENGINE_IDLE_US        1000000
+#define ENGINE_RETRY_US       2000 /* nothing could run for want of pages that somebody is about to let go of */
+
+enum command_type {
+    COMMAND_OPEN,
+    COMMAND_PLAN,
+    COMMAND_HIDDEN,
+    COMMAND_START,
+    COMMAND_CANCEL,
+    COMMAND_DETACH,
+    COMMAND_DRAIN
+};
+struct engine_command {
+    enum command_type type;
+    uint64_t sequence;
+    union {
+        struct engine_open open;
+        struct {
+            uint32_t epoch, count;
+            struct engine_range ranges[LIMIT_RANGES];
+        } plan;
+        struct {
+            uint32_t epoch, layer;
+            struct seq_hidden *message;
+        } hidden;
+        struct engine_generate generate;
+        struct {
+            bool finished;
+            uint32_t keep_count;
+        } cancel;
+        uint64_t drain_deadline_us;
+    };
+};
+
+struct pending_block { /* finished, not yet in a persist buffer; holds a reference to its page */
+    struct persist_block block;
+    uint32_t page;
+};
+
+struct engine_metrics {
+    struct metric *running, *waiting, *parked, *pages_used, *pages_free;
+    struct metric *prefix_queries, *prefix_hits, *memory_hits, *memory_misses;
+    struct metric *prefill, *edge_prefill, *generated, *recomputed, *preemptions, *rejected, *persist_dropped;
+    struct metric *first_token, *inter_token;
+};
+
+struct engine {
+    struct engine_config config;
+    struct seq_model model;
+    uint32_t page_context; /* tokens that all pages together hold */
+    struct backend *backend;
+    struct page_pool *pool;
+    struct prefix_cache *cache;
+    struct gen_table *gens;
+    struct sampler_scratch *sampler;
+    struct engine_metrics metrics;
+    uint64_t (*clock)(void);
+    pthread_t thread;
+    bool threaded;
+
+    /* any thread */
+    struct queue *commands;
+    struct ingest *ingest;
+    atomic_bool wake_pending, stopping, draining;
+    atomic_uint_fast64_t next_handle;
+    atomic_uint open_count; /* sequences opened and not yet gone: running and waiting */
+    atomic_size_t
+        staged_size; /* of HIDDEN and pieces, everywhere between engine_hidden/engine_kv and their consumption */
+    pthread_mutex_t lock;
+    pthread_cond_t drained;
+    struct engine_stats stats; /* under lock, as is the next */
+    bool is_drained;
+
+    /* engine thread */
+    struct loader *loader; /* NULL without a store, as persist */
+    struct persist *persist;
+    struct sequence **live; /* WAITING, LOADING, RUNNING, CLOSING; by arrival */
+    uint32_t live_count, live_capacity, running_count;
+    bool *slot_used;             /* [sequences_max] */
+    float *logits;               /* [sequences_max][vocab] */
+    float *hidden;               /* [token_budget][embd] */
+    uint16_t *piece_k, *piece_v; /* one layer of one page */
+    struct batch_seq *batch;     /* [sequences_max], as the next three */
+    struct scheduler_item *items;
+    struct seq_job *jobs;
+    struct sequence **picked;
+    struct pending_block *pending; /* ring [page_count] */
+    uint32_t pending_first, pending_count;
+    uint64_t next_key, next_load_id, last_served;
+    uint64_t prefill_rows_per_s, load_block_us; /* measured, smoothed; 0: not yet */
+    uint64_t expired_us, drain_deadline_us, steps, rows;
+    uint32_t parked_count;
+    bool short_of_pages; /* a job could not run for want of pages in this turn */
+};
+
+/* engine.c */
+int engine_build(const struct engine_config *config, struct engine **out,
+                 struct td_error *err); /* everything but the thread */
+/* Commands, results, one step, events. True: call again at once; false: nothing to do for engine_wait_us. */
+bool engine_turn(struct engine *e);
+uint64_t engine_wait_us(const struct engine *e);
+
+/* engine_open.c */
+void engine_do_open(struct engine *e, uint64_t handle, struct engine_open *open);
+void engine_do_start(struct engine *e, struct sequence *s, const struct engine_generate *g);
+void engine_do_cancel(struct engine *e, struct sequence *s, bool finished, uint32_t keep_count);
+void engine_do_detach(struct engine *e, struct sequence *s);
+void engine_expire(struct engine *e, uint64_t now_us);
+void engine_park(struct engine *e, struct sequence *s);
+void engine_finish(struct engine *e, struct sequence *s, uint32_t finish);
+void engine_close(
+    struct engine *e,
+    struct sequence *s); /* the reply is whole: publish, let go of everything, DONE when persisted */
+void engine_try_end(struct engine *e,
+                    struct sequence *s); /* a CLOSING one: DONE if nothing is outstanding any more */
+void engine_fail(struct engine *e, struct sequence *s, int code, const char *text); /* frees s */
+void engine_drop(struct engine *e, struct sequence *s); /* without an event; frees s */
+struct sequence *engine_find(struct engine *e, uint64_t handle);
+struct sequence *engine_find_key(struct engine *e, uint64_t key);
+
+/* engine_admit.c */
+void engine_probe(struct engine *e, struct sequence *s,
+                  struct engine_event *opened); /* what OPENED says of the cache */
+void engine_admit(struct engine *e);
+void engine_take_loads(struct engine *e); /* what the loader has finished; deadlines; the next reads */
+uint32_t engine_take_page(struct engine *e, struct sequence *s);
+void engine_release(struct engine *e, struct sequence *s); /* pages and slot */
+
+/* engine_ingest.c */
+void engine_do_plan(struct engine *e, struct sequence *s, uint32_t epoch, const struct engine_range *ranges,
+                    uint32_t count);
+void engine_do_hidden(struct engine *e, uint64_t handle, uint32_t epoch, uint32_t layer,
+                      struct seq_hidden *message);
+void engine_take_pieces(struct engine *e); /* what ingest has decoded, and pieces that wait for a page */
+
+/* engine_step.c */
+bool engine_step(struct engine *e);                             /* true: rows were run */
+void engine_extend_reply(struct engine *e, struct sequence *s); /* sample if logits and GENERATE are there */
+
+/* engine_publish.c */
+void engine_publish(struct engine *e, struct sequence *s);
+void engine_flush_pending(struct engine *e);
+bool engine_drop_pending(struct engine *e); /* the oldest, to free its page; false: none */
+void engine_take_acknowledgements(struct engine *e);
+
+/* engine_event.c */
+void engine_metrics_init(struct engine_metrics *m);
+void engine_update_stats(struct engine *e);
+void engine_emit(struct sequence *s, struct engine_event *event);
+void engine_emit_tokens(struct sequence *s, uint32_t index, uint32_t count);
+void engine_emit_done(struct engine *e, struct sequence *s);
+void engine_emit_failed(struct sequence *s, int code, const char *text, uint32_t retry_after_ms);
+void engine_emit_ingested(struct engine *e, struct sequence *s); /* when there is news */
+uint32_t engine_queue_tokens(const struct engine *e, const struct sequence *before);
+uint32_t engine_retry_after_ms(const struct engine *e);
+
+#endif

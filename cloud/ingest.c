@@ -1,0 +1,152 @@
+/* ingest: see ingest.h. `inside` counts pieces between push and pop, so that the queue of results can always take one more. */
+#include "cloud/ingest.h"
+#include "shared/queue.h"
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+
+#define INGEST_WAIT_US 1000000u
+
+struct ingest {
+    struct kv_shape shape;
+    struct kv_codec_scratch *scratch; /* the thread's */
+    struct queue *in, *out;
+    atomic_uint inside;
+    atomic_bool stopping; /* set before the queues are closed */
+    void (*wake)(void *ctx);
+    void *wake_ctx;
+    pthread_t thread;
+};
+
+struct ingest_piece *ingest_piece_create(uint64_t sequence, uint32_t epoch, uint32_t block_index,
+                                         uint8_t *wire, size_t size)
+{
+    struct ingest_piece *piece = size <= UINT32_MAX ? calloc(1, sizeof *piece) : NULL;
+    if (!piece) {
+        free(wire);
+        return NULL;
+    }
+    piece->sequence = sequence;
+    piece->epoch = epoch;
+    piece->block_index = block_index;
+    piece->wire = wire;
+    piece->wire_size = (uint32_t)size;
+    return piece;
+}
+
+void ingest_piece_free(struct ingest_piece *piece)
+{
+    if (!piece)
+        return;
+    free(piece->wire);
+    free(piece->values);
+    free(piece);
+}
+
+static int decode(struct ingest_piece *piece, const struct kv_shape *shape, struct kv_codec_scratch *scratch)
+{
+    struct span payload;
+    struct kv_piece_head *head = &piece->head;
+    if (kv_piece_parse(piece->wire, piece->wire_size, head, &payload) < 0 ||
+        head->block_index != piece->block_index)
+        return -TD_ERR_CHECKSUM;
+    if (head->kv_head_count != shape->kv_head_count || head->head_dim != shape->head_dim ||
+        head->layer >= shape->layer_count)
+        return -TD_ERR_SHAPE;
+    size_t count = kv_piece_values(shape, head->token_count);
+    piece->values = malloc(count * sizeof *piece->values);
+    if (!piece->values)
+        return -TD_ERR_CHECKSUM; /* no memory: as good as lost on the way, the engine computes it itself */
+    int rc = kv_piece_decode(scratch, head, payload, piece->values, count);
+    if (rc == 0 && !kv_f16_all_finite(piece->values, count))
+        rc = -TD_ERR_FORMAT;
+    return rc;
+}
+
+void ingest_decode(struct ingest_piece *piece, const struct kv_shape *shape, struct kv_codec_scratch *scratch)
+{
+    piece->status = decode(piece, shape, scratch);
+    free(piece->wire);
+    piece->wire = NULL;
+}
+
+static void *ingest_main(void *arg)
+{
+    struct ingest *g = arg;
+    while (!atomic_load(&g->stopping)) {
+        struct ingest_piece *piece = queue_pop(g->in, INGEST_WAIT_US);
+        if (!piece)
+            continue;
+        ingest_decode(piece, &g->shape, g->scratch);
+        if (queue_push(g->out, piece) < 0) /* closed: nobody will take it */
+            ingest_piece_free(piece);
+        else
+            g->wake(g->wake_ctx);
+    }
+    return NULL;
+}
+
+static void ingest_free(struct ingest *g)
+{
+    queue_destroy(g->in);
+    queue_destroy(g->out);
+    kv_codec_scratch_destroy(g->scratch);
+    free(g);
+}
+
+struct ingest *ingest_create(const struct kv_shape *shape, void (*wake)(void *ctx), void *ctx)
+{
+    struct ingest *g = calloc(1, sizeof *g);
+    if (!g)
+        return NULL;
+    g->shape = *shape;
+    g->wake = wake;
+    g->wake_ctx = ctx;
+    g->scratch = kv_codec_scratch_create(shape);
+    g->in = queue_create(INGEST_PIECES_MAX);
+    g->out = queue_create(INGEST_PIECES_MAX);
+    if (!g->scratch || !g->in || !g->out || pthread_create(&g->thread, NULL, ingest_main, g) != 0) {
+        ingest_free(g);
+        return NULL;
+    }
+    return g;
+}
+
+static void drain(struct queue *q)
+{
+    for (struct ingest_piece *piece; (piece = queue_pop(q, 0));)
+        ingest_piece_free(piece);
+}
+
+void ingest_destroy(struct ingest *g)
+{
+    if (!g)
+        return;
+    atomic_store(&g->stopping, true);
+    queue_close(g->in);
+    queue_close(g->out);
+    pthread_join(g->thread, NULL);
+    drain(g->in);
+    drain(g->out);
+    ingest_free(g);
+}
+
+int ingest_push(struct ingest *g, struct ingest_piece *piece)
+{
+    if (atomic_fetch_add(&g->inside, 1) >= INGEST_PIECES_MAX) {
+        atomic_fetch_sub(&g->inside, 1);
+        return -TD_ERR_FULL;
+    }
+    int rc = queue_push(g->in, piece);
+    if (rc < 0)
+        atomic_fetch_sub(&g->inside, 1);
+    return rc;
+}
+
+struct ingest_piece *ingest_pop(struct ingest *g)
+{
+    struct ingest_piece *piece = queue_pop(g->out, 0);
+    if (piece)
+        atomic_fetch_sub(&g->inside, 1);
+    return piece;
+}

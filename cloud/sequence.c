@@ -1,0 +1,196 @@
+/* sequence: life, tokens and what is staged. Plans are in sequence_plan.c, the choice of work in sequence_work.c. */
+#include "cloud/sequence.h"
+#include "kernels/page_pool.h"
+#include "shared/crypto.h"
+#include <stdlib.h>
+
+static int take_memory(struct sequence *s, const struct seq_model *m, uint32_t tokens_max)
+{
+    s->block_capacity = sequence_blocks(tokens_max) + 1;
+    s->have_words = (m->shape.layer_count * 2 + 63) / 64;
+    s->blocks = calloc(s->block_capacity, sizeof *s->blocks);
+    s->pages = malloc(s->block_capacity * sizeof *s->pages);
+    s->have = calloc((size_t)s->block_capacity * s->have_words, sizeof *s->have);
+    return s->blocks && s->pages && s->have ? 0 : -TD_ERR_NOMEM;
+}
+
+/* Ids of blocks that have become full: both chains, from the root on. */
+static void extend_chains(struct sequence *s, const struct seq_model *m)
+{
+    static const struct kv_block_id root;
+    for (; s->chain_count < s->ids_count / KV_BLOCK_TOKENS; s->chain_count++) {
+        struct seq_block *b = &s->blocks[s->chain_count];
+        const int32_t *ids = s->ids + (size_t)s->chain_count * KV_BLOCK_TOKENS;
+        kv_block_id_next(s->shared_key, s->chain_count ? &b[-1].shared : &root, m->fingerprint,
+                         m->layout_hash, ids, &b->shared);
+        kv_block_id_next(s->own_key, s->chain_count ? &b[-1].own : &root, m->fingerprint, m->layout_hash, ids,
+                         &b->own);
+    }
+}
+
+struct sequence *sequence_create(const struct seq_model *m, struct engine_open *open, uint64_t key)
+{
+    struct sequence *s = calloc(1, sizeof *s);
+    if (!s)
+        return NULL;
+    s->hidden_last = &s->hidden_first;
+    s->pieces_last = &s->pieces_first;
+    uint32_t count = open->prompt_count + open->held_count;
+    s->ids_capacity = TD_MAX(count, m->context_max) + 1;
+    s->ids = malloc(s->ids_capacity * sizeof *s->ids);
+    if (!s->ids || take_memory(s, m, s->ids_capacity) < 0) {
+        sequence_free(s);
+        return NULL;
+    }
+    memcpy(s->ids, open->ids, count * sizeof *s->ids);
+    crypto_wipe(open->ids, count * sizeof *open->ids);
+    free(open->ids);
+    open->ids = NULL;
+    s->ids_count = s->plan_end = count;
+    s->prompt_count = open->prompt_count;
+    s->key = s->arrival = key;
+    s->sink = open->sink;
+    s->sink_ctx = open->sink_ctx;
+    memcpy(s->tenant, open->tenant, sizeof s->tenant);
+    memcpy(s->principal, open->principal, sizeof s->principal);
+    memcpy(s->shared_key, open->shared_key, sizeof s->shared_key);
+    memcpy(s->own_key, open->own_key, sizeof s->own_key);
+    s->accept = open->accept;
+    s->no_cache = open->no_cache;
+    s->direct = open->direct;
+    s->own_from = UINT32_MAX;
+    s->quality =
+        (struct kv_quality){.fidelity = KV_L0, .numerics = (uint8_t)m->numerics, .provenance = KV_FROM_CLOUD};
+    for (uint32_t i = 0; i < s->block_capacity; i++)
+        s->pages[i] = PAGE_NONE;
+    if (s->direct) { /* one range, from ids */
+        s->planned = true;
+        s->ids_until = UINT32_MAX;
+    }
+    extend_chains(s, m);
+    return s;
+}
+
+static void drop_staged(struct sequence *s)
+{
+    for (struct seq_hidden *next, *h = s->hidden_first; h; h = next) {
+        next = h->next;
+        sequence_consume(s, h->size);
+        free(h->payload);
+        free(h);
+    }
+    for (struct ingest_piece *next, *p = s->pieces_first; p; p = next) {
+        next = p->next;
+        sequence_consume(s, p->wire_size);
+        ingest_piece_free(p);
+    }
+    s->hidden_first = NULL;
+    s->hidden_last = &s->hidden_first;
+    s->pieces_first = NULL;
+    s->pieces_last = &s->pieces_first;
+}
+
+void sequence_free(struct sequence *s)
+{
+    if (!s)
+        return;
+    drop_staged(s);
+    if (s->ids)
+        crypto_wipe(s->ids, s->ids_capacity * sizeof *s->ids);
+    crypto_wipe(s->shared_key, sizeof s->shared_key);
+    crypto_wipe(s->own_key, sizeof s->own_key);
+    free(s->ids);
+    free(s->blocks);
+    free(s->pages);
+    free(s->have);
+    free(s->sampled);
+    free(s);
+}
+
+void sequence_append(struct sequence *s, const struct seq_model *m, int32_t id)
+{
+    s->ids[s->ids_count++] = id;
+    extend_chains(s, m);
+}
+
+uint32_t sequence_reply_count(const struct sequence *s)
+{
+    return s->ids_count - s->prompt_count;
+}
+
+int sequence_set_generate(struct sequence *s, const struct seq_model *m, const struct engine_generate *g)
+{
+    uint32_t room = m->context_max - TD_MIN(s->prompt_count, m->context_max);
+    uint32_t reply_max = g->token_count_max && g->token_count_max < room ? g->token_count_max : room;
+    if (g->sampling.want_logprobs) {
+        s->sampled = calloc(TD_MAX(reply_max, sequence_reply_count(s)) + 1, sizeof *s->sampled);
+        if (!s->sampled)
+            return -TD_ERR_NOMEM;
+    }
+    s->generate = *g;
+    s->reply_max = reply_max;
+    s->started = true;
+    return 0;
+}
+
+void sequence_truncate(struct sequence *s, uint32_t keep_count)
+{
+    s->ids_count = TD_MIN(s->ids_count, s->prompt_count + keep_count);
+    s->chain_count = TD_MIN(s->chain_count, s->ids_count / KV_BLOCK_TOKENS);
+    s->high = TD_MIN(s->high, s->ids_count);
+    s->complete = TD_MIN(s->complete, s->high);
+    s->published = TD_MIN(s->published, s->chain_count);
+}
+
+/* --- staging -------------------------------------------------------------------------------------- */
+
+void sequence_consume(struct sequence *s, size_t size)
+{
+    s->staged_size -= TD_MIN(size, s->staged_size);
+    s->consumed_size += (uint32_t)size;
+    s->ingested_dirty = true;
+}
+
+void sequence_stage_piece(struct sequence *s, struct ingest_piece *piece)
+{
+    piece->next = NULL;
+    *s->pieces_last = piece;
+    s->pieces_last = &piece->next;
+}
+
+void sequence_void_plan(struct sequence *s)
+{
+    drop_staged(s);
+    s->planned = true;
+    s->ids_until = UINT32_MAX;
+    s->pieces_lost = true;
+}
+
+void sequence_restart(struct sequence *s)
+{
+    sequence_void_plan(s);
+    for (uint32_t i = 0; i < s->block_capacity; i++) {
+        struct seq_block *b = &s->blocks[i];
+        b->edge_layers = b->missing = 0;
+        b->fidelity = 0;
+        b->from_device = b->closed = b->on_disk = false;
+    }
+    memset(s->have, 0, (size_t)s->block_capacity * s->have_words * sizeof *s->have);
+    s->high = s->complete = s->cached_count = s->published = 0;
+    s->own_from = UINT32_MAX;
+    s->quality.fidelity = KV_L0;
+    s->quality.provenance = KV_FROM_CLOUD;
+    s->logits_ready = false;
+    s->load_id = 0;
+    s->blocked_us = s->idle_since_us = 0;
+}
+
+void sequence_set_cached(struct sequence *s, uint32_t count)
+{
+    s->high = s->complete = s->cached_count = count * KV_BLOCK_TOKENS;
+    s->published = count;
+    for (uint32_t i = 0; i < count; i++) {
+        s->blocks[i].closed = true;
+        s->blocks[i].edge_layers = s->blocks[i].missing = 0;
+    }
+}

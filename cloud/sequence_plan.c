@@ -1,0 +1,278 @@
+/* sequence_plan: what an edge announces and sends, held against the rules: ranges, rows of HIDDEN, KV pieces. */
+#include "cloud/sequence.h"
+#include <stdlib.h>
+
+static uint32_t range_end(const struct engine_range *r)
+{
+    return r->first_token + r->count;
+}
+
+/* --- plans ---------------------------------------------------------------------------------------- */
+
+static int check_range(const struct sequence *s, const struct seq_model *m, const struct engine_range *r,
+                       bool last, struct td_error *err)
+{
+    if (r->count == 0 || r->first_token > s->plan_end || r->count > s->plan_end - r->first_token)
+        return td_fail(err, -TD_ERR_PROTOCOL, "the plan leaves the prompt: a range ends behind token %u",
+                       s->plan_end);
+    if (r->layers > m->shape.layer_count)
+        return td_fail(err, -TD_ERR_PROTOCOL, "the plan has a range of %u layers, the model has %u",
+                       r->layers, m->shape.layer_count);
+    if (r->layers == 0)
+        return 0;
+    if (!last && range_end(r) % KV_BLOCK_TOKENS != 0)
+        return td_fail(err, -TD_ERR_PROTOCOL,
+                       "the plan has an edge range that ends at token %u, within a block", range_end(r));
+    if ((r->codec > KV_L1 && r->codec != KV_RAW) || r->hidden_dtype > HIDDEN_INT8)
+        return td_fail(err, -TD_ERR_PROTOCOL,
+                       "the plan has a range of codec %u and hidden type %u, which are not known here",
+                       r->codec, r->hidden_dtype);
+    return 0;
+}
+
+static int check_plan(const struct sequence *s, const struct seq_model *m, const struct engine_range *ranges,
+                      uint32_t count, struct td_error *err)
+{
+    if (count == 0 || count > LIMIT_RANGES)
+        return td_fail(err, -TD_ERR_PROTOCOL, "the plan has %u ranges; 1 to %u are allowed", count,
+                       LIMIT_RANGES);
+    for (uint32_t i = 0; i < count; i++) {
+        if (i > 0 && ranges[i].first_token != range_end(&ranges[i - 1]))
+            return td_fail(err, -TD_ERR_PROTOCOL, "the plan's ranges are not adjacent at token %u",
+                           ranges[i].first_token);
+        int rc = check_range(s, m, &ranges[i], i + 1 == count, err);
+        if (rc < 0)
+            return rc;
+    }
+    uint32_t end = range_end(&ranges[count - 1]);
+    if (end != s->plan_end && end != s->prompt_count)
+        return td_fail(err, -TD_ERR_PROTOCOL, "the plan ends at token %u, the prompt at %u", end,
+                       s->plan_end);
+    return 0;
+}
+
+/* The rows of a range that lie in a block; false: none. */
+static bool rows_in_block(const struct engine_range *r, uint32_t block, uint32_t *first, uint32_t *count)
+{
+    uint32_t start = block * KV_BLOCK_TOKENS;
+    uint32_t begin = TD_MAX(r->first_token, start), end = TD_MIN(range_end(r), start + KV_BLOCK_TOKENS);
+    if (begin >= end)
+        return false;
+    *first = begin - start;
+    *count = end - begin;
+    return true;
+}
+
+/* The edge range with rows in a block: there is at most one, as edge ranges end where blocks do. */
+static const struct engine_range *edge_range_of(const struct sequence *s, uint32_t block, uint32_t *first,
+                                                uint32_t *count)
+{
+    for (uint32_t i = 0; i < s->range_count; i++)
+        if (s->ranges[i].layers > 0 && rows_in_block(&s->ranges[i], block, first, count))
+            return &s->ranges[i];
+    return NULL;
+}
+
+static uint16_t count_missing(const struct sequence *s, uint32_t block, uint32_t layers)
+{
+    const uint64_t *have = s->have + (size_t)block * s->have_words;
+    uint32_t missing = 0;
+    for (uint32_t bit = 0; bit < layers * 2; bit++)
+        missing += !(have[bit / 64] >> (bit % 64) & 1);
+    return (uint16_t)missing;
+}
+
+static void plan_block(struct sequence *s, uint32_t block)
+{
+    struct seq_block *b = &s->blocks[block];
+    uint32_t first = 0, count = 0, start = block * KV_BLOCK_TOKENS;
+    const struct engine_range *r = edge_range_of(s, block, &first, &count);
+    if (start < s->high) { /* some of its rows ran under the plan before: what they lack is still lacking */
+        if (!r)
+            return;
+        bool same = b->edge_layers > 0 && first == b->edge_first && count == b->edge_count;
+        uint32_t end = first + count;
+        if (b->edge_layers > 0) {
+            end = TD_MAX(end, (uint32_t)b->edge_first + b->edge_count);
+            first = TD_MIN(first, (uint32_t)b->edge_first);
+        }
+        b->edge_layers = (uint16_t)TD_MAX((uint32_t)b->edge_layers, r->layers);
+        b->edge_first = (uint8_t)first;
+        b->edge_count = (uint8_t)(end - first);
+        if (!same)
+            b->closed = true; /* pieces of two shapes would not fit together */
+    } else {
+        if (!r || first != b->edge_first || count != b->edge_count)
+            memset(s->have + (size_t)block * s->have_words, 0, s->have_words * sizeof *s->have);
+        b->edge_layers = (uint16_t)(r ? r->layers : 0);
+        b->edge_first = (uint8_t)first;
+        b->edge_count = (uint8_t)count;
+        b->closed = false;
+    }
+    b->missing = count_missing(s, block, b->edge_layers);
+}
+
+/* Rows of the old plan that have not run are void; pieces fit the new one or not, whatever plan they were made under. */
+static void drop_hidden(struct sequence *s)
+{
+    for (struct seq_hidden *h; (h = s->hidden_first);) {
+        s->hidden_first = h->next;
+        sequence_consume(s, h->size);
+        free(h->payload);
+        free(h);
+    }
+    s->hidden_last = &s->hidden_first;
+}
+
+int sequence_plan(struct sequence *s, const struct seq_model *m, uint32_t epoch,
+                  const struct engine_range *ranges, uint32_t count, struct td_error *err)
+{
+    if (s->ids_until == UINT32_MAX || (s->planned && epoch <= s->epoch))
+        return 0; /* resumed, or an older plan than the one at hand */
+    int rc = check_plan(s, m, ranges, count, err);
+    if (rc < 0)
+        return rc;
+    drop_hidden(s);
+    memcpy(s->ranges, ranges, count * sizeof *ranges);
+    s->range_count = count;
+    s->epoch = epoch;
+    s->planned = true;
+    s->ids_until = s->hidden_next = 0;
+    s->ingested_dirty = true;
+    for (uint32_t b = s->complete / KV_BLOCK_TOKENS; b < sequence_blocks(s->plan_end); b++)
+        plan_block(s, b);
+    return 0;
+}
+
+/* --- HIDDEN --------------------------------------------------------------------------------------- */
+
+static const struct engine_range *range_at(const struct sequence *s, uint32_t position)
+{
+    for (uint32_t i = 0; i < s->range_count; i++)
+        if (position >= s->ranges[i].first_token && position < range_end(&s->ranges[i]))
+            return &s->ranges[i];
+    return NULL;
+}
+
+static int check_hidden(const struct sequence *s, const struct seq_model *m, uint32_t layer,
+                        const struct seq_hidden *h, struct td_error *err)
+{
+    const struct engine_range *r = range_at(s, h->first_token);
+    if (!r || h->count == 0 || h->count > range_end(r) - h->first_token)
+        return td_fail(err, -TD_ERR_PROTOCOL,
+                       "hidden states of tokens %u to %u lie outside of the planned range", h->first_token,
+                       h->first_token + h->count);
+    if (layer != r->layers || h->dtype != r->hidden_dtype || r->layers == 0)
+        return td_fail(err, -TD_ERR_PROTOCOL,
+                       "hidden states of layer %u, type %u came where layer %u, type %u are planned", layer,
+                       h->dtype, r->layers, r->hidden_dtype);
+    if (layer == m->shape.layer_count && (h->count != 1 || h->first_token + 1 != range_end(r)))
+        return td_fail(err, -TD_ERR_PROTOCOL,
+                       "hidden states behind all layers are wanted of the last token only");
+    if (h->size != hidden_wire_size(h->dtype, h->count, m->embd_size))
+        return td_fail(err, -TD_ERR_PROTOCOL, "hidden states of %u tokens take %zu bytes, %zu came", h->count,
+                       hidden_wire_size(h->dtype, h->count, m->embd_size), h->size);
+    return 0;
+}
+
+int sequence_hidden(struct sequence *s, const struct seq_model *m, uint32_t epoch, uint32_t layer,
+                    struct seq_hidden *h, struct td_error *err)
+{
+    bool old = s->ids_until == UINT32_MAX || (s->planned && epoch < s->epoch);
+    int rc = 0;
+    if (!old && (!s->planned || epoch > s->epoch))
+        rc = td_fail(err, -TD_ERR_PROTOCOL, "hidden states came before their plan");
+    else if (!old)
+        rc = check_hidden(s, m, layer, h, err);
+    uint32_t end = h->first_token + h->count;
+    s->staged_size += h->size;
+    if (old || rc < 0 || end <= s->high || end <= s->hidden_next) {
+        sequence_consume(s, h->size);
+        free(h->payload);
+        free(h);
+        return rc;
+    }
+    s->hidden_next = end;
+    s->ingested_dirty = true;
+    h->next = NULL;
+    *s->hidden_last = h;
+    s->hidden_last = &h->next;
+    return 0;
+}
+
+/* --- pieces --------------------------------------------------------------------------------------- */
+
+static bool have_bit(const struct sequence *s, uint32_t block, uint32_t bit)
+{
+    return s->have[(size_t)block * s->have_words + bit / 64] >> (bit % 64) & 1;
+}
+
+enum piece_verdict sequence_check_piece(const struct sequence *s, const struct ingest_piece *p,
+                                        struct td_error *err)
+{
+    const struct kv_piece_head *h = &p->head;
+    if (s->pieces_lost || s->ids_until == UINT32_MAX)
+        return PIECE_DROP;
+    if (!s->planned || p->epoch > s->epoch) {
+        td_fail(err, -TD_ERR_PROTOCOL, "a KV piece came before its plan");
+        return PIECE_REFUSE;
+    }
+    uint32_t first = 0, count = 0;
+    const struct engine_range *r = h->block_index < sequence_blocks(s->plan_end)
+                                       ? edge_range_of(s, h->block_index, &first, &count)
+                                       : NULL;
+    if (!r || h->layer >= r->layers || h->codec != r->codec || h->first_token != first ||
+        h->token_count != count) {
+        if (p->epoch < s->epoch)
+            return PIECE_DROP;
+        td_fail(err, -TD_ERR_PROTOCOL,
+                "a KV piece of block %u, layer %u, codec %u, %u tokens is not in the plan", h->block_index,
+                h->layer, h->codec, h->token_count);
+        return PIECE_REFUSE;
+    }
+    const struct seq_block *b = &s->blocks[h->block_index];
+    if (b->closed || h->layer >= b->edge_layers || have_bit(s, h->block_index, h->layer * 2u + h->is_value))
+        return PIECE_DROP;
+    return PIECE_TAKE;
+}
+
+void sequence_take_piece(struct sequence *s, const struct ingest_piece *p)
+{
+    const struct kv_piece_head *h = &p->head;
+    struct seq_block *b = &s->blocks[h->block_index];
+    uint32_t bit = h->layer * 2u + h->is_value;
+    s->have[(size_t)h->block_index * s->have_words + bit / 64] |= UINT64_C(1) << (bit % 64);
+    b->missing--;
+    b->from_device = true;
+    b->fidelity = TD_MAX(b->fidelity, h->quality.fidelity);
+    if (h->codec != KV_RAW)
+        b->fidelity = TD_MAX(b->fidelity, h->codec);
+    s->ingested_dirty = true;
+}
+
+/* --- what the edge is told ------------------------------------------------------------------------ */
+
+uint32_t sequence_hidden_tokens(const struct sequence *s, const struct seq_model *m)
+{
+    if (s->ids_until == UINT32_MAX)
+        return s->plan_end;
+    for (uint32_t i = 0; i < s->range_count; i++) {
+        const struct engine_range *r = &s->ranges[i];
+        uint32_t done = TD_MAX(TD_MAX(s->hidden_next, s->high), TD_MAX(s->ids_until, r->first_token));
+        bool all_layers = r->layers == m->shape.layer_count;
+        if (r->layers == 0 || done >= range_end(r) || (all_layers && range_end(r) != s->plan_end))
+            continue;
+        return all_layers ? range_end(r) - 1 : done;
+    }
+    return s->plan_end;
+}
+
+uint32_t sequence_kv_tokens(const struct sequence *s)
+{
+    for (uint32_t i = s->complete / KV_BLOCK_TOKENS; i < sequence_blocks(s->plan_end); i++) {
+        const struct seq_block *b = &s->blocks[i];
+        if (b->edge_layers > 0 && b->missing > 0 && !b->closed && !s->pieces_lost)
+            return i * KV_BLOCK_TOKENS + b->edge_first;
+    }
+    return s->plan_end;
+}
