@@ -160,8 +160,10 @@ static void name_model(struct agent *a)
     struct span name;
     const char *path =
         strrchr(a->config.model_path, '/') ? strrchr(a->config.model_path, '/') + 1 : a->config.model_path;
-    if (gguf_get_string(a->file, "general.name", &name) && name.size > 0 &&
-        name.size < sizeof a->model_name && utf8_valid((const char *)name.data, name.size))
+    if (a->config.model_name)
+        snprintf(a->model_name, sizeof a->model_name, "%s", a->config.model_name);
+    else if (gguf_get_string(a->file, "general.name", &name) && name.size > 0 &&
+             name.size < sizeof a->model_name && utf8_valid((const char *)name.data, name.size))
         snprintf(a->model_name, sizeof a->model_name, "%.*s", (int)name.size, (const char *)name.data);
     else
         snprintf(a->model_name, sizeof a->model_name, "%s", path);

@@ -19,7 +19,7 @@
 
 struct agent_config { /* strings are borrowed for the agent's life */
     const char *model_path;
-    const char *chat_template; /* NULL: the file's */
+    const char *model_name, *chat_template; /* NULL: the file's */
     const char *cloud_host;
     uint16_t cloud_port;
     const char *ca_path, *cert_path, *key_path; /* NULL: the system's authorities; no client certificate */

@@ -1,0 +1,19 @@
+/* api_edge: the OpenAI API of the device: what protocol/api asks of its owner, answered by the agent. Everything on the net loop's thread. */
+#ifndef TANDEM_EDGE_API_EDGE_H
+#define TANDEM_EDGE_API_EDGE_H
+#include "edge/agent.h"
+
+#define EDGE_PRINCIPAL "local" /* whoever may use the local API is one and the same */
+
+struct api_edge;
+/* api_key: "" for none. NULL without memory. */
+struct api_edge *api_edge_create(struct agent *a, struct net_loop *loop, const char *api_key);
+void api_edge_destroy(struct api_edge *e);
+const struct http_handler *api_edge_http_handler(struct api_edge *e);
+
+/* Conversations as JSON (malloc'ed), placeholders restored: for the API and for libtandem. */
+int edge_conversations_list(struct agent *a, const char *principal, char **json);
+int edge_conversation_show(struct agent *a, const char *principal, const char *id, char **json);
+int edge_conversation_delete(struct agent *a, const char *principal, const char *id);
+
+#endif

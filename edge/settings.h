@@ -1,0 +1,48 @@
+/* settings: what tandem-edge can be told, from flags, environment (TANDEM_EDGE_…) and an INI file, checked and in the form that the agent takes. */
+#ifndef TANDEM_EDGE_SETTINGS_H
+#define TANDEM_EDGE_SETTINGS_H
+#include "edge/agent.h"
+#include "shared/config.h"
+#include "shared/log.h"
+
+#define EDGE_ORIGINS_MAX   16
+#define EDGE_CLOUD_PORT    8443
+#define EDGE_TEXT_PATH_MAX 4096
+#define EDGE_API_KEY_MAX   256
+
+struct edge_settings {
+    /* as given */
+    const char *model, *model_name, *chat_template, *cloud, *ca, *client_cert, *client_key, *token_file,
+        *token, *codec, *hidden, *fidelity, *listen, *unix_socket, *api_key_file, *allow_origin, *words_file,
+        *data, *log_level;
+    int64_t edge_layers, chunk, listen_port, threads, cloud_timeout;
+    uint64_t kv_memory;
+    bool plain, filter;
+
+    /* checked */
+    char cloud_host[256];
+    uint16_t cloud_port;
+    char token_text[LIMIT_TOKEN_SIZE + 1];
+    char api_key[EDGE_API_KEY_MAX + 1]; /* "": none */
+    char data_dir[EDGE_TEXT_PATH_MAX];
+    char origin_text[1024];
+    const char *origins[EDGE_ORIGINS_MAX + 1]; /* NULL-terminated */
+    uint8_t codec_id, hidden_id;
+    enum kv_accept accept;
+    enum log_level level;
+};
+
+/* 0 with *config to be freed after the settings' last use; 1: --help or --version was printed; negative with err (usage). */
+int edge_settings_load(int argc, char **argv, struct edge_settings *out, struct config **config,
+                       struct td_error *err);
+/* "host:port", "[address]:port" or "host". */
+int edge_parse_address(const char *text, char *host, size_t size, uint16_t *port, struct td_error *err);
+int edge_codec_parse(const char *text, uint8_t *out);  /* "raw", "l0", "l1" */
+int edge_hidden_parse(const char *text, uint8_t *out); /* "f32", "f16", "int8" */
+int edge_accept_parse(const char *text, enum kv_accept *out);
+/* Where data goes when nobody says: /var/lib/tandem/edge for root, else below the user's data folder. */
+int edge_default_data_dir(char *out, size_t size, struct td_error *err);
+/* The agent's part of the settings; borrows their strings. */
+void edge_settings_agent(const struct edge_settings *s, struct agent_config *out);
+
+#endif
