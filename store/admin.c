@@ -36,9 +36,7 @@ void store_stats(struct store *s, struct store_stats *out)
     }
     pthread_mutex_unlock(&s->segments.lock);
     out->dead_bytes = out->segment_bytes > live ? out->segment_bytes - live : 0;
-    pthread_mutex_lock(&s->queue.lock);
-    out->queue_bytes = s->queue.size;
-    pthread_mutex_unlock(&s->queue.lock);
+    out->queue_bytes = op_queue_size(&s->queue);
 }
 
 /* ---- listings --------------------------------------------------------------------------------------------- */

@@ -132,6 +132,14 @@ void op_queue_done(struct op_queue *q, size_t charge)
     pthread_mutex_unlock(&q->lock);
 }
 
+size_t op_queue_size(struct op_queue *q)
+{
+    pthread_mutex_lock(&q->lock);
+    size_t size = q->size;
+    pthread_mutex_unlock(&q->lock);
+    return size;
+}
+
 void op_queue_close(struct op_queue *q)
 {
     pthread_mutex_lock(&q->lock);

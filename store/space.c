@@ -289,5 +289,5 @@ void space_housekeeping(struct store *s)
     }
     metric_set(s->metrics.bytes, (double)segments_size(&s->segments));
     metric_set(s->metrics.blocks, (double)table_count(&s->blocks));
-    metric_set(s->metrics.queue_bytes, (double)s->queue.size);
+    metric_set(s->metrics.queue_bytes, (double)op_queue_size(&s->queue));
 }

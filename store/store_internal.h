@@ -93,6 +93,7 @@ int op_queue_push(struct op_queue *q, struct store_op *op, bool urgent);
  * NULL on time-out or when closing and empty (*closing). */
 struct store_op *op_queue_take(struct op_queue *q, uint64_t timeout_us, uint64_t interval_us, bool *closing);
 void op_queue_done(struct op_queue *q, size_t charge); /* an operation has ended */
+size_t op_queue_size(struct op_queue *q);
 void op_queue_close(struct op_queue *q);
 
 /* ---- the store -------------------------------------------------------------------------------------------- */

@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-"""Golden vectors of block ids: kv/ids.txt, from shared/KV_FORMAT.md with hashlib and hmac alone.
+"""Golden vectors of block ids and message histories: kv/ids.txt, from shared/KV_FORMAT.md and store/conversation.h with hashlib
+and hmac alone.
 
     make_ids.py > kv/ids.txt
 
-Inputs are simple rules, repeated in tests/unit/shared/test_kv_block.c:
+Inputs are simple rules, repeated in tests/unit/shared/test_kv_block.c and tests/unit/store/test_conversation.c:
     key byte i = 7 i + 1, fingerprint = SHA-256("fingerprint"), token id i of block b = (64 b + i) * 2654435761 mod 49152
 """
 import hashlib
@@ -35,6 +36,15 @@ def block_id(key, parent, fingerprint, layout, ids):
     return hmac.new(key, data, hashlib.sha256).digest()
 
 
+def history(key, kind, messages):
+    h = hmac.new(key, b"tandem-history" + bytes([kind]), hashlib.sha256).digest()
+    yield h
+    for role, content in messages:
+        data = h + struct.pack("<I", len(role)) + role + struct.pack("<I", len(content)) + content
+        h = hmac.new(key, data, hashlib.sha256).digest()
+        yield h
+
+
 def main():
     zeros = bytes(32)
     key = bytes((7 * i + 1) & 255 for i in range(32))
@@ -49,6 +59,9 @@ def main():
         vectors[f"shared_{b}"] = parent
     vectors["own_0"] = block_id(alice, zeros, fingerprint, plain, tokens(0))
     vectors["scaled_0"] = block_id(key, zeros, fingerprint, scaled, tokens(0))
+    messages = [(b"system", b"Be brief."), (b"user", "Gr\u00fc\u00df dich\n".encode()), (b"assistant", b"")]
+    for i, value in enumerate(history(key, 3, messages)):
+        vectors[f"history_{i}"] = value
     for name, value in vectors.items():
         print(name, value.hex())
 

@@ -138,6 +138,7 @@ static void test_better_replaces_worse_never_the_reverse(void **state)
     assert_int_equal(fixture_put(s, "acme", &lossy), 0);
     assert_int_equal(fixture_put(s, "acme", &exact), 0);
     assert_true(fixture_block_reads(s, "acme", &exact));
+    store_flush(s); /* voids come after the acknowledgement: a later batch begins after them */
     store_stats(s, &before);
     assert_int_equal(before.dead_bytes < 4 * RECORD_PAGE, 1); /* the worse copy's space was given back */
     assert_int_equal(fixture_put(s, "acme", &lossy), 0);      /* there is a better one: no write */
