@@ -3,8 +3,10 @@
 
     make_templates.py MODEL.gguf TEMPLATES_DIR > templates.json
 
-SmolLM2's template is read from MODEL.gguf; TEMPLATES_DIR holds those of the other families as NAME.jinja, as they stand in
-the `chat_template` of the models' tokenizer_config.json. templates.json records their SHA-256, not their text.
+SmolLM2's template is read from MODEL.gguf. TEMPLATES_DIR holds those of the other families as NAME.jinja: transcriptions of the
+published templates without their branches for tool definitions and tool calls, which no case reaches. They are no part of the
+repository; `source` and `sha256` in templates.json say what was rendered. To check against a model of such a family, give its
+own template (the `chat_template` of its tokenizer_config.json) under that name: `text` must not change.
 Needs the packages jinja2 and gguf.
 
 A case is {"messages": [[role, content], ...], "generation": bool, "text": rendered}; text is null where the template refuses
@@ -80,7 +82,7 @@ def main():
     out = {}
     for name, tokens in FAMILIES.items():
         source = model_template(model) if name == "smollm" else (folder / f"{name}.jinja").read_text()
-        out[name] = {"sha256": hashlib.sha256(source.encode()).hexdigest(), "bos": tokens["bos_token"],
+        out[name] = {"source": "model file" if name == "smollm" else "transcription", "sha256": hashlib.sha256(source.encode()).hexdigest(), "bos": tokens["bos_token"],
                      "cases": list(cases(source, tokens))}
     families = []
     for name, family in out.items():

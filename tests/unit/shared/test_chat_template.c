@@ -1,5 +1,5 @@
-/* chat_template: every family against what Jinja2 makes of the models' own templates (golden/templates.json), turn by turn as well
- * as at once, and that only the template's own words may become special tokens. */
+/* chat_template: every family against what Jinja2 makes of its template (golden/templates.json: SmolLM2's own, transcriptions of the others),
+ * turn by turn as well as at once, and that only the template's own words may become special tokens. */
 #include "shared/chat_template.h"
 #include "gguf_build.h"
 #include <jansson.h>
