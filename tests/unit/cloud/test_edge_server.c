@@ -1,0 +1,729 @@
+/* edge_server: greetings, frames to commands, events to frames, conversations, credit, and what happens when either side goes away. */
+#include "edge_client.h"
+
+static const int32_t prompt[] = {5, 6, 7, 8}, reply[] = {20, 21, 22};
+
+/* ---- greetings ---- */
+
+static void test_welcome(void **state)
+{
+    (void)state;
+    struct edge_client *c = edge_client_open(edge_hello("alice"));
+    struct wire_frame f = edge_client_next_frame(c, FRAME_WELCOME);
+    uint8_t chain[CRYPTO_KEY_SIZE], own[CRYPTO_KEY_SIZE];
+    assert_int_equal(store_chain_key(fx.service.store, "acme", chain, NULL), 0);
+    kv_principal_key(chain, "alice", own);
+    assert_string_equal(f.welcome->tenant, "acme");
+    assert_string_equal(f.welcome->principal, "alice");
+    assert_memory_equal(f.welcome->principal_key.data, own, sizeof own);
+    assert_int_equal(f.welcome->version->protocol, WIRE_PROTOCOL);
+    assert_int_equal(f.welcome->version->numerics, KV_NUMERICS_CPU_V1);
+    assert_memory_equal(f.welcome->version->layout.data, fx.service.layout, TD_HASH_SIZE);
+    assert_true(f.welcome->node_epoch == fx.service.node_epoch);
+    assert_string_equal(f.welcome->node, "test-node");
+    assert_int_equal(f.welcome->context_max, FIXTURE_CONTEXT);
+    assert_int_equal(f.welcome->codec_mask, 1 << KV_L0 | 1 << KV_L1 | 1 << KV_RAW);
+    edge_client_close(c);
+}
+
+static void assert_refused(const Tandem__Hello *hello, unsigned code, const char *text)
+{
+    struct edge_client *c = edge_client_open(hello);
+    struct wire_frame f = edge_client_next_frame(c, FRAME_ERROR);
+    assert_int_equal(f.error->code, code);
+    if (!strstr(f.error->text, text))
+        fail_msg("\"%s\" does not say \"%s\"", f.error->text, text);
+    edge_client_next_frame(c, 0);
+    edge_client_close_now(c);
+    on_loop(edge_client_free_now, c);
+    free(c->last);
+    queue_destroy(c->frames);
+    arena_deinit(&c->arena);
+    free(c);
+}
+
+static void test_refusals(void **state)
+{
+    (void)state;
+    uint8_t other[TD_HASH_SIZE] = {0xab, 0xcd, 0xef, 0x01, 0x02};
+    assert_refused(edge_hello("mallory"), TD_ERR_AUTH, "token");
+    assert_refused(edge_hello(""), TD_ERR_AUTH, "token");
+
+    Tandem__Hello *m = edge_hello("alice");
+    m->fingerprint.data = other;
+    assert_refused(m, TD_ERR_MISMATCH, "fingerprint abcdef01, the cloud f1f1f1f1");
+    m = edge_hello("mallory"); /* who has no token learns nothing about the model */
+    m->fingerprint.data = other;
+    assert_refused(m, TD_ERR_AUTH, "token");
+    m = edge_hello("alice");
+    m->layer_count = 3;
+    assert_refused(m, TD_ERR_MISMATCH, "models differ");
+
+    m = edge_hello("alice");
+    m->versions[0]->protocol = 9;
+    assert_refused(m, TD_ERR_VERSION, "protocol 9");
+    m = edge_hello("alice");
+    m->versions[0]->layout.data = other;
+    assert_refused(m, TD_ERR_VERSION, "lay KV out");
+    m = edge_hello("alice");
+    m->versions[0]->numerics = KV_NUMERICS_CUDA_FAST;
+    assert_refused(m, TD_ERR_VERSION, "arithmetic");
+
+    fx.service.draining = true;
+    assert_refused(edge_hello("alice"), TD_ERR_CLOSED, "shutting down");
+}
+
+/* One of several versions fits. */
+static void test_version_is_picked(void **state)
+{
+    (void)state;
+    Tandem__Hello *m = edge_hello("alice");
+    Tandem__Version old = *m->versions[0], *versions[] = {&old, m->versions[0]};
+    old.protocol = 9;
+    m->n_versions = 2;
+    m->versions = versions;
+    struct edge_client *c = edge_client_open(m);
+    assert_int_equal(edge_client_next_frame(c, FRAME_WELCOME).welcome->version->protocol, WIRE_PROTOCOL);
+    edge_client_close(c);
+}
+
+static void count_connections(void *arg)
+{
+    *(uint32_t *)arg = edge_server_connections(fx.edges);
+}
+
+static void test_unauthenticated_connections(void **state)
+{
+    (void)state;
+    struct edge_client *silent[LIMIT_UNAUTHENTICATED_PER_PEER], *one_more;
+    uint32_t count = 0;
+    for (unsigned i = 0; i < TD_COUNT(silent); i++)
+        silent[i] = edge_client_open(NULL);
+    for (int i = 0; i < 500 && count < TD_COUNT(silent); i++) {
+        on_loop(count_connections, &count);
+        nanosleep(&(struct timespec){.tv_nsec = 2000000}, NULL);
+    }
+    assert_int_equal(count, TD_COUNT(silent));
+    one_more = edge_client_open(edge_hello("alice"));
+    edge_client_next_frame(one_more, 0); /* closed */
+    edge_client_keep(one_more, NULL);
+    edge_client_close(one_more);
+    edge_client_close(silent[0]);
+    for (int i = 0; i < 500 && count == TD_COUNT(silent); i++) {
+        on_loop(count_connections, &count);
+        nanosleep(&(struct timespec){.tv_nsec = 2000000}, NULL);
+    }
+    one_more = edge_client_ready("alice"); /* whoever is known counts no longer */
+    struct edge_client *another = edge_client_ready("bob");
+    edge_client_close(another);
+    edge_client_close(one_more);
+    for (unsigned i = 1; i < TD_COUNT(silent); i++)
+        edge_client_close(silent[i]);
+}
+
+/* ---- a request ---- */
+
+static void test_one_flight(void **state)
+{
+    (void)state;
+    struct edge_client *c = edge_client_ready("alice");
+    Tandem__Open m = edge_open(4);
+    m.accept = KV_ACCEPT_EXACT;
+    m.no_cache = true;
+    m.attempt = 42;
+    edge_send_open(c, 1, &m, prompt, 4);
+    edge_send_plan(c, 1, 3, 4, 1);
+    edge_send_generate(c, 1, false);
+    Tandem__Hidden hidden = TANDEM__HIDDEN__INIT;
+    hidden.epoch = 3, hidden.count = 4, hidden.layer = 1, hidden.dtype = HIDDEN_F16;
+    edge_client_send(c, FRAME_HIDDEN, 1, &hidden, "rows", 4);
+    Tandem__KvBlock kv = TANDEM__KV_BLOCK__INIT;
+    kv.epoch = 3, kv.block_index = 2;
+    edge_client_send(c, FRAME_KV_BLOCK, 1, &kv, "piece", 5);
+
+    const struct fake_command *open = fake_next("open");
+    assert_string_equal(open->open.tenant, "acme");
+    assert_string_equal(open->open.principal, "alice");
+    assert_memory_equal(open->open.request_id, edge_request_id, sizeof edge_request_id);
+    assert_int_equal(open->open.attempt, 42);
+    assert_int_equal(open->open.prompt_count, 4);
+    assert_int_equal(open->open.held_count, 0);
+    assert_memory_equal(open->open.ids, prompt, sizeof prompt);
+    assert_int_equal(open->open.accept, KV_ACCEPT_EXACT);
+    assert_true(open->open.no_cache);
+    assert_false(open->open.direct);
+    uint8_t chain[CRYPTO_KEY_SIZE], own[CRYPTO_KEY_SIZE];
+    store_chain_key(fx.service.store, "acme", chain, NULL);
+    kv_principal_key(chain, "alice", own);
+    assert_memory_equal(open->open.shared_key, chain, sizeof chain);
+    assert_memory_equal(open->open.own_key, own, sizeof own);
+    const struct fake_command *plan = fake_next("plan");
+    assert_int_equal(plan->sequence, open->sequence);
+    assert_int_equal(plan->epoch, 3);
+    assert_int_equal(plan->count, 1);
+    assert_int_equal(plan->ranges[0].count, 4);
+    assert_int_equal(plan->ranges[0].layers, 1);
+    assert_int_equal(plan->ranges[0].codec, KV_L1);
+    assert_int_equal(plan->ranges[0].hidden_dtype, HIDDEN_F16);
+    const struct fake_command *start = fake_next("start");
+    assert_int_equal(start->generate.token_count_max, 10);
+    assert_true(start->generate.sampling.temperature == 0.5f && start->generate.sampling.seed == 77);
+    const struct fake_command *rows = fake_next("hidden");
+    assert_int_equal(rows->epoch, 3);
+    assert_int_equal(rows->count, 4);
+    assert_int_equal(rows->layer, 1);
+    assert_int_equal(rows->dtype, HIDDEN_F16);
+    assert_int_equal(rows->size, 4);
+    assert_int_equal(rows->first_byte, 'r');
+    const struct fake_command *piece = fake_next("kv");
+    assert_int_equal(piece->block_index, 2);
+    assert_int_equal(piece->size, 5);
+
+    fake_opened(open, 64);
+    struct wire_frame f = edge_client_next_frame(c, FRAME_OPEN_ACK);
+    assert_int_equal(f.stream, 1);
+    assert_int_equal(f.open_ack->attempt, 42);
+    assert_int_equal(f.open_ack->cached_tokens, 64);
+    assert_int_equal(f.open_ack->prefill_tokens_per_s, 1234);
+    assert_false(f.open_ack->need_ids);
+    fake_tokens(open, 0, reply, 2);
+    f = edge_client_next_frame(c, FRAME_TOKEN);
+    assert_int_equal(f.token->attempt, 42);
+    assert_int_equal(f.token->index, 0);
+    assert_int_equal(f.payload.size, 8);
+    assert_int_equal(load_le32(f.payload.data + 4), 21);
+    fake_tokens(open, 2, reply + 2, 1);
+    assert_int_equal(edge_client_next_frame(c, FRAME_TOKEN).token->index, 2);
+    fake_done(open, FINISH_LENGTH, reply, 3);
+    f = edge_client_next_frame(c, FRAME_DONE);
+    assert_int_equal(f.done->finish, FINISH_LENGTH);
+    assert_int_equal(f.done->prompt_tokens, 4);
+    assert_int_equal(f.done->completion_tokens, 3);
+    assert_int_equal(f.done->timings->decode_us, 2000000);
+    fake_tokens(open, 3, reply, 1); /* whatever still comes is for nobody */
+    edge_client_close(c);
+    assert_true(fake_is_quiet()); /* and nothing is detached */
+}
+
+static void test_held_tokens(void **state)
+{
+    (void)state;
+    struct edge_client *c = edge_client_ready("alice");
+    static const int32_t ids[] = {5, 6, 7, 8, 20, 21};
+    uint8_t hash[TD_HASH_SIZE];
+    ids_hash(ids + 4, 2, hash);
+    Tandem__Open m = edge_open(4);
+    m.held_count = 2;
+    m.held_hash = (ProtobufCBinaryData){TD_HASH_SIZE, hash};
+    edge_send_open(c, 1, &m, ids, 6);
+    const struct fake_command *open = fake_next("open");
+    assert_int_equal(open->open.prompt_count, 4);
+    assert_int_equal(open->open.held_count, 2);
+    assert_memory_equal(open->open.ids, ids, sizeof ids);
+    hash[0] ^= 1;
+    edge_send_open(c, 3, &m, ids, 6);
+    struct wire_frame f = edge_client_next_frame(c, FRAME_ERROR);
+    assert_int_equal(f.stream, 3);
+    assert_int_equal(f.error->code, TD_ERR_CHECKSUM);
+    edge_client_close(c);
+    fake_next("detach");
+}
+
+static void assert_stream_error(struct edge_client *c, uint32_t stream, unsigned code, bool retry)
+{
+    struct wire_frame f = edge_client_next_frame(c, FRAME_ERROR);
+    assert_int_equal(f.stream, stream);
+    assert_int_equal(f.error->code, code);
+    assert_int_equal(f.error->retry, retry);
+    assert_int_equal(f.error->retry_after_ms > 0, retry);
+}
+
+static void test_bad_opens(void **state)
+{
+    (void)state;
+    struct edge_client *c = edge_client_ready("alice");
+    int32_t ids[] = {5, 6, 7, (int32_t)fx.service.vocab_count};
+    Tandem__Open m = edge_open(4);
+    edge_send_open(c, 1, &m, ids, 4);
+    assert_stream_error(c, 1, TD_ERR_FORMAT, false);
+    m.accept = KV_ACCEPT_ANY + 1;
+    edge_send_open(c, 3, &m, prompt, 4);
+    assert_stream_error(c, 3, TD_ERR_ARG, false);
+    int32_t *longest = calloc(FIXTURE_CONTEXT, sizeof *longest);
+    m = edge_open(FIXTURE_CONTEXT);
+    edge_send_open(c, 5, &m, longest, FIXTURE_CONTEXT);
+    assert_stream_error(c, 5, TD_ERR_CONTEXT, false);
+    m = edge_open(FIXTURE_CONTEXT - 1);
+    edge_send_open(c, 7, &m, longest, FIXTURE_CONTEXT - 1);
+    fake_next("open");
+    free(longest);
+    fake_refuse("open", -TD_ERR_FULL, 1);
+    m = edge_open(4);
+    edge_send_open(c, 9, &m, prompt, 4);
+    assert_stream_error(c, 9, TD_ERR_FULL, true);
+    edge_send_open(c, 11, &m, prompt, 4); /* the connection lives on */
+    fake_next("open");
+    edge_client_close(c);
+    fake_next("detach");
+    fake_next("detach");
+}
+
+static void test_bad_generate(void **state)
+{
+    (void)state;
+    struct edge_client *c = edge_client_ready("alice");
+    Tandem__Open m = edge_open(4);
+    edge_send_open(c, 1, &m, prompt, 4);
+    fake_next("open");
+    Tandem__Generate g = TANDEM__GENERATE__INIT;
+    g.temperature = -1, g.top_p = 1, g.repetition_penalty = 1;
+    edge_client_send(c, FRAME_GENERATE, 1, &g, NULL, 0);
+    assert_stream_error(c, 1, TD_ERR_ARG, false);
+    assert_false(fake_next("cancel")->finished);
+    edge_send_open(c, 3, &m, prompt, 4);
+    fake_next("open");
+    edge_send_generate(c, 3, false);
+    fake_next("start");
+    edge_send_generate(c, 3, false);
+    assert_stream_error(c, 3, TD_ERR_PROTOCOL, false);
+    fake_next("cancel");
+    edge_client_close(c);
+}
+
+static void test_logprobs(void **state)
+{
+    (void)state;
+    struct edge_client *c = edge_client_ready("alice");
+    Tandem__Open m = edge_open(4);
+    edge_send_open(c, 1, &m, prompt, 4);
+    const struct fake_command *open = fake_next("open");
+    enum { COUNT = 100 };
+    static int32_t ids[COUNT];
+    static struct sampled sampled[COUNT];
+    for (int i = 0; i < COUNT; i++) {
+        ids[i] = sampled[i].id = i;
+        sampled[i].logprob = -(float)i;
+        sampled[i].top_count = SAMPLER_LOGPROBS_MAX;
+        for (int j = 0; j < SAMPLER_LOGPROBS_MAX; j++)
+            sampled[i].top[j] = (struct sampler_logprob){200000 + i * 20 + j, -(float)j};
+    }
+    struct engine_event e = {.type = ENGINE_TOKENS};
+    e.tokens.index = 7;
+    e.tokens.count = COUNT;
+    e.tokens.ids = ids;
+    e.tokens.sampled = sampled;
+    fake_emit(open, e);
+    for (uint32_t got = 0; got < COUNT;) {
+        struct wire_frame f = edge_client_next_frame(c, FRAME_TOKEN);
+        assert_int_equal(f.token->index, 7 + got);
+        assert_int_equal(f.token->n_logprobs, f.payload.size / 4);
+        for (size_t i = 0; i < f.token->n_logprobs; i++, got++) {
+            const Tandem__TokenLogprobs *l = f.token->logprobs[i];
+            assert_int_equal(load_le32(f.payload.data + 4 * i), got);
+            assert_true(l->logprob == -(float)got);
+            assert_int_equal(l->n_top_ids, SAMPLER_LOGPROBS_MAX);
+            assert_int_equal(l->top_ids[19], 200000 + got * 20 + 19);
+            assert_true(l->top_logprobs[19] == -19);
+        }
+    }
+    edge_client_close(c);
+}
+
+/* ---- endings ---- */
+
+static void test_cancel(void **state)
+{
+    (void)state;
+    struct edge_client *c = edge_client_ready("alice");
+    Tandem__Open m = edge_open(4);
+    edge_send_open(c, 1, &m, prompt, 4);
+    const struct fake_command *open = fake_next("open");
+    Tandem__Cancel cancel = TANDEM__CANCEL__INIT;
+    edge_client_send(c, FRAME_CANCEL, 1, &cancel, NULL, 0);
+    const struct fake_command *got = fake_next("cancel");
+    assert_int_equal(got->sequence, open->sequence);
+    assert_false(got->finished);
+
+    edge_send_open(c, 3, &m, prompt, 4);
+    open = fake_next("open");
+    cancel.finished = true, cancel.keep_count = 2;
+    edge_client_send(c, FRAME_CANCEL, 3, &cancel, NULL, 0);
+    got = fake_next("cancel");
+    assert_true(got->finished);
+    assert_int_equal(got->keep_count, 2);
+    fake_done(open, FINISH_STOP, reply, 2);
+    assert_int_equal(edge_client_next_frame(c, FRAME_DONE).stream, 3);
+    edge_client_close(c);
+    assert_true(fake_is_quiet());
+}
+
+/* A full engine is asked again until it has taken the end of a sequence. */
+static void test_cancel_is_repeated(void **state)
+{
+    (void)state;
+    struct edge_client *c = edge_client_ready("alice");
+    Tandem__Open m = edge_open(4);
+    edge_send_open(c, 1, &m, prompt, 4);
+    fake_next("open");
+    fake_refuse("cancel", -TD_ERR_FULL, 2);
+    Tandem__Cancel cancel = TANDEM__CANCEL__INIT;
+    edge_client_send(c, FRAME_CANCEL, 1, &cancel, NULL, 0);
+    assert_true(fake_is_quiet());
+    fixture_tick();
+    assert_true(fake_is_quiet());
+    fixture_tick();
+    fake_next("cancel");
+    edge_client_close(c);
+}
+
+static void test_lost_connection(void **state)
+{
+    (void)state;
+    struct edge_client *c = edge_client_ready("alice");
+    Tandem__Open m = edge_open(4);
+    edge_send_open(c, 1, &m, prompt, 4);
+    edge_send_open(c, 3, &m, prompt, 4);
+    uint64_t sequences = fake_next("open")->sequence + fake_next("open")->sequence;
+    edge_client_close(c);
+    assert_int_equal(fake_next("detach")->sequence + fake_next("detach")->sequence, sequences);
+}
+
+static void test_engine_fails(void **state)
+{
+    (void)state;
+    struct edge_client *c = edge_client_ready("alice");
+    Tandem__Open m = edge_open(4);
+    edge_send_open(c, 1, &m, prompt, 4);
+    fake_failed(fake_next("open"), -TD_ERR_NOSPACE, "no pages", 0);
+    assert_stream_error(c, 1, TD_ERR_NOSPACE, true);
+    edge_send_open(c, 3, &m, prompt, 4);
+    fake_failed(fake_next("open"), -TD_ERR_MISMATCH, "other prompt", 0);
+    assert_stream_error(c, 3, TD_ERR_MISMATCH, false);
+    edge_send_open(c, 5, &m, prompt, 4);
+    fake_next("open");
+    fake_refuse("plan", -TD_ERR_FULL, 1);
+    edge_send_plan(c, 5, 1, 4, 1);
+    assert_stream_error(c, 5, TD_ERR_FULL, true);
+    fake_next("cancel");
+    edge_client_close(c);
+    assert_true(fake_is_quiet());
+}
+
+static void test_revoked_token(void **state)
+{
+    (void)state;
+    struct td_error err;
+    struct edge_client *alice = edge_client_ready("alice"), *bob = edge_client_ready("bob");
+    Tandem__Open m = edge_open(4);
+    edge_send_open(alice, 1, &m, prompt, 4);
+    fake_next("open");
+    fixture_tokens(false);
+    assert_int_equal(auth_reload(fx.service.auth, false, &err), 1);
+    fixture_tick();
+    fake_next("cancel");
+    assert_int_equal(edge_client_next_frame(alice, FRAME_ERROR).error->code, TD_ERR_AUTH);
+    edge_client_next_frame(alice, 0);
+    edge_client_keep(alice, NULL);
+    edge_client_close(alice);
+    edge_send_open(bob, 1, &m, prompt, 4);
+    fake_next("open");
+    edge_client_close(bob);
+    fake_next("detach");
+}
+
+static void say_goaway(void *arg)
+{
+    (void)arg;
+    edge_server_goaway(fx.edges, "other:8443", "maintenance");
+}
+
+static void test_goaway(void **state)
+{
+    (void)state;
+    struct edge_client *c = edge_client_ready("alice");
+    on_loop(say_goaway, NULL);
+    struct wire_frame f = edge_client_next_frame(c, FRAME_GOAWAY);
+    assert_string_equal(f.goaway->node, "other:8443");
+    assert_string_equal(f.goaway->reason, "maintenance");
+    edge_client_close(c);
+}
+
+/* ---- credit ---- */
+
+#define BULK_SIZE (1u << 20)
+
+static void send_bulk(struct edge_client *c, uint32_t stream)
+{
+    static uint8_t bytes[BULK_SIZE];
+    Tandem__Hidden hidden = TANDEM__HIDDEN__INIT;
+    hidden.epoch = 1, hidden.count = 1, hidden.layer = 1;
+    edge_client_send(c, FRAME_HIDDEN, stream, &hidden, bytes, sizeof bytes);
+}
+
+/* More than the connection's window, stream after stream, none of it ever consumed: each end must give its bytes back. */
+static void test_credit_returns_with_the_stream(void **state)
+{
+    (void)state;
+    struct edge_client *c = edge_client_ready("alice");
+    Tandem__Open m = edge_open(4);
+    uint32_t stream = 1;
+    for (unsigned sent = 0; sent < 2 * LIMIT_CONNECTION_WINDOW; stream += 2) {
+        edge_send_open(c, stream, &m, prompt, 4);
+        const struct fake_command *open = fake_next("open");
+        for (unsigned i = 0; i < LIMIT_STREAM_WINDOW / BULK_SIZE; i++, sent += BULK_SIZE) {
+            send_bulk(c, stream);
+            assert_int_equal(fake_next("hidden")->size, BULK_SIZE);
+        }
+        if (stream % 6 == 1) {
+            fake_done(open, FINISH_STOP, reply, 1);
+            edge_client_next_frame(c, FRAME_DONE);
+        } else if (stream % 6 == 3) {
+            fake_failed(open, -TD_ERR_INTERNAL, "broken", 0);
+            edge_client_next_frame(c, FRAME_ERROR);
+        } else {
+            Tandem__Cancel cancel = TANDEM__CANCEL__INIT;
+            edge_client_send(c, FRAME_CANCEL, stream, &cancel, NULL, 0);
+            fake_next("cancel");
+        }
+    }
+    edge_client_close(c);
+}
+
+static void test_credit_returns_when_consumed(void **state)
+{
+    (void)state;
+    struct edge_client *c = edge_client_ready("alice");
+    Tandem__Open m = edge_open(4);
+    edge_send_open(c, 1, &m, prompt, 4);
+    const struct fake_command *open = fake_next("open");
+    struct engine_event e = {.type = ENGINE_INGESTED};
+    for (unsigned sent = 0; sent < 2 * LIMIT_STREAM_WINDOW; sent += BULK_SIZE) {
+        send_bulk(c, 1);
+        fake_next("hidden");
+        e.ingested.epoch = 1;
+        e.ingested.hidden_tokens = sent >> 20;
+        e.ingested.kv_tokens = 64;
+        e.ingested.consumed_size = BULK_SIZE;
+        fake_emit(open, e);
+    }
+    for (;;) { /* the latest of a stream may replace earlier ones; the link's own are on stream 0 */
+        struct wire_frame f = edge_client_next_frame(c, FRAME_INGESTED);
+        if (f.stream == 1 && f.ingested->hidden_tokens == 3) {
+            assert_int_equal(f.ingested->epoch, 1);
+            assert_int_equal(f.ingested->kv_tokens, 64);
+            break;
+        }
+    }
+    edge_client_close(c);
+}
+
+/* ---- conversations ---- */
+
+static Tandem__Open open_after(const char *id, const int32_t *ids, uint32_t length, uint32_t prompt_count,
+                               uint8_t hash[TD_HASH_SIZE])
+{
+    Tandem__Open m = edge_open(prompt_count);
+    ids_hash(ids, length, hash);
+    m.conversation = (char *)id;
+    m.conversation_length = length;
+    m.conversation_hash = (ProtobufCBinaryData){TD_HASH_SIZE, hash};
+    return m;
+}
+
+/* Turn one of conversation "c1": prompt and reply, saved. */
+static void first_turn(struct edge_client *c, uint32_t stream)
+{
+    Tandem__Open m = edge_open(4);
+    m.conversation = (char *)"c1";
+    edge_send_open(c, stream, &m, prompt, 4);
+    const struct fake_command *open = fake_next("open");
+    edge_send_generate(c, stream, false);
+    fake_next("start");
+    fake_done(open, FINISH_STOP, reply, 3);
+    edge_client_next_frame(c, FRAME_DONE);
+    fixture_settle();
+}
+
+static void test_conversation_goes_on(void **state)
+{
+    (void)state;
+    static const int32_t all[] = {5, 6, 7, 8, 20, 21, 22, 30, 31};
+    uint8_t hash[TD_HASH_SIZE];
+    uint64_t version;
+    struct edge_client *c = edge_client_ready("alice");
+    first_turn(c, 1);
+    struct conversation kept = fixture_conversation("alice", "c1", &version);
+    assert_int_equal(kept.ids_count, 7);
+    assert_memory_equal(kept.ids, all, 7 * sizeof *all);
+    assert_int_equal(kept.boundary_count, 1);
+    assert_int_equal(kept.boundaries[0].ids_count, 7);
+    conv_free(&kept);
+
+    edge_request_id[0] = 10;
+    Tandem__Open m = open_after("c1", all, 7, 9, hash);
+    edge_send_open(c, 3, &m, all + 7, 2); /* all in one flight: what follows waits for the ids */
+    edge_send_plan(c, 3, 1, 9, 0);
+    edge_send_generate(c, 3, false);
+    send_bulk(c, 3);
+    const struct fake_command *open = fake_next("open");
+    assert_int_equal(open->open.prompt_count, 9);
+    assert_memory_equal(open->open.ids, all, sizeof all);
+    fake_next("plan");
+    fake_next("start");
+    assert_int_equal(fake_next("hidden")->size, BULK_SIZE);
+    fake_done(open, FINISH_STOP, reply, 1);
+    edge_client_next_frame(c, FRAME_DONE);
+    fixture_settle();
+    kept = fixture_conversation("alice", "c1", &version);
+    assert_int_equal(kept.ids_count, 10);
+    assert_int_equal(kept.boundary_count, 2);
+    assert_int_equal(version, 2);
+    conv_free(&kept);
+    edge_client_close(c);
+}
+
+static void test_need_ids(void **state)
+{
+    (void)state;
+    static const int32_t all[] = {5, 6, 7, 8, 20, 21, 22, 30, 31};
+    uint8_t hash[TD_HASH_SIZE];
+    struct edge_client *c = edge_client_ready("alice"), *bob = edge_client_ready("bob");
+    first_turn(c, 1);
+    Tandem__Open m = open_after("unknown", all, 7, 9, hash);
+    edge_send_open(c, 3, &m, all + 7, 2);
+    edge_send_plan(c, 3, 1, 9, 0);
+    assert_true(edge_client_next_frame(c, FRAME_OPEN_ACK).open_ack->need_ids);
+    m = open_after("c1", all, 7, 9, hash);
+    hash[5] ^= 1; /* another state of it */
+    edge_send_open(c, 5, &m, all + 7, 2);
+    assert_true(edge_client_next_frame(c, FRAME_OPEN_ACK).open_ack->need_ids);
+    m = open_after("c1", all, 8, 9, hash); /* longer than it is */
+    edge_send_open(c, 7, &m, all + 8, 1);
+    assert_true(edge_client_next_frame(c, FRAME_OPEN_ACK).open_ack->need_ids);
+    m = open_after("c1", all, 7, 9, hash); /* somebody else's */
+    edge_send_open(bob, 1, &m, all + 7, 2);
+    assert_true(edge_client_next_frame(bob, FRAME_OPEN_ACK).open_ack->need_ids);
+    m = open_after("c1", all, 5, 7, hash); /* a beginning of it: a fork */
+    edge_send_open(c, 9, &m, all + 7, 2);
+    const struct fake_command *open = fake_next("open");
+    static const int32_t fork[] = {5, 6, 7, 8, 20, 30, 31};
+    assert_memory_equal(open->open.ids, fork, sizeof fork);
+    edge_client_close(bob);
+    edge_client_close(c);
+}
+
+static void test_repeat_is_saved_once(void **state)
+{
+    (void)state;
+    uint64_t version;
+    struct edge_client *c = edge_client_ready("alice");
+    edge_request_id[0] = 11;
+    first_turn(c, 1);
+    first_turn(c, 3); /* the same request id */
+    struct conversation kept = fixture_conversation("alice", "c1", &version);
+    assert_int_equal(version, 1);
+    assert_int_equal(kept.boundary_count, 1);
+    conv_free(&kept);
+    edge_client_close(c);
+}
+
+static void test_not_persisted(void **state)
+{
+    (void)state;
+    uint64_t version;
+    struct conversation kept;
+    struct edge_client *c = edge_client_ready("alice");
+    Tandem__Open m = edge_open(4);
+    m.conversation = (char *)"secret";
+    edge_send_open(c, 1, &m, prompt, 4);
+    const struct fake_command *open = fake_next("open");
+    edge_send_generate(c, 1, true);
+    assert_true(fake_next("start")->generate.no_persist);
+    fake_done(open, FINISH_STOP, reply, 3);
+    edge_client_next_frame(c, FRAME_DONE);
+    fixture_settle();
+    assert_int_equal(conv_load(fx.service.conversations, "acme", "alice", "secret", &version, &kept),
+                     -TD_ERR_NOTFOUND);
+    edge_client_close(c);
+}
+
+/* The engine was ahead of the client when a stop string ended the reply. */
+static void test_cut_reply_is_saved_cut(void **state)
+{
+    (void)state;
+    uint64_t version;
+    struct edge_client *c = edge_client_ready("alice");
+    Tandem__Open m = edge_open(4);
+    m.conversation = (char *)"cut";
+    edge_send_open(c, 1, &m, prompt, 4);
+    const struct fake_command *open = fake_next("open");
+    Tandem__Cancel cancel = TANDEM__CANCEL__INIT;
+    cancel.finished = true, cancel.keep_count = 1;
+    edge_client_send(c, FRAME_CANCEL, 1, &cancel, NULL, 0);
+    fake_next("cancel");
+    fake_done(open, FINISH_LENGTH, reply, 3);
+    edge_client_next_frame(c, FRAME_DONE);
+    fixture_settle();
+    struct conversation kept = fixture_conversation("alice", "cut", &version);
+    assert_int_equal(kept.ids_count, 5);
+    assert_true(kept.boundaries[0].reply_open);
+    conv_free(&kept);
+    edge_client_close(c);
+}
+
+/* The stream ends while its conversation is still being read. */
+static void test_gone_while_reading(void **state)
+{
+    (void)state;
+    static const int32_t all[] = {5, 6, 7, 8, 20, 21, 22, 30, 31};
+    uint8_t hash[TD_HASH_SIZE];
+    struct edge_client *c = edge_client_ready("alice");
+    first_turn(c, 1);
+    Tandem__Open m = open_after("c1", all, 7, 9, hash);
+    Tandem__Cancel cancel = TANDEM__CANCEL__INIT;
+    for (uint32_t stream = 3; stream < 43; stream += 2) {
+        edge_send_open(c, stream, &m, all + 7, 2);
+        edge_client_send(c, FRAME_CANCEL, stream, &cancel, NULL, 0);
+    }
+    edge_send_open(c, 43, &m, all + 7, 2);
+    edge_client_close(c);
+    fixture_settle();
+    unsigned opened = 0, ended = 0;
+    for (; fake.taken < fake.count; fake.taken++) {
+        opened += strcmp(fake.commands[fake.taken].name, "open") == 0;
+        ended += strcmp(fake.commands[fake.taken].name, "open") != 0;
+    }
+    assert_int_equal(opened, ended); /* no sequence is left behind */
+}
+
+#define TEST(name) cmocka_unit_test_setup_teardown(name, fixture_start, fixture_stop)
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        TEST(test_welcome),
+        TEST(test_refusals),
+        TEST(test_version_is_picked),
+        TEST(test_unauthenticated_connections),
+        TEST(test_one_flight),
+        TEST(test_held_tokens),
+        TEST(test_bad_opens),
+        TEST(test_bad_generate),
+        TEST(test_logprobs),
+        TEST(test_cancel),
+        TEST(test_cancel_is_repeated),
+        TEST(test_lost_connection),
+        TEST(test_engine_fails),
+        TEST(test_revoked_token),
+        TEST(test_goaway),
+        TEST(test_credit_returns_with_the_stream),
+        TEST(test_credit_returns_when_consumed),
+        TEST(test_conversation_goes_on),
+        TEST(test_need_ids),
+        TEST(test_repeat_is_saved_once),
+        TEST(test_not_persisted),
+        TEST(test_cut_reply_is_saved_cut),
+        TEST(test_gone_while_reading),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
