@@ -155,18 +155,17 @@ static void on_result(void *ctx, void *item)
 
 /* ---- creation: model ---- */
 
+/* As the cloud names it: the file's name without its ending, unless the settings say otherwise. */
 static void name_model(struct agent *a)
 {
-    struct span name;
-    const char *path =
-        strrchr(a->config.model_path, '/') ? strrchr(a->config.model_path, '/') + 1 : a->config.model_path;
-    if (a->config.model_name)
-        snprintf(a->model_name, sizeof a->model_name, "%s", a->config.model_name);
-    else if (gguf_get_string(a->file, "general.name", &name) && name.size > 0 &&
-             name.size < sizeof a->model_name && utf8_valid((const char *)name.data, name.size))
-        snprintf(a->model_name, sizeof a->model_name, "%.*s", (int)name.size, (const char *)name.data);
-    else
-        snprintf(a->model_name, sizeof a->model_name, "%s", path);
+    const char *path = a->config.model_path, *slash = strrchr(path, '/');
+    snprintf(a->model_name, sizeof a->model_name, "%s",
+             a->config.model_name ? a->config.model_name
+             : slash              ? slash + 1
+                                  : path);
+    size_t size = strlen(a->model_name);
+    if (!a->config.model_name && size > 5 && strcmp(a->model_name + size - 5, ".gguf") == 0)
+        a->model_name[size - 5] = '\0';
 }
 
 static int open_model(struct agent *a, struct td_error *err)

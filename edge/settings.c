@@ -10,7 +10,7 @@
 /* clang-format off */
 static const struct config_option options[] = {
     {.name = "model", OPTION(model, CONFIG_STRING), .metavar = "FILE", .help = "the model, a GGUF file: whole, or a slice made by `tandem model slice`"},
-    {.name = "model-name", OPTION(model_name, CONFIG_STRING), .metavar = "NAME", .help = "what the API calls it; without it, the name in the file"},
+    {.name = "model-name", OPTION(model_name, CONFIG_STRING), .metavar = "NAME", .help = "what the API calls it; without it, the file's name"},
     {.name = "chat-template", OPTION(chat_template, CONFIG_STRING), .metavar = "NAME", .help = "instead of the one in the file: chatml, smollm, qwen, llama2, llama3, mistral, ..."},
     {.name = "cloud", OPTION(cloud, CONFIG_STRING), .fallback = "localhost:8443", .metavar = "HOST:PORT", .help = "the cloud node; its certificate must be for HOST"},
     {.name = "ca", OPTION(ca, CONFIG_STRING), .metavar = "FILE", .help = "authority that signed the cloud's certificate (PEM); without it, the system's"},
