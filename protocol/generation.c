@@ -197,7 +197,6 @@ static enum gen_verdict reopen(struct entry *e, uint64_t attempt, const uint8_t 
         (held_count > 0 && memcmp(g->reply, held, held_count * sizeof *held) != 0))
         return GEN_MISMATCH;
     g->attempt = attempt;
-    g->detached_count = 0;
     e->dropped = false;
     if (g->state != GEN_FINISHED) {
         g->state = GEN_RUNNING;
