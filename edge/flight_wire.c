@@ -98,12 +98,20 @@ void wire_leave_stream(struct flight *f)
 
 /* ---- plans ---- */
 
+/* Only the prompt is planned. Reply tokens that a new stream begins with are the cloud's, from their ids, as they were when it decoded them first:
+ * with lossy forms that alone gives the same KV, and so the same text, again. */
 static void make_plan(struct flight *f)
 {
     struct agent *a = f->agent;
+    if (f->acked && f->ack_cached >= f->turn.ids_count) {
+        f->plan =
+            (struct plan){.range_count = 1,
+                          .ranges = {{.first_token = f->ack_cached, .count = f->open_count - f->ack_cached}}};
+        return;
+    }
     uint32_t cached = f->acked      ? f->ack_cached
                       : f->no_cache ? 0
-                                    : planner_guess_cached(f->turn.known_count, f->open_count);
+                                    : planner_guess_cached(f->turn.known_count, f->turn.ids_count);
     uint32_t chain_count = f->turn.ids_count / KV_BLOCK_TOKENS;
     struct planner_state state = {
         .layer_count = a->model->params.layer_count,
@@ -111,7 +119,7 @@ static void make_plan(struct flight *f)
         .held_tokens = a->kv ? KV_BLOCK_TOKENS * local_kv_held(a->kv, f->turn.chain, chain_count) : 0,
         .cached_tokens = cached,
         .cached_known = f->acked,
-        .prompt_count = f->open_count,
+        .prompt_count = f->turn.ids_count,
         .accept = f->accept,
         .codec = a->config.codec,
         .hidden_dtype = a->config.hidden_dtype,
@@ -161,7 +169,7 @@ static int plan_again(struct flight *f)
     if (f->plan.layers > 0) {
         struct pipeline_send send = {.epoch = f->epoch,
                                      .send_begin = f->plan.send_begin,
-                                     .send_end = f->open_count,
+                                     .send_end = f->turn.ids_count,
                                      .codec = f->plan.codec,
                                      .hidden_dtype = f->plan.hidden_dtype};
         f->edge_layers = f->plan.layers;
