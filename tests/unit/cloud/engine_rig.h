@@ -119,7 +119,7 @@ static inline void rig_close(struct rig *r)
 static inline void rig_turn(struct rig *r)
 {
     bool ran = engine_turn(r->engine);
-    rig_now += ran ? 100 : 20;
+    rig_now += 100;
     if (!ran)
         nanosleep(&(struct timespec){.tv_nsec = 50000}, NULL);
 }

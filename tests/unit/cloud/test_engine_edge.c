@@ -1,0 +1,699 @@
+/* engine: prompts whose bottom layers an edge computes. With exact values (L0 or raw, f32) the reply is the reference's for any k and any order of
+ * arrival; what is late, lost or damaged is computed from ids and changes nothing; what breaks the rules is refused; and what a device sends is
+ * nobody's but its principal's. */
+#include "engine_rig.h"
+
+#define VOCAB  256
+#define PROMPT 200 /* three blocks and eight tokens */
+#define REPLY  70
+
+struct scene {
+    struct rig *rig;
+    struct rig_edge edge;
+    struct client client;
+    int32_t prompt[PROMPT], reply[REPLY];
+};
+
+static struct scene *scene_open(uint32_t layers, struct rig_options options)
+{
+    struct scene *s = calloc(1, sizeof *s);
+    s->rig = rig_open(options);
+    rig_ids(s->prompt, PROMPT, VOCAB, 77);
+    rig_reference(s->rig, s->prompt, PROMPT, rig_greedy(REPLY), s->reply);
+    s->edge = rig_edge_compute(s->rig, s->prompt, PROMPT, layers);
+    return s;
+}
+
+static void scene_close(struct scene *s)
+{
+    rig_edge_free(&s->edge);
+    assert_int_equal(atomic_load(&s->rig->engine->staged_size), 0);
+    rig_close(s->rig);
+    free(s);
+}
+
+static void open_edge(struct scene *s)
+{
+    client_send(s->rig, &s->client, client_open_of(&s->client, s->prompt, PROMPT, 0));
+}
+
+static void plan(struct scene *s, uint32_t epoch, const struct engine_range *ranges, uint32_t count)
+{
+    assert_int_equal(engine_plan(s->rig->engine, s->client.sequence, epoch, ranges, count), 0);
+}
+
+static void plan_one(struct scene *s, uint32_t epoch, uint32_t first, uint8_t codec, uint8_t dtype)
+{
+    struct engine_range range = {first, PROMPT - first, s->edge.layers, codec, dtype};
+    plan(s, epoch, &range, 1);
+}
+
+static void start(struct scene *s, struct engine_generate generate)
+{
+    assert_int_equal(engine_start(s->rig->engine, s->client.sequence, &generate), 0);
+}
+
+/* OPEN, PLAN and GENERATE, as in one flight. */
+static void open_plan_start(struct scene *s, uint8_t codec, uint8_t dtype)
+{
+    open_edge(s);
+    plan_one(s, 1, 0, codec, dtype);
+    start(s, rig_greedy(REPLY));
+}
+
+static size_t send_hidden_all(struct scene *s, uint32_t epoch, uint32_t first, uint32_t step, uint8_t dtype)
+{
+    size_t size = 0;
+    if (s->edge.layers == s->rig->model->params.layer_count)
+        return rig_send_hidden(&s->edge, &s->client, epoch, PROMPT - 1, 1, dtype);
+    for (; first < PROMPT; first += step)
+        size += rig_send_hidden(&s->edge, &s->client, epoch, first, TD_MIN(step, PROMPT - first), dtype);
+    return size;
+}
+
+static void finish(struct scene *s)
+{
+    rig_until(s->rig, s->client.done || s->client.failed);
+    assert_reply(&s->client, s->reply, REPLY);
+}
+
+/* --- any k, any order ----------------------------------------------------------------------------- */
+
+static void split_changes_nothing(void **state)
+{
+    (void)state;
+    static const uint8_t codecs[] = {KV_L0, KV_RAW};
+    static const uint32_t steps[] = {64, 1, 37, PROMPT};
+    for (uint32_t layers = 1; layers <= 2; layers++)
+        for (size_t i = 0; i < TD_COUNT(steps); i++)
+            for (int kv_first = 0; kv_first < 2; kv_first++) {
+                struct scene *s = scene_open(layers, (struct rig_options){.token_budget = i % 2 ? 256 : 50});
+                uint8_t codec = codecs[i % 2];
+                size_t size = 0;
+                open_plan_start(s, codec, HIDDEN_F32);
+                if (kv_first)
+                    size += rig_send_kv(&s->edge, &s->client, 1, 0, PROMPT, codec);
+                if (kv_first)
+                    rig_turn(s->rig);
+                size += send_hidden_all(s, 1, 0, steps[i], HIDDEN_F32);
+                if (!kv_first)
+                    size += rig_send_kv(&s->edge, &s->client, 1, 0, PROMPT, codec);
+                finish(s);
+                const struct client *c = &s->client;
+                assert_int_equal(c->done_event.done.recomputed_tokens, 0);
+                assert_int_equal(c->done_event.done.prefill_tokens, layers == 2 ? 1 : PROMPT);
+                assert_int_equal(c->done_event.done.uplink_size, size);
+                assert_true(c->done_event.done.uplink_raw_size > 0);
+                assert_int_equal(c->consumed_size, size);
+                assert_int_equal(c->ingested.ingested.epoch, 1);
+                assert_int_equal(c->ingested.ingested.hidden_tokens, PROMPT);
+                assert_int_equal(c->ingested.ingested.kv_tokens, PROMPT);
+                scene_close(s);
+            }
+}
+
+/* The first token needs [k, L) only; the second needs everything. */
+static void first_token_does_not_wait_for_kv(void **state)
+{
+    (void)state;
+    for (uint32_t layers = 1; layers <= 2; layers++) {
+        struct scene *s = scene_open(layers, (struct rig_options){0});
+        s->rig->engine->config.kv_stall_ms = 1000000;
+        open_plan_start(s, KV_L0, HIDDEN_F32);
+        send_hidden_all(s, 1, 0, 64, HIDDEN_F32);
+        rig_until(s->rig, s->client.count == 1);
+        for (int i = 0; i < 20; i++)
+            rig_turn(s->rig);
+        assert_int_equal(s->client.count, 1);
+        assert_int_equal(s->client.ids[0], s->reply[0]);
+        assert_int_equal(s->client.ingested.ingested.hidden_tokens, PROMPT);
+        assert_int_equal(s->client.ingested.ingested.kv_tokens, 0);
+        rig_send_kv(&s->edge, &s->client, 1, 0, 128, KV_L0);
+        rig_until(s->rig, s->client.ingested.ingested.kv_tokens == 128);
+        assert_int_equal(s->client.count, 1);
+        rig_send_kv(&s->edge, &s->client, 1, 128, PROMPT, KV_L0);
+        finish(s);
+        assert_int_equal(s->client.done_event.done.recomputed_tokens, 0);
+        assert_true(s->client.done_event.done.ingest_wait_us > 0);
+        scene_close(s);
+    }
+}
+
+/* Rows come before GENERATE: the logits wait for it. */
+static void prompt_may_be_ready_before_generate(void **state)
+{
+    (void)state;
+    struct scene *s = scene_open(1, (struct rig_options){0});
+    open_edge(s);
+    plan_one(s, 1, 0, KV_L0, HIDDEN_F32);
+    send_hidden_all(s, 1, 0, 64, HIDDEN_F32);
+    rig_send_kv(&s->edge, &s->client, 1, 0, PROMPT, KV_L0);
+    rig_until(s->rig, s->client.ingested.ingested.kv_tokens == PROMPT);
+    assert_int_equal(rig_stats(s->rig).pages_cached,
+                     0); /* GENERATE may still say that nothing is to be kept */
+    start(s, rig_greedy(REPLY));
+    finish(s);
+    assert_int_equal(rig_stats(s->rig).pages_cached, 4);
+    scene_close(s);
+}
+
+static void send_range(struct scene *s, struct rig_edge *edge, uint32_t epoch, uint32_t first, uint32_t end)
+{
+    if (edge->layers < 2)
+        rig_send_hidden(edge, &s->client, epoch, first, end - first, HIDDEN_F32);
+    else if (end == PROMPT)
+        rig_send_hidden(edge, &s->client, epoch, PROMPT - 1, 1, HIDDEN_F32);
+    rig_send_kv(edge, &s->client, epoch, first, end, KV_L0);
+}
+
+/* Ranges of different k, in every order of three, the cloud's own among them; borders within blocks where they may be. */
+static void ranges_of_any_depth_follow_each_other(void **state)
+{
+    (void)state;
+    struct scene *s = scene_open(1, (struct rig_options){.token_budget = 100});
+    struct rig_edge edges[3] = {{0}, s->edge, rig_edge_compute(s->rig, s->prompt, PROMPT, 2)};
+    for (uint32_t order = 0; order < 27; order++) {
+        uint32_t depth[3] = {order % 3, order / 3 % 3, order / 9};
+        uint32_t borders[4] = {0, depth[0] ? 64 : 50, depth[1] ? 128 : 150, PROMPT};
+        struct engine_range ranges[3];
+        struct engine_open open = client_open_of(&s->client, s->prompt, PROMPT, 0);
+        open.no_cache = true;
+        client_send(s->rig, &s->client, open);
+        for (int i = 0; i < 3; i++)
+            ranges[i] =
+                (struct engine_range){borders[i], borders[i + 1] - borders[i], depth[i], KV_L0, HIDDEN_F32};
+        plan(s, 1, ranges, 3);
+        start(s, rig_greedy(REPLY));
+        for (int i = 0; i < 3; i++)
+            if (depth[i] > 0)
+                send_range(s, &edges[depth[i]], 1, borders[i], borders[i + 1]);
+        finish(s);
+        assert_int_equal(s->client.done_event.done.recomputed_tokens, 0);
+    }
+    rig_edge_free(&edges[2]);
+    scene_close(s);
+}
+
+/* --- cached prefixes and new plans ---------------------------------------------------------------- */
+
+static void cached_prefix_makes_early_rows_superfluous(void **state)
+{
+    (void)state;
+    struct scene *s = scene_open(1, (struct rig_options){0});
+    struct client first;
+    client_direct(s->rig, &first, s->prompt, 140, rig_greedy(1));
+    rig_until(s->rig, first.done);
+    open_plan_start(s, KV_L0, HIDDEN_F32); /* as if nothing were cached: all rows are on their way */
+    size_t size = send_hidden_all(s, 1, 0, 64, HIDDEN_F32);
+    size += rig_send_kv(&s->edge, &s->client, 1, 0, PROMPT, KV_L0);
+    finish(s);
+    assert_int_equal(s->client.open_event.opened.cached_tokens, 128);
+    assert_int_equal(s->client.done_event.done.cached_tokens, 128);
+    assert_int_equal(s->client.done_event.done.prefill_tokens, PROMPT - 128);
+    assert_int_equal(s->client.consumed_size, size);
+
+    open_edge(s); /* and with a second plan, made when OPENED had said what is cached: all of it by now */
+    rig_until(s->rig, s->client.opened);
+    assert_int_equal(s->client.open_event.opened.cached_tokens, 192);
+    plan_one(s, 1, 0, KV_L0, HIDDEN_F32);
+    plan_one(s, 2, 192, KV_L0, HIDDEN_F32);
+    start(s, rig_greedy(REPLY));
+    size = rig_send_hidden(&s->edge, &s->client, 1, 0, 64, HIDDEN_F32); /* was under way */
+    size += rig_send_hidden(&s->edge, &s->client, 2, 192, 8, HIDDEN_F32);
+    size += rig_send_kv(&s->edge, &s->client, 2, 192, PROMPT, KV_L0);
+    finish(s);
+    assert_int_equal(s->client.done_event.done.prefill_tokens, 8);
+    assert_int_equal(s->client.consumed_size, size);
+    scene_close(s);
+}
+
+static void new_plan_voids_the_old_one(void **state)
+{
+    (void)state;
+    struct scene *s = scene_open(1, (struct rig_options){0});
+    struct rig_edge two = rig_edge_compute(s->rig, s->prompt, PROMPT, 2);
+    open_plan_start(s, KV_L0, HIDDEN_F32);
+    rig_send_hidden(&s->edge, &s->client, 1, 0, 100, HIDDEN_F32);
+    rig_send_kv(&s->edge, &s->client, 1, 0, 64, KV_L0);
+    rig_until(s->rig, s->client.ingested.ingested.kv_tokens == 64);
+    /* The edge gives up on what is left: the cloud does it. */
+    plan(s, 2, (struct engine_range[]){{0, PROMPT, 0, 0, 0}}, 1);
+    rig_send_hidden(&s->edge, &s->client, 1, 100, 28, HIDDEN_F32); /* late */
+    finish(s);
+    assert_true(s->client.done_event.done.recomputed_tokens >= 36); /* [64, 100) lacked its pieces */
+
+    open_plan_start(s, KV_L0, HIDDEN_F32); /* the other way round: the edge takes more on, with more layers */
+    rig_send_hidden(&s->edge, &s->client, 1, 0, 64, HIDDEN_F32);
+    rig_turn(s->rig);
+    plan(s, 2,
+         (struct engine_range[]){{0, 128, 1, KV_L0, HIDDEN_F32}, {128, PROMPT - 128, 2, KV_L0, HIDDEN_F32}},
+         2);
+    rig_send_hidden(&s->edge, &s->client, 2, 0, 128, HIDDEN_F32);
+    rig_send_hidden(&two, &s->client, 2, PROMPT - 1, 1, HIDDEN_F32);
+    rig_send_kv(&s->edge, &s->client, 2, 0, 128, KV_L0);
+    rig_send_kv(&two, &s->client, 2, 128, PROMPT, KV_L0);
+    finish(s);
+    rig_edge_free(&two);
+    scene_close(s);
+}
+
+/* --- what does not come --------------------------------------------------------------------------- */
+
+static void stalled_kv_is_recomputed(void **state)
+{
+    (void)state;
+    for (uint32_t layers = 1; layers <= 2; layers++)
+        for (uint32_t blocks = 0; blocks < 4; blocks++) {
+            struct scene *s = scene_open(layers, (struct rig_options){.token_budget = 30});
+            open_plan_start(s, KV_L0, HIDDEN_F32);
+            send_hidden_all(s, 1, 0, 64, HIDDEN_F32);
+            if (blocks > 0)
+                rig_send_kv(&s->edge, &s->client, 1, 0, blocks * 64, KV_L0);
+            size_t size; /* one piece of the next block: of no use alone */
+            uint8_t *piece = rig_piece(&s->edge, blocks, 0, true, KV_L0, 0, PROMPT, &size);
+            engine_kv(s->rig->engine, s->client.sequence, 1, blocks, piece, size);
+            rig_until(s->rig, s->client.count == 1);
+            uint64_t first_at = rig_now;
+            rig_until(s->rig, s->client.count == 2);
+            assert_true(rig_now - first_at >= 45000); /* about the stall limit of 50 ms */
+            rig_send_kv(&s->edge, &s->client, 1, 64 * blocks, PROMPT, KV_L0); /* too late: dropped */
+            finish(s);
+            assert_int_equal(s->client.done_event.done.recomputed_tokens, PROMPT - blocks * 64);
+            scene_close(s);
+        }
+}
+
+static void idle_upload_is_recomputed(void **state)
+{
+    (void)state;
+    for (int hidden_rows = 0; hidden_rows <= 100; hidden_rows += 50) {
+        struct scene *s = scene_open(1, (struct rig_options){0});
+        open_plan_start(s, KV_L0, HIDDEN_F32);
+        if (hidden_rows > 0)
+            rig_send_hidden(&s->edge, &s->client, 1, 0, (uint32_t)hidden_rows, HIDDEN_F32);
+        for (int i = 0; i < 10; i++)
+            rig_turn(s->rig);
+        rig_now += LIMIT_UPLOAD_IDLE_MS * UINT64_C(1000) - 10000;
+        for (int i = 0; i < 10; i++)
+            rig_turn(s->rig);
+        assert_int_equal(s->client.count, 0);
+        rig_now += 10000;
+        rig_until(s->rig, s->client.count > 5);
+        if (hidden_rows == 50) { /* what comes after all is dropped, and its credit given back */
+            rig_send_hidden(&s->edge, &s->client, 1, 50, 50, HIDDEN_F32);
+            rig_send_kv(&s->edge, &s->client, 1, 0, PROMPT, KV_L0);
+        }
+        finish(s);
+        assert_int_equal(s->client.done_event.done.recomputed_tokens, PROMPT);
+        scene_close(s);
+    }
+}
+
+static void plan_that_never_comes_is_not_waited_for(void **state)
+{
+    (void)state;
+    struct scene *s = scene_open(1, (struct rig_options){0});
+    open_edge(s);
+    start(s, rig_greedy(REPLY));
+    for (int i = 0; i < 10; i++)
+        rig_turn(s->rig);
+    assert_int_equal(s->client.count, 0);
+    rig_now += LIMIT_UPLOAD_IDLE_MS * UINT64_C(1000);
+    finish(s);
+    scene_close(s);
+}
+
+static void generate_that_never_comes_ends_the_stream(void **state)
+{
+    (void)state;
+    struct scene *s = scene_open(1, (struct rig_options){0});
+    open_edge(s);
+    plan(s, 1, (struct engine_range[]){{0, PROMPT, 0, 0, 0}}, 1);
+    for (int i = 0; i < 10; i++)
+        rig_turn(s->rig);
+    assert_false(s->client.failed);
+    rig_now += LIMIT_UPLOAD_IDLE_MS * UINT64_C(1000);
+    rig_turn(s->rig);
+    assert_true(s->client.failed);
+    assert_int_equal(s->client.fail_code, -TD_ERR_TIMEOUT);
+    assert_int_equal(rig_stats(s->rig).pages_used, 0);
+    scene_close(s);
+}
+
+/* A message of rows is lost: the rows behind it show the gap, and only the gap is computed from ids. */
+static void gap_in_hidden_is_recomputed(void **state)
+{
+    (void)state;
+    struct scene *s = scene_open(1, (struct rig_options){0});
+    open_plan_start(s, KV_L0, HIDDEN_F32);
+    rig_send_kv(&s->edge, &s->client, 1, 0, PROMPT, KV_L0);
+    rig_send_hidden(&s->edge, &s->client, 1, 0, 30, HIDDEN_F32);
+    rig_send_hidden(&s->edge, &s->client, 1, 80, PROMPT - 80, HIDDEN_F32);
+    finish(s);
+    uint32_t recomputed = s->client.done_event.done.recomputed_tokens;
+    assert_true(recomputed >= 50 &&
+                recomputed <= 128); /* the gap, and rows of its blocks whose pieces came too late */
+    scene_close(s);
+}
+
+static void damaged_piece_is_recomputed(void **state)
+{
+    (void)state;
+    for (int kind = 0; kind < 3; kind++) {
+        struct scene *s = scene_open(1, (struct rig_options){0});
+        open_plan_start(s, KV_L0, HIDDEN_F32);
+        for (uint32_t block = 0; block < 4; block++)
+            for (uint32_t i = 0; i < 2; i++) {
+                size_t size;
+                uint8_t *piece = rig_piece(&s->edge, block, 0, i, KV_L0, 0, PROMPT, &size);
+                uint32_t at = block;
+                if (block == 2 && i == 1 && kind == 0)
+                    piece[size / 2] ^= 4;
+                if (block == 2 && i == 1 && kind == 1)
+                    size -= 10;
+                if (kind == 2 && (block == 1 || block == 2)) /* two blocks swapped */
+                    at = 3 - block;
+                engine_kv(s->rig->engine, s->client.sequence, 1, at, piece, size);
+            }
+        send_hidden_all(s, 1, 0, 64, HIDDEN_F32);
+        finish(s);
+        assert_int_equal(s->client.done_event.done.recomputed_tokens, kind == 2 ? 128 : 64);
+        scene_close(s);
+    }
+}
+
+/* --- what is not allowed -------------------------------------------------------------------------- */
+
+static void expect_refusal(struct scene *s)
+{
+    rig_until(s->rig, s->client.failed || s->client.done);
+    assert_true(s->client.failed);
+    assert_int_equal(s->client.fail_code, -TD_ERR_PROTOCOL);
+    assert_int_equal(rig_stats(s->rig).pages_used, rig_stats(s->rig).pages_cached);
+    assert_int_equal(rig_stats(s->rig).running, 0);
+}
+
+static void bad_plans_are_refused(void **state)
+{
+    (void)state;
+    struct scene *s = scene_open(1, (struct rig_options){0});
+    static const struct engine_range plans[][2] = {
+        {{0, 100, 1, KV_L0, 0}, {100, 100, 1, KV_L0, 0}},  /* an edge range that ends within a block */
+        {{0, 64, 1, KV_L0, 0}, {128, 72, 1, KV_L0, 0}},    /* a hole */
+        {{0, 128, 1, KV_L0, 0}, {64, 136, 1, KV_L0, 0}},   /* overlap */
+        {{0, 64, 3, KV_L0, 0}, {64, 136, 1, KV_L0, 0}},    /* more layers than there are */
+        {{0, 64, 1, KV_L2, 0}, {64, 136, 1, KV_L0, 0}},    /* unknown codec */
+        {{0, 64, 1, KV_L0, 3}, {64, 136, 1, KV_L0, 0}},    /* unknown type */
+        {{0, 64, 1, KV_L0, 0}, {64, 100, 1, KV_L0, 0}},    /* not to the end */
+        {{0, 64, 1, KV_L0, 0}, {64, 137, 1, KV_L0, 0}},    /* beyond the end */
+        {{0, 64, 1, KV_L0, 0}, {64, UINT32_MAX, 1, 0, 0}}, /* far beyond */
+        {{0, 64, 1, KV_L0, 0}, {64, 0, 1, KV_L0, 0}},      /* nothing */
+    };
+    for (size_t i = 0; i < TD_COUNT(plans); i++) {
+        open_edge(s);
+        plan(s, 1, plans[i], 2);
+        expect_refusal(s);
+    }
+    scene_close(s);
+}
+
+static void bad_rows_are_refused(void **state)
+{
+    (void)state;
+    struct scene *s = scene_open(1, (struct rig_options){0});
+    uint32_t embd = s->rig->model->params.embd_size;
+    static const struct {
+        uint32_t epoch, first, count, layer;
+        uint8_t dtype;
+        int size_off;
+    } cases[] = {
+        {2, 0, 64, 1, HIDDEN_F32, 0},         /* no such plan */
+        {1, 0, 64, 2, HIDDEN_F32, 0},         /* another layer */
+        {1, 0, 64, 1, HIDDEN_F16, 0},         /* another type */
+        {1, PROMPT - 1, 2, 1, HIDDEN_F32, 0}, /* beyond the range */
+        {1, UINT32_MAX, 2, 1, HIDDEN_F32, 0}, /* far beyond */
+        {1, 0, 64, 1, HIDDEN_F32, -4},        /* too few bytes */
+        {1, 0, 64, 1, HIDDEN_F32, 4},         /* too many */
+        {1, 0, 64, 1, HIDDEN_F32, 0},         /* not finite, below */
+    };
+    for (size_t i = 0; i < TD_COUNT(cases); i++) {
+        open_plan_start(s, KV_L0, HIDDEN_F32);
+        size_t size = hidden_wire_size(cases[i].dtype, cases[i].count, embd) + (size_t)cases[i].size_off;
+        uint8_t *payload = calloc(1, size);
+        if (i + 1 == TD_COUNT(cases))
+            store_le32(payload + size - 4, 0x7f800000);
+        engine_hidden(s->rig->engine, s->client.sequence, cases[i].epoch, cases[i].first, cases[i].count,
+                      cases[i].layer, cases[i].dtype, payload, size);
+        expect_refusal(s);
+        assert_int_equal(s->client.consumed_size, size);
+    }
+    scene_close(s);
+}
+
+static void bad_pieces_are_refused(void **state)
+{
+    (void)state;
+    struct scene *s = scene_open(1, (struct rig_options){0});
+    struct rig_edge two = rig_edge_compute(s->rig, s->prompt, PROMPT, 2);
+    for (int kind = 0; kind < 6; kind++) {
+        size_t size = 0;
+        uint8_t *piece = NULL;
+        uint32_t block = 0, epoch = 1;
+        open_plan_start(s, KV_L0, HIDDEN_F32);
+        switch (kind) {
+        case 0: /* a layer that the cloud computes */
+            piece = rig_piece(&two, 0, 1, false, KV_L0, 0, PROMPT, &size);
+            break;
+        case 1: /* another codec */
+            piece = rig_piece(&s->edge, 0, 0, false, KV_RAW, 0, PROMPT, &size);
+            break;
+        case 2: /* part of a block */
+            piece = rig_piece(&s->edge, 0, 0, false, KV_L0, 0, 63, &size);
+            break;
+        case 3: /* a plan that there is not */
+            piece = rig_piece(&s->edge, 0, 0, false, KV_L0, 0, PROMPT, &size);
+            epoch = 2;
+            break;
+        case 4: { /* a block behind the prompt */
+            struct kv_shape shape = model_kv_shape(s->rig->model);
+            uint16_t *zeros = calloc(kv_piece_values(&shape, 64), sizeof *zeros);
+            struct kv_piece_head head = {.version = 1,
+                                         .codec = KV_L0,
+                                         .block_index = block = 1000,
+                                         .token_count = 64,
+                                         .kv_head_count = (uint16_t)shape.kv_head_count,
+                                         .head_dim = (uint16_t)shape.head_dim};
+            head.quality.numerics = KV_NUMERICS_CPU_V1;
+            piece = malloc(kv_piece_bound(&shape, 64));
+            size = (size_t)kv_piece_encode(s->edge.scratch, &head, zeros, piece, kv_piece_bound(&shape, 64));
+            free(zeros);
+            break;
+        }
+        default: { /* a value that is not finite */
+            struct kv_shape shape = model_kv_shape(s->rig->model);
+            uint16_t *values = calloc(kv_piece_values(&shape, 64), sizeof *values);
+            values[77] = 0x7c00;
+            struct kv_piece_head head = {.version = 1,
+                                         .codec = KV_L0,
+                                         .token_count = 64,
+                                         .kv_head_count = (uint16_t)shape.kv_head_count,
+                                         .head_dim = (uint16_t)shape.head_dim};
+            head.quality.numerics = KV_NUMERICS_CPU_V1;
+            piece = malloc(kv_piece_bound(&shape, 64));
+            size = (size_t)kv_piece_encode(s->edge.scratch, &head, values, piece, kv_piece_bound(&shape, 64));
+            free(values);
+        }
+        }
+        assert_int_equal(engine_kv(s->rig->engine, s->client.sequence, epoch, block, piece, size), 0);
+        expect_refusal(s);
+        assert_int_equal(s->client.consumed_size, size);
+    }
+    rig_edge_free(&two);
+    scene_close(s);
+}
+
+/* --- whose blocks are they ------------------------------------------------------------------------ */
+
+/* A device that uploads wrong KV under right ids spoils its own principal's replies (so the test can tell) and nobody else's. */
+static void lies_stay_with_the_liar(void **state)
+{
+    (void)state;
+    struct scene *s = scene_open(1, (struct rig_options){0});
+    int32_t other[PROMPT];
+    rig_ids(other, PROMPT, VOCAB, 78);
+    struct rig_edge liar = rig_edge_compute(s->rig, other, PROMPT, 1);
+    open_plan_start(s, KV_L0, HIDDEN_F32);
+    rig_send_hidden(&liar, &s->client, 1, 0, PROMPT, HIDDEN_F32);
+    rig_send_kv(&liar, &s->client, 1, 0, PROMPT, KV_L0);
+    rig_until(s->rig, s->client.done || s->client.failed);
+    assert_true(s->client.done);
+    assert_memory_not_equal(s->client.ids, s->reply, sizeof s->reply);
+
+    struct client ann, bob;
+    client_direct(s->rig, &ann, s->prompt, PROMPT,
+                  rig_greedy(REPLY)); /* the same principal: its own cache, its own fault */
+    rig_until(s->rig, ann.done);
+    assert_int_equal(ann.done_event.done.cached_tokens, 192);
+    assert_memory_not_equal(ann.ids, s->reply, sizeof s->reply);
+
+    struct engine_open open = client_open_of(&bob, s->prompt, PROMPT, 0);
+    strcpy(open.principal, "bob");
+    kv_principal_key(open.shared_key, open.principal, open.own_key);
+    open.direct = true;
+    open.generate = rig_greedy(REPLY);
+    client_send(s->rig, &bob, open);
+    rig_until(s->rig, bob.done);
+    assert_int_equal(bob.done_event.done.cached_tokens, 0);
+    assert_reply(&bob, s->reply, REPLY);
+
+    rig_edge_free(&liar);
+    scene_close(s);
+}
+
+/* Own blocks behind shared ones; once shared again never. */
+static void chain_goes_from_shared_to_own(void **state)
+{
+    (void)state;
+    struct scene *s = scene_open(1, (struct rig_options){0});
+    struct client bob;
+    open_edge(s);
+    plan(s, 1,
+         (struct engine_range[]){
+             {0, 64, 0, 0, 0}, {64, 64, 1, KV_L0, HIDDEN_F32}, {128, PROMPT - 128, 0, 0, 0}},
+         3);
+    start(s, rig_greedy(REPLY));
+    rig_send_hidden(&s->edge, &s->client, 1, 64, 64, HIDDEN_F32);
+    rig_send_kv(&s->edge, &s->client, 1, 64, 128, KV_L0);
+    finish(s);
+    struct engine_open open = client_open_of(&bob, s->prompt, PROMPT, 0);
+    strcpy(open.principal, "bob");
+    kv_principal_key(open.shared_key, open.principal, open.own_key);
+    open.direct = true;
+    open.generate = rig_greedy(REPLY);
+    client_send(s->rig, &bob, open);
+    rig_until(s->rig, bob.done);
+    assert_int_equal(bob.done_event.done.cached_tokens, 64);
+    assert_reply(&bob, s->reply, REPLY);
+    /* Bob's sequence made blocks 1 and 2 of the shared chain. Ann's look-up tries that one first. */
+    client_direct(s->rig, &bob, s->prompt, PROMPT, rig_greedy(REPLY));
+    rig_until(s->rig, bob.done);
+    assert_int_equal(bob.done_event.done.cached_tokens, 192);
+    assert_reply(&bob, s->reply, REPLY);
+    scene_close(s);
+}
+
+static uint32_t cached_for(struct scene *s, enum kv_accept accept)
+{
+    struct client c;
+    struct engine_open open = client_open_of(&c, s->prompt, PROMPT, 0);
+    open.accept = accept;
+    open.direct = true;
+    open.generate = rig_greedy(1);
+    open.generate.no_persist = true;
+    client_send(s->rig, &c, open);
+    rig_until(s->rig, c.done);
+    return c.done_event.done.cached_tokens;
+}
+
+/* Lossy pieces or rows make blocks that an exact request does not take. */
+static void lossy_is_never_exact(void **state)
+{
+    (void)state;
+    static const struct {
+        uint8_t codec, dtype;
+        bool exact;
+    } cases[] = {{KV_L0, HIDDEN_F32, true},
+                 {KV_RAW, HIDDEN_F32, true},
+                 {KV_L1, HIDDEN_F32, false},
+                 {KV_L0, HIDDEN_F16, false},
+                 {KV_L0, HIDDEN_INT8, false}};
+    for (size_t i = 0; i < TD_COUNT(cases); i++) {
+        struct scene *s = scene_open(1, (struct rig_options){0});
+        open_plan_start(s, cases[i].codec, cases[i].dtype);
+        send_hidden_all(s, 1, 0, 64, cases[i].dtype);
+        rig_send_kv(&s->edge, &s->client, 1, 0, PROMPT, cases[i].codec);
+        rig_until(s->rig, s->client.done || s->client.failed);
+        assert_true(s->client.done);
+        assert_int_equal(s->client.done_event.done.recomputed_tokens, 0);
+        assert_int_equal(cached_for(s, KV_ACCEPT_VISIBLE_LOSSLESS), 192);
+        assert_int_equal(cached_for(s, KV_ACCEPT_ANY), 192);
+        assert_int_equal(cached_for(s, KV_ACCEPT_EXACT), cases[i].exact ? 192 : 0);
+        scene_close(s);
+    }
+}
+
+/* What comes while the sequence waits for its turn stays in RAM, and its credit with it. */
+static void data_waits_for_a_slot(void **state)
+{
+    (void)state;
+    struct scene *s = scene_open(1, (struct rig_options){.sequences_max = 1});
+    int32_t other[100];
+    struct client first;
+    rig_ids(other, 100, VOCAB, 5);
+    client_direct(s->rig, &first, other, 100, rig_greedy(100));
+    rig_until(s->rig, first.count > 2);
+    open_plan_start(s, KV_L0, HIDDEN_F32);
+    rig_send_kv(&s->edge, &s->client, 1, 0, PROMPT, KV_L0);
+    send_hidden_all(s, 1, 0, 64, HIDDEN_F32);
+    rig_until(s->rig, first.count > 20);
+    assert_int_equal(rig_stats(s->rig).waiting, 1);
+    assert_int_equal(s->client.consumed_size, 0);
+    assert_true(atomic_load(&s->rig->engine->staged_size) > 0);
+    finish(s);
+    assert_true(first.done);
+    assert_int_equal(s->client.done_event.done.recomputed_tokens, 0);
+    assert_true(s->client.done_event.done.queue_us > 0);
+    scene_close(s);
+}
+
+/* An older sequence needs the pages: what the edge sent is gone, and the prompt is computed from ids later. */
+static void preempted_upload_is_recomputed(void **state)
+{
+    (void)state;
+    struct scene *s = scene_open(1, (struct rig_options){.pages = 6});
+    int32_t other[100];
+    struct client first;
+    rig_ids(other, 100, VOCAB, 5);
+    client_direct(s->rig, &first, other, 100, rig_greedy(150));
+    rig_until(s->rig, first.count > 2);
+    open_plan_start(s, KV_L0, HIDDEN_F32);
+    size_t size = rig_send_kv(&s->edge, &s->client, 1, 0, PROMPT, KV_L0);
+    size += rig_send_hidden(&s->edge, &s->client, 1, 0, 100, HIDDEN_F32);
+    rig_until(s->rig, rig_stats(s->rig).waiting == 1);
+    assert_false(first.done);
+    size += rig_send_hidden(&s->edge, &s->client, 1, 100, 100, HIDDEN_F32); /* of no use any more */
+    finish(s);
+    assert_true(first.done);
+    const struct engine_event *done = &s->client.done_event; /* blocks that were whole before may have stayed in the cache */
+    assert_true(done->done.recomputed_tokens > 0);
+    assert_int_equal(done->done.recomputed_tokens + done->done.cached_tokens, PROMPT);
+    assert_int_equal(s->client.consumed_size, size);
+    scene_close(s);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(split_changes_nothing),
+        cmocka_unit_test(first_token_does_not_wait_for_kv),
+        cmocka_unit_test(prompt_may_be_ready_before_generate),
+        cmocka_unit_test(ranges_of_any_depth_follow_each_other),
+        cmocka_unit_test(cached_prefix_makes_early_rows_superfluous),
+        cmocka_unit_test(new_plan_voids_the_old_one),
+        cmocka_unit_test(stalled_kv_is_recomputed),
+        cmocka_unit_test(idle_upload_is_recomputed),
+        cmocka_unit_test(plan_that_never_comes_is_not_waited_for),
+        cmocka_unit_test(generate_that_never_comes_ends_the_stream),
+        cmocka_unit_test(gap_in_hidden_is_recomputed),
+        cmocka_unit_test(damaged_piece_is_recomputed),
+        cmocka_unit_test(bad_plans_are_refused),
+        cmocka_unit_test(bad_rows_are_refused),
+        cmocka_unit_test(bad_pieces_are_refused),
+        cmocka_unit_test(lies_stay_with_the_liar),
+        cmocka_unit_test(chain_goes_from_shared_to_own),
+        cmocka_unit_test(lossy_is_never_exact),
+        cmocka_unit_test(data_waits_for_a_slot),
+        cmocka_unit_test(preempted_upload_is_recomputed),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
