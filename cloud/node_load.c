@@ -172,38 +172,24 @@ int node_start_engine(struct node *n, struct td_error *err)
 /* ---- gauges ---- */
 
 struct node_gauges {
-    struct metric *disk_bytes, *disk_blocks, *conversations, *writes_off, *damaged, *read_failures,
-        *put_failures, *queue_bytes;
+    struct metric *conversations, *read_failures, *put_failures;
 };
 
 void node_gauges_update(struct node *n)
 {
-    struct node_gauges *g = n->gauges;
-    if (!g) {
-        g = n->gauges = calloc(1, sizeof *g);
+    if (!n->gauges) {
+        struct node_gauges *g = n->gauges = calloc(1, sizeof *g);
         if (!g)
             return;
-        *g = (struct node_gauges){
-            metric_gauge("tandem_kv_tier_bytes", "tier=\"disk\"", "Bytes of KV blocks in a tier"),
-            metric_gauge("tandem_kv_tier_blocks", "tier=\"disk\"", "KV blocks in a tier"),
-            metric_gauge("tandem_store_conversations", NULL, "Conversations in the store"),
-            metric_gauge("tandem_store_writes_off", NULL,
-                         "1: the disk is full or failing, nothing is written"),
-            metric_counter("tandem_store_damaged_total", NULL, "Records found damaged; each was a miss"),
-            metric_counter("tandem_store_read_failures_total", NULL, "Reads that failed; each was a miss"),
-            metric_counter("tandem_store_put_failures_total", NULL,
-                           "Blocks and conversations that were not written"),
-            metric_gauge("tandem_store_queue_bytes", NULL, "Bytes waiting for the store's writer"),
-        };
+        g->conversations = metric_gauge("tandem_store_conversations", NULL, "Conversations in the store");
+        g->read_failures =
+            metric_counter("tandem_store_read_failures_total", NULL, "Reads that failed; each was a miss");
+        g->put_failures = metric_counter("tandem_store_put_failures_total", NULL,
+                                         "Blocks and conversations that were not written");
     }
     struct store_stats s;
     store_stats(n->service.store, &s);
-    metric_set(g->disk_bytes, (double)s.block_bytes);
-    metric_set(g->disk_blocks, (double)s.blocks);
-    metric_set(g->conversations, (double)s.conversations);
-    metric_set(g->writes_off, s.writes_off);
-    metric_set(g->damaged, (double)s.damaged);
-    metric_set(g->read_failures, (double)s.read_failures);
-    metric_set(g->put_failures, (double)s.put_failures);
-    metric_set(g->queue_bytes, (double)s.queue_bytes);
+    metric_set(n->gauges->conversations, (double)s.conversations);
+    metric_set(n->gauges->read_failures, (double)s.read_failures);
+    metric_set(n->gauges->put_failures, (double)s.put_failures);
 }

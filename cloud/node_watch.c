@@ -75,7 +75,7 @@ static void *watch(void *arg)
         int got = sigtimedwait(&set, NULL, &(struct timespec){.tv_sec = 1});
         if (got == SIGTERM || got == SIGINT)
             stop_signal(n, &stop_signals);
-        else if (atomic_load(&n->watch.serving))
+        else if (atomic_load(&n->watch.serving) && !atomic_load(&n->watch.stop))
             reload_tokens(n, got == SIGHUP);
     }
     return NULL;
