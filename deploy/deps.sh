@@ -73,13 +73,15 @@ lws_record_check='^#define SSL_SEND_DATA_MAX_LENGTH 16384$'
 lws_verify_edit='/^static int ssl_pm_reload_crt(/,/^}/ s/MBEDTLS_SSL_VERIFY_OPTIONAL/MBEDTLS_SSL_VERIFY_REQUIRED/'
 # The last fraction of a millisecond before a timer is slept, not spun: a timer every 2.9 ms took 29 % of a core, now 1 %.
 lws_timer_edit='/^lws_service_adjust_timeout(/,/^}/ s|timeout_ms = (int)(u / 1000);|timeout_ms = (int)((u + 999) / 1000);|'
+# A pipelined request with a body: its bytes were freed while they were still being read. The loop that did it is for HTTP/2.
+lws_pipeline_edit='/^lws_http_action(/,/^}/ s|^\twhile (1) {$|\twhile (wsi->mux_substream) {|'
 
 # mbedTLS tarballs that are known good without apt's word for it.
 mbedtls_known_sha256=(8fb65fae8dcae5840f793c0a334860a411f884cc537ea290ce1c52bb64ca007a)
 
 recipe() {
   printf '%s\n' "$recipe_revision" "$(uname -m)" "$lws_version" "$mbedtls_series" "$c_flags" "${mbedtls_on[*]}" "${mbedtls_ciphers[*]}" \
-    "${mbedtls_off[*]}" "${lws_options[*]}" "$lws_record_edit" "$lws_verify_edit" "$lws_timer_edit"
+    "${mbedtls_off[*]}" "${lws_options[*]}" "$lws_record_edit" "$lws_verify_edit" "$lws_timer_edit" "$lws_pipeline_edit"
 }
 
 # --- where --------------------------------------------------------------------------------------------------------------
@@ -305,6 +307,7 @@ build_mbedtls() {
 
 edit_lws() {
   local wrapper=$work/lws/lib/tls/mbedtls/wrapper service=$work/lws/lib/core-net/service.c
+  local server=$work/lws/lib/roles/http/server/server.c
   local lib=$wrapper/library/ssl_lib.c pm=$wrapper/platform/ssl_pm.c
   sed -i -e "$lws_record_edit" "$lib"
   grep -q "$lws_record_check" "$lib" || die "libwebsockets: the edit of SSL_SEND_DATA_MAX_LENGTH in ssl_lib.c did not take"
@@ -313,6 +316,8 @@ edit_lws() {
   if grep -q MBEDTLS_SSL_VERIFY_OPTIONAL "$pm"; then die "libwebsockets: the edit of the verify mode in ssl_pm.c did not take"; fi
   sed -i -e "$lws_timer_edit" "$service"
   grep -qF 'timeout_ms = (int)((u + 999) / 1000);' "$service" || die "libwebsockets: the edit of the timer wait in service.c did not take"
+  sed -i -e "$lws_pipeline_edit" "$server"
+  grep -qF 'while (wsi->mux_substream) {' "$server" || die "libwebsockets: the edit of the pipelined body in server.c did not take"
 }
 
 # libwebsockets probes mbedTLS by linking. A probe that does not link is taken for "absent" without a word, and server names or

@@ -213,6 +213,23 @@ static void test_pipelined_gets(void **state)
     client_close(&c);
 }
 
+/* A request with a body behind one without: its bytes lie in the buffer that the first one came in. */
+static void test_pipelined_body(void **state)
+{
+    (void)state;
+    static const char text[] =
+        "GET /1 HTTP/1.1\r\nHost: x\r\n\r\nPOST /p HTTP/1.1\r\nHost: x\r\nContent-Length: 26\r\n\r\n"
+        "abcdefghijklmnopqrstuvwxyz";
+    for (size_t cut = 0; cut <= 30; cut += 10) { /* the whole body, or a part of it, comes along */
+        struct client c = client_open(server.port);
+        client_send(&c, text, sizeof text - 1 - cut);
+        assert_response(client_response(&c, false), 200, "GET /1");
+        client_send(&c, text + sizeof text - 1 - cut, cut);
+        assert_response(client_response(&c, false), 200, "abcdefghijklmnopqrstuvwxyz");
+        client_close(&c);
+    }
+}
+
 /* Bytes behind a body: this request is answered in full, and only it. */
 static void test_surplus_after_body(void **state)
 {
@@ -677,6 +694,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_keep_alive, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_paths_and_query, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_pipelined_gets, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_pipelined_body, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_surplus_after_body, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_surplus_while_working, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_big_response, set_up, tear_down),
