@@ -1,0 +1,405 @@
+/* engine: exactly-once replies. A generation that loses its client goes on, is parked, is taken up again by it or by another node's successor, and
+ * says the same text each time, each token once. */
+#include "engine_rig.h"
+
+#define VOCAB  256
+#define PROMPT 100
+#define REPLY  150
+
+struct scene {
+    struct rig *rig;
+    int32_t prompt[PROMPT + REPLY], reply[REPLY];
+    uint8_t request_id[GEN_REQUEST_ID_SIZE];
+    uint64_t attempt;
+};
+
+static struct scene *scene_open(struct rig_options options)
+{
+    struct scene *s = calloc(1, sizeof *s);
+    s->rig = rig_open(options);
+    rig_ids(s->prompt, PROMPT, VOCAB, 21);
+    rig_reference(s->rig, s->prompt, PROMPT, rig_sampling(REPLY, 99), s->reply);
+    memcpy(s->prompt + PROMPT, s->reply, sizeof s->reply);
+    memset(s->request_id, 0xab, sizeof s->request_id);
+    return s;
+}
+
+static void scene_close(struct scene *s)
+{
+    rig_close(s->rig);
+    free(s);
+}
+
+/* Open the scene's request, a higher attempt each time, with the first held_count reply tokens in hand. */
+static void open_attempt(struct scene *s, struct client *c, uint32_t held_count)
+{
+    struct engine_open open = client_open_of(c, s->prompt, PROMPT, held_count);
+    memcpy(open.request_id, s->request_id, sizeof open.request_id);
+    open.attempt = ++s->attempt;
+    client_send(s->rig, c, open);
+}
+
+static void plan_and_start(struct scene *s, struct client *c)
+{
+    struct engine_range all = {0, PROMPT, 0, 0, 0};
+    struct engine_generate generate = rig_sampling(REPLY, 99);
+    assert_int_equal(engine_plan(s->rig->engine, c->sequence, 1, &all, 1), 0);
+    assert_int_equal(engine_start(s->rig->engine, c->sequence, &generate), 0);
+}
+
+static void assert_rest(const struct scene *s, const struct client *c, uint32_t from)
+{
+    assert_true(c->done);
+    assert_int_equal(c->first_index, from);
+    assert_int_equal(c->count, REPLY - from);
+    assert_memory_equal(c->ids, s->reply + from, (REPLY - from) * sizeof *c->ids);
+    assert_int_equal(c->done_event.done.completion_tokens, REPLY);
+    assert_int_equal(c->done_event.done.prompt_tokens, PROMPT);
+    assert_memory_equal(c->done_ids, s->prompt, (PROMPT + REPLY) * sizeof *c->ids);
+    assert_int_equal(c->events_after_end, 0);
+}
+
+static void lost_client_comes_back_in_time(void **state)
+{
+    (void)state;
+    struct scene *s = scene_open((struct rig_options){0});
+    struct client first, second;
+    open_attempt(s, &first, 0);
+    plan_and_start(s, &first);
+    rig_until(s->rig, first.count >= 10);
+    engine_detach(s->rig->engine, first.sequence);
+    for (int i = 0; i < 30; i++)
+        rig_turn(s->rig);
+    uint32_t had = first.count;
+    assert_true(had < 15);
+    open_attempt(s, &second, 8); /* it never saw the last ones */
+    rig_until(s->rig, second.opened);
+    assert_true(second.open_event.opened.resumed);
+    assert_true(second.open_event.opened.reply_count > 30); /* went on without its client */
+    plan_and_start(s, &second);                             /* were under way: of no consequence */
+    rig_until(s->rig, second.done);
+    assert_rest(s, &second, 8);
+    assert_int_equal(first.count, had);
+    scene_close(s);
+}
+
+static void parked_after_64_tokens_and_resumed(void **state)
+{
+    (void)state;
+    struct scene *s = scene_open((struct rig_options){0});
+    struct client first, second;
+    open_attempt(s, &first, 0);
+    plan_and_start(s, &first);
+    rig_until(s->rig, first.count >= 10);
+    engine_detach(s->rig->engine, first.sequence);
+    for (int i = 0; i < 200; i++)
+        rig_turn(s->rig);
+    struct engine_stats stats = rig_stats(s->rig);
+    assert_int_equal(stats.parked, 1);
+    assert_int_equal(stats.running, 0);
+    assert_int_equal(stats.pages_used, stats.pages_cached);
+    open_attempt(s, &second, first.count);
+    rig_until(s->rig, second.opened);
+    assert_int_equal(second.open_event.opened.reply_count, first.count + LIMIT_DETACHED_TOKENS);
+    rig_until(s->rig, second.done);
+    assert_rest(s, &second, first.count);
+    assert_int_equal(rig_stats(s->rig).parked, 0);
+    scene_close(s);
+}
+
+static void parked_is_forgotten_in_the_end(void **state)
+{
+    (void)state;
+    struct scene *s = scene_open((struct rig_options){0});
+    struct client first, second;
+    open_attempt(s, &first, 0);
+    plan_and_start(s, &first);
+    rig_until(s->rig, first.count >= 10);
+    engine_detach(s->rig->engine, first.sequence);
+    rig_until(s->rig, rig_stats(s->rig).parked == 1);
+    rig_now += LIMIT_PARK_MS * UINT64_C(1000) - 100000;
+    rig_turn(s->rig);
+    assert_int_equal(rig_stats(s->rig).parked, 1);
+    rig_now += 2000000;
+    rig_turn(s->rig);
+    assert_int_equal(rig_stats(s->rig).parked, 0);
+    open_attempt(s, &second, 10); /* as on another node: the held tokens extend the prompt */
+    plan_and_start(s, &second);
+    rig_until(s->rig, second.opened);
+    assert_false(second.open_event.opened.resumed);
+    assert_int_equal(second.open_event.opened.reply_count, 10);
+    rig_until(s->rig, second.done);
+    assert_rest(s, &second, 10);
+    scene_close(s);
+}
+
+static void detached_but_running_is_forgotten_too(void **state)
+{
+    (void)state;
+    struct scene *s = scene_open((struct rig_options){.sequences_max = 1});
+    struct client running, waiting;
+    int32_t other[10] = {1, 2, 3};
+    client_direct(s->rig, &running, other, 10, rig_greedy(1000));
+    rig_until(s->rig, running.count >= 1);
+    open_attempt(s, &waiting, 0);
+    plan_and_start(s, &waiting);
+    rig_turn(s->rig);
+    engine_detach(s->rig->engine, waiting.sequence);
+    rig_turn(s->rig);
+    assert_int_equal(rig_stats(s->rig).waiting, 1);
+    rig_now += LIMIT_PARK_MS * UINT64_C(1000);
+    rig_turn(s->rig);
+    assert_int_equal(rig_stats(s->rig).waiting, 0);
+    assert_int_equal(atomic_load(&s->rig->engine->open_count), 1);
+    scene_close(s);
+}
+
+/* Any number of held tokens, on a node that knows nothing: the rest of the reply is the rest of the reply. */
+static void adopted_reply_goes_on(void **state)
+{
+    (void)state;
+    static const uint32_t held[] = {1, 28, 29, 92, REPLY - 1};
+    struct scene *s = scene_open((struct rig_options){0});
+    for (size_t i = 0; i < TD_COUNT(held); i++) {
+        struct client c;
+        memset(s->request_id, (int)i + 1, sizeof s->request_id);
+        open_attempt(s, &c, held[i]);
+        plan_and_start(s, &c);
+        rig_until(s->rig, c.done);
+        assert_rest(s, &c, held[i]);
+    }
+    scene_close(s);
+}
+
+static void adopted_reply_that_is_whole_ends_at_once(void **state)
+{
+    (void)state;
+    struct scene *s = scene_open((struct rig_options){.end_tokens = true});
+    struct client c;
+    open_attempt(s, &c, REPLY);
+    plan_and_start(s, &c);
+    rig_until(s->rig, c.done);
+    assert_int_equal(c.count, 0);
+    assert_int_equal(c.done_event.done.finish, FINISH_LENGTH);
+    s->prompt[PROMPT + 9] = tokenizer_eos(s->rig->tokenizer);
+    memset(s->request_id, 1, sizeof s->request_id);
+    open_attempt(s, &c, 10);
+    plan_and_start(s, &c);
+    rig_until(s->rig, c.done);
+    assert_int_equal(c.count, 0);
+    assert_int_equal(c.done_event.done.finish, FINISH_STOP);
+    scene_close(s);
+}
+
+/* An edge plans again for prompt and held tokens together. */
+static void adopted_prompt_may_be_split(void **state)
+{
+    (void)state;
+    struct scene *s = scene_open((struct rig_options){0});
+    for (uint32_t layers = 1; layers <= 2; layers++) {
+        struct client c;
+        uint32_t total = PROMPT + 50;
+        struct rig_edge edge = rig_edge_compute(s->rig, s->prompt, total, layers);
+        struct engine_range range = {0, total, layers, KV_L0, HIDDEN_F32};
+        struct engine_generate generate = rig_sampling(REPLY, 99);
+        memset(s->request_id, (int)layers, sizeof s->request_id);
+        struct engine_open open = client_open_of(&c, s->prompt, PROMPT, 50);
+        memcpy(open.request_id, s->request_id, sizeof open.request_id);
+        open.no_cache = true;
+        client_send(s->rig, &c, open);
+        engine_plan(s->rig->engine, c.sequence, 1, &range, 1);
+        engine_start(s->rig->engine, c.sequence, &generate);
+        if (layers == 1)
+            rig_send_hidden(&edge, &c, 1, 0, total, HIDDEN_F32);
+        else
+            rig_send_hidden(&edge, &c, 1, total - 1, 1, HIDDEN_F32);
+        rig_send_kv(&edge, &c, 1, 0, total, KV_L0);
+        rig_until(s->rig, c.done || c.failed);
+        assert_rest(s, &c, 50);
+        assert_int_equal(c.done_event.done.recomputed_tokens, 0);
+        rig_edge_free(&edge);
+    }
+    scene_close(s);
+}
+
+/* The link breaks in the middle of an upload: nothing more is asked of the edge, the reply comes all the same. */
+static void upload_that_breaks_off_is_finished_here(void **state)
+{
+    (void)state;
+    struct scene *s = scene_open((struct rig_options){0});
+    struct client first, second;
+    struct rig_edge edge = rig_edge_compute(s->rig, s->prompt, PROMPT, 1);
+    struct engine_range range = {0, PROMPT, 1, KV_L0, HIDDEN_F32};
+    struct engine_generate generate = rig_sampling(REPLY, 99);
+    open_attempt(s, &first, 0);
+    engine_plan(s->rig->engine, first.sequence, 1, &range, 1);
+    engine_start(s->rig->engine, first.sequence, &generate);
+    rig_send_hidden(&edge, &first, 1, 0, 50, HIDDEN_F32);
+    for (int i = 0; i < 5; i++)
+        rig_turn(s->rig);
+    engine_detach(s->rig->engine, first.sequence);
+    for (int i = 0; i < 20; i++)
+        rig_turn(s->rig);
+    open_attempt(s, &second, 0);
+    rig_until(s->rig, second.done);
+    assert_true(second.open_event.opened.resumed);
+    assert_true(second.open_event.opened.reply_count > 0);
+    assert_rest(s, &second, 0);
+    assert_int_equal(second.done_event.done.recomputed_tokens, PROMPT);
+    rig_edge_free(&edge);
+    scene_close(s);
+}
+
+static void without_generate_a_lost_stream_is_dropped(void **state)
+{
+    (void)state;
+    struct scene *s = scene_open((struct rig_options){0});
+    struct client first, second;
+    open_attempt(s, &first, 0);
+    rig_turn(s->rig);
+    engine_detach(s->rig->engine, first.sequence);
+    rig_turn(s->rig);
+    assert_int_equal(atomic_load(&s->rig->engine->open_count), 0);
+    open_attempt(s, &second, 0);
+    plan_and_start(s, &second);
+    rig_until(s->rig, second.done);
+    assert_false(second.open_event.opened.resumed);
+    assert_rest(s, &second, 0);
+    scene_close(s);
+}
+
+static void later_attempt_fences_the_earlier(void **state)
+{
+    (void)state;
+    struct scene *s = scene_open((struct rig_options){0});
+    struct client first, second, stale;
+    open_attempt(s, &first, 0);
+    plan_and_start(s, &first);
+    rig_until(s->rig, first.count >= 10);
+    open_attempt(s, &second, 10);
+    rig_until(s->rig, second.done);
+    assert_true(first.failed);
+    assert_int_equal(first.fail_code, -TD_ERR_CANCELLED);
+    assert_rest(s, &second, 10);
+    s->attempt -= 1; /* the first one's frame was late */
+    open_attempt(s, &stale, 0);
+    rig_until(s->rig, stale.failed);
+    assert_int_equal(stale.fail_code, -TD_ERR_BUSY);
+    assert_int_equal(atomic_load(&s->rig->engine->open_count), 0);
+    scene_close(s);
+}
+
+static void finished_reply_can_be_fetched_again(void **state)
+{
+    (void)state;
+    struct scene *s = scene_open((struct rig_options){0});
+    struct client c;
+    open_attempt(s, &c, 0);
+    plan_and_start(s, &c);
+    rig_until(s->rig, c.done);
+    for (uint32_t held = 0; held <= REPLY; held += 75) {
+        open_attempt(s, &c, held);
+        rig_turn(s->rig);
+        assert_true(c.done && c.open_event.opened.resumed);
+        if (held < REPLY)
+            assert_rest(s, &c, held);
+        else
+            assert_int_equal(c.count, 0);
+        assert_int_equal(c.done_event.done.finish, FINISH_LENGTH);
+    }
+    s->prompt[PROMPT + 3] ^= 1; /* tokens that it never sent */
+    open_attempt(s, &c, 10);
+    rig_turn(s->rig);
+    assert_int_equal(c.fail_code, -TD_ERR_MISMATCH);
+    rig_now += LIMIT_PARK_MS * UINT64_C(1000) + 2000000;
+    rig_turn(s->rig);
+    open_attempt(s, &c, 0);
+    rig_until(s->rig, c.opened);
+    assert_false(c.open_event.opened.resumed);
+    assert_int_equal(atomic_load(&s->rig->engine->open_count), 1);
+    scene_close(s);
+}
+
+/* Finished while nobody listened: the one who asks later gets all of it. */
+static void reply_that_ended_alone_is_kept(void **state)
+{
+    (void)state;
+    struct scene *s = scene_open((struct rig_options){0});
+    struct client first, second;
+    open_attempt(s, &first, 0);
+    plan_and_start(s, &first);
+    rig_until(s->rig, first.count >= REPLY - 20);
+    engine_detach(s->rig->engine, first.sequence);
+    for (int i = 0; i < 50; i++)
+        rig_turn(s->rig);
+    assert_false(first.done);
+    assert_int_equal(rig_stats(s->rig).running, 0);
+    open_attempt(s, &second, 0);
+    rig_turn(s->rig);
+    assert_rest(s, &second, 0);
+    scene_close(s);
+}
+
+static void repeated_direct_request_replays_with_logprobs(void **state)
+{
+    (void)state;
+    struct scene *s = scene_open((struct rig_options){0});
+    static struct client first, second;
+    for (int i = 0; i < 2; i++) {
+        struct client *c = i ? &second : &first;
+        struct engine_open open = client_open_of(c, s->prompt, PROMPT, 0);
+        memcpy(open.request_id, s->request_id, sizeof open.request_id);
+        open.attempt = ++s->attempt;
+        open.direct = true;
+        open.generate = rig_sampling(REPLY, 99);
+        open.generate.sampling.want_logprobs = true;
+        open.generate.sampling.logprob_count = 2;
+        client_send(s->rig, c, open);
+        rig_until(s->rig, c->done);
+        assert_rest(s, c, 0);
+        assert_int_equal(c->sampled_count, REPLY);
+    }
+    assert_memory_equal(first.sampled, second.sampled, REPLY * sizeof *first.sampled);
+    scene_close(s);
+}
+
+static void drain_lets_finish_then_fails(void **state)
+{
+    (void)state;
+    struct scene *s = scene_open((struct rig_options){0});
+    struct client quick, slow;
+    client_direct(s->rig, &quick, s->prompt, PROMPT, rig_greedy(5));
+    client_direct(s->rig, &slow, s->prompt, 10, rig_greedy(900));
+    rig_turn(s->rig);
+    struct engine_command *c = calloc(1, sizeof *c);
+    c->type = COMMAND_DRAIN;
+    c->drain_deadline_us = rig_now + 20000;
+    assert_int_equal(queue_push(s->rig->engine->commands, c), 0);
+    rig_until(s->rig, quick.done);
+    assert_false(slow.failed);
+    rig_until(s->rig, slow.failed);
+    assert_int_equal(slow.fail_code, -TD_ERR_CLOSED);
+    assert_true(s->rig->engine->is_drained);
+    scene_close(s);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(lost_client_comes_back_in_time),
+        cmocka_unit_test(parked_after_64_tokens_and_resumed),
+        cmocka_unit_test(parked_is_forgotten_in_the_end),
+        cmocka_unit_test(detached_but_running_is_forgotten_too),
+        cmocka_unit_test(adopted_reply_goes_on),
+        cmocka_unit_test(adopted_reply_that_is_whole_ends_at_once),
+        cmocka_unit_test(adopted_prompt_may_be_split),
+        cmocka_unit_test(upload_that_breaks_off_is_finished_here),
+        cmocka_unit_test(without_generate_a_lost_stream_is_dropped),
+        cmocka_unit_test(later_attempt_fences_the_earlier),
+        cmocka_unit_test(finished_reply_can_be_fetched_again),
+        cmocka_unit_test(reply_that_ended_alone_is_kept),
+        cmocka_unit_test(repeated_direct_request_replays_with_logprobs),
+        cmocka_unit_test(drain_lets_finish_then_fails),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
