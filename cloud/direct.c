@@ -31,12 +31,15 @@ static void call_free(struct direct_call *c)
     free(c);
 }
 
+/* text may lie in the call. */
 static void fail(struct direct_call *c, int code, const char *text, uint32_t retry_after_ms)
 {
     struct api_call *api = c->api;
+    char copy[TD_ERROR_TEXT_SIZE];
+    snprintf(copy, sizeof copy, "%s", text);
     call_free(c);
     if (api)
-        api_error(api, code, text, retry_after_ms);
+        api_error(api, code, copy, retry_after_ms);
 }
 
 /* A code that the engine or the worker answered with. */
