@@ -4,7 +4,8 @@
  *
  * Routes: POST /v1/chat/completions, POST /v1/completions, GET /v1/models, GET /health (503 until api_set_ready), GET /metrics,
  *         POST /tokenize {"content","add_special"?} → {"tokens"}, POST /detokenize {"tokens"} → {"content"};
- *         GET /v1/conversations, GET|DELETE /v1/conversations/{id}. Anything else: 404; wrong method: 405. */
+ *         GET /v1/conversations, GET|DELETE /v1/conversations/{id}, GET /v1/models/{id}. Anything else: 404; wrong method: 405.
+ * All but /health ask ops->authenticate. A request's model may be model_name, "default" or absent; else 404. */
 #ifndef TANDEM_PROTOCOL_API_H
 #define TANDEM_PROTOCOL_API_H
 #include "protocol/net.h"
@@ -22,7 +23,9 @@ struct api_ops {
     /* bearer: the token text ("" if none). 0, or -TD_ERR_AUTH (401). */
     int (*authenticate)(void *ctx, const char *bearer, struct api_identity *out);
     /* Begin: the owner turns the request (borrowed until it calls api_done/api_error or cancel is called) into ids and computes. It answers, then or later, on the loop's
-     * thread: api_started, api_tokens …, api_done; or api_error at any time. *handle is passed to cancel. Negative: error with err->text. */
+     * thread: api_started, api_tokens …, api_done; or api_error at any time. *handle is passed to cancel (set it before calling back from inside start).
+     * Negative: error with err->text. A key ("": none) that a running call has already: end that one with api_error(-TD_ERR_CONFLICT) and
+     * give this one the whole reply, from its first token. */
     int (*start)(void *ctx, struct api_call *call, const struct api_identity *who,
                  const struct api_request *request, const char *idempotency_key, void **handle,
                  struct td_error *err);

@@ -39,13 +39,19 @@ void api_call_free(struct api_call *c)
     free(c);
 }
 
+/* The owner may call back from inside ops->start, before its handle has been taken over. */
+void *api_call_handle(const struct api_call *c)
+{
+    return c->start_handle ? *c->start_handle : c->handle;
+}
+
 void api_call_lost(struct api_call *c)
 {
     c->exchange = NULL;
     if (c->ended)
         return;
     const struct api_config *config = &c->server->config;
-    config->ops->cancel(config->ctx, c->handle, false, 0);
+    config->ops->cancel(config->ctx, api_call_handle(c), false, 0);
     api_call_free(c);
 }
 
@@ -168,10 +174,12 @@ static void start(struct api_call *c)
     void *handle = NULL;
     bool freed = false;
     c->freed = &freed;
+    c->start_handle = &handle;
     int code = config->ops->start(config->ctx, c, &c->who, &c->request, c->idempotency_key, &handle, &err);
     if (freed)
         return;
     c->freed = NULL;
+    c->start_handle = NULL;
     if (code == 0)
         c->handle = handle;
     else
@@ -220,7 +228,7 @@ static int filter(struct api_call *c, bool flush)
     } else {
         char *out = NULL;
         size_t size = 0;
-        code = config->ops->filter_output(config->ctx, c->handle, c->shown.data ? c->shown.data : "",
+        code = config->ops->filter_output(config->ctx, api_call_handle(c), c->shown.data ? c->shown.data : "",
                                           c->shown.size, flush, &out, &size);
         if (code == 0)
             code = api_text_append(&c->visible, out, size);
@@ -269,7 +277,7 @@ static int take_token(struct api_call *c, int32_t id, const struct api_logprob_i
 static void fail(struct api_call *c, int code)
 {
     const struct api_config *config = &c->server->config;
-    config->ops->cancel(config->ctx, c->handle, false, 0);
+    config->ops->cancel(config->ctx, api_call_handle(c), false, 0);
     api_error(c, code, td_status_text(code), 0);
 }
 
@@ -303,7 +311,7 @@ void api_tokens(struct api_call *c, const int32_t *ids, size_t count, const stru
     if (c->text.stopped) {
         const struct api_config *config = &c->server->config;
         c->ended = true;
-        config->ops->cancel(config->ctx, c->handle, true, c->token_count);
+        config->ops->cancel(config->ctx, api_call_handle(c), true, c->token_count);
     }
 }
 

@@ -147,7 +147,7 @@ static bool admit_body(struct http_exchange *x)
 static bool admit_origin(struct http_exchange *x)
 {
     const struct http_head *h = &x->head;
-    if (x->listener->loopback_hosts_only && !http_host_is_loopback(h->host))
+    if (http_host_refused(x->listener, h->host))
         return exchange_refuse(x, 403, "host_not_allowed",
                                "The Host header must be localhost, 127.0.0.1 or [::1]."),
                false;

@@ -124,7 +124,7 @@ int http_content_length(const char *text, uint64_t *out)
     return text[digits] == '\0' ? 0 : -TD_ERR_FORMAT;
 }
 
-bool http_host_is_loopback(const char *host)
+static bool host_is_loopback(const char *host)
 {
     static const char *const names[] = {"localhost", "127.0.0.1", "[::1]"};
     for (size_t i = 0; i < TD_COUNT(names); i++) {
@@ -137,6 +137,12 @@ bool http_host_is_loopback(const char *host)
         return *rest == ':' && rest[1] != '\0' && rest[1 + strspn(rest + 1, "0123456789")] == '\0';
     }
     return false;
+}
+
+/* A web page can make a browser send requests to this machine under a name of its own, but not to a Unix socket. */
+bool http_host_refused(const struct listener *l, const char *host)
+{
+    return l->loopback_hosts_only && !l->unix_path && !host_is_loopback(host);
 }
 
 bool http_origin_allowed(const struct listener *l, const char *origin)

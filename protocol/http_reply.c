@@ -40,7 +40,7 @@ static const char *status_text(int status)
 
 static int out_append(struct http_exchange *x, const void *data, size_t size)
 {
-    if (x->out_begin > 0) {
+    if (x->out_begin > 0 && size > x->out_capacity - x->out_end) {
         memmove(x->out, x->out + x->out_begin, x->out_end - x->out_begin);
         x->out_end -= x->out_begin, x->out_begin = 0;
     }

@@ -93,7 +93,7 @@ int http_head_read(struct lws *wsi, struct http_head *h); /* 0 or -TD_ERR_NOMEM;
 void http_head_free(struct http_head *h);
 /* 0 for no body, -TD_ERR_FORMAT for what is no number. */
 int http_content_length(const char *text, uint64_t *out);
-bool http_host_is_loopback(const char *host);
+bool http_host_refused(const struct listener *l, const char *host);
 bool http_origin_allowed(const struct listener *l, const char *origin);
 bool http_token_in_list(const char *list, const char *token);
 

@@ -80,6 +80,11 @@ int net_check_certificate(const char *cert_path, const char *key_path, struct td
     else if (mbedtls_pk_check_pair(&crt.pk, &key, random_bytes, NULL) != 0)
         code = td_fail(err, -TD_ERR_MISMATCH, "the private key %s does not belong to the certificate %s",
                        key_path, cert_path);
+    else if (crt.next)
+        log_warn("net",
+                 "%s holds several certificates: only the first is used, so it must be signed by an "
+                 "authority that clients know",
+                 cert_path);
     else if (mbedtls_x509_time_is_past(&crt.valid_to))
         log_warn("net", "the certificate %s has expired: clients will refuse it (deploy/certs.sh renews it)",
                  cert_path);
@@ -244,7 +249,8 @@ static void create_vhost(struct net_loop *l, struct listener *v, uint16_t port)
     if (v->unix_path)
         info.options |= LWS_SERVER_OPTION_UNIX_SOCK;
     if (v->cert_path) {
-        info.options |= LWS_SERVER_OPTION_DO_SSL_GLOBAL_INIT; /* without it the vhost would speak plain HTTP */
+        info.options |=
+            LWS_SERVER_OPTION_DO_SSL_GLOBAL_INIT; /* without it the vhost would speak plain HTTP */
         info.ssl_cert_filepath = v->cert_path;
         info.ssl_private_key_filepath = v->key_path;
     }

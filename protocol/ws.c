@@ -78,7 +78,7 @@ static int judge_upgrade(const struct listener *l, const struct http_head *h)
 {
     if (!l->ws || strcmp(h->path, NET_WS_PATH) != 0)
         return 404;
-    if (l->loopback_hosts_only && !http_host_is_loopback(h->host))
+    if (http_host_refused(l, h->host))
         return 403;
     if (h->origin[0] && !http_origin_allowed(l, h->origin))
         return 403;

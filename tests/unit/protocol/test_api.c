@@ -1,5 +1,6 @@
 /* The OpenAI API over real sockets: what clients look at, byte for byte, and what they do to servers: leave, repeat, send nonsense. */
 #include "toy_owner.h"
+#include "protocol/api_server.h"
 #include <jansson.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -465,6 +466,21 @@ static void test_credentials(void **state)
     }
 }
 
+/* The longest credential is asked about; a longer one is not. */
+static void test_credential_limit(void **state)
+{
+    (void)state;
+    for (int more = 0; more <= 1; more++) {
+        char headers[256], token[LIMIT_TOKEN_SIZE + 2];
+        memset(token, 'k', sizeof token);
+        token[LIMIT_TOKEN_SIZE + more] = '\0';
+        snprintf(headers, sizeof headers, "Authorization: Bearer %s\r\n", token);
+        struct response r = ask("GET", "/v1/models", headers, NULL);
+        assert_int_equal(r.status, more ? 401 : 200);
+        free(r.body);
+    }
+}
+
 static void test_routes(void **state)
 {
     (void)state;
@@ -642,6 +658,39 @@ static void test_client_that_does_not_read(void **state)
     client_close(&c);
 }
 
+/* ---- silence ------------------------------------------------------------------------------------------------ */
+
+/* As if nothing had been sent for the keep-alive time. */
+static void let_time_pass(void *arg)
+{
+    (void)arg;
+    for (struct api_call *c = toy.server->calls; c; c = c->next)
+        c->last_write_us -= LIMIT_HTTP_KEEPALIVE_MS * 1000ull;
+    net_timer_start(toy.server->ticker, 1);
+}
+
+static void test_keep_alive_comments(void **state)
+{
+    (void)state;
+    struct client c = client_open(toy.port);
+    client_request(&c, "POST", "/v1/chat/completions", JSON,
+                   "{\"stream\":true,\"messages\":[{\"role\":\"user\",\"content\":\"hang ab\"}]}");
+    assert_true(client_wait_for(&c, "\"b\""));
+    assert_null(strstr(c.data, "\n: keep-alive"));
+    net_loop_post(toy.loop, let_time_pass, NULL);
+    assert_true(client_wait_for(&c, "\n: keep-alive\n\n"));
+    client_close(&c);
+    /* A prompt that takes long: the stream begins without having been started. */
+    c = client_open(toy.port);
+    int before = atomic_load(&toy.starts);
+    client_request(&c, "POST", "/v1/chat/completions", JSON,
+                   "{\"stream\":true,\"messages\":[{\"role\":\"user\",\"content\":\"hang\"}]}");
+    assert_true(toy_reaches(&toy.starts, before + 1));
+    net_loop_post(toy.loop, let_time_pass, NULL);
+    assert_true(client_wait_for(&c, "\"role\":\"assistant\""));
+    client_close(&c);
+}
+
 static void test_too_many_calls(void **state)
 {
     (void)state;
@@ -684,6 +733,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_owner_errors, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_error_in_stream, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_credentials, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_credential_limit, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_routes, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_models, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_health, set_up, tear_down),
@@ -692,6 +742,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_idempotency_key, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_disconnect_cancels, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_client_that_does_not_read, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_keep_alive_comments, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_too_many_calls, set_up, tear_down),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

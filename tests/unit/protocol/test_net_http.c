@@ -429,6 +429,70 @@ static void test_broken_requests(void **state)
     client_close(&c);
 }
 
+/* ---- limits of a listener -------------------------------------------------------------------------------------- */
+
+static void fill_exchanges(void *arg)
+{
+    server.loop->listeners->exchange_count += (uint32_t)(intptr_t)arg;
+}
+
+static void fill_bodies(void *arg)
+{
+    server.loop->listeners->body_size += (size_t)(intptr_t)arg;
+}
+
+static void test_too_many_exchanges(void **state)
+{
+    (void)state;
+    struct client last = client_open(server.port), more = client_open(server.port);
+    net_loop_post(server.loop, fill_exchanges, (void *)(intptr_t)(LIMIT_HTTP_EXCHANGES - 1));
+    client_request(&last, "GET", "/hold", "", NULL);
+    assert_true(reaches(&server.requests, 1));
+    client_request(&more, "GET", "/a", "", NULL);
+    struct response r = client_response(&more, false);
+    assert_true(response_has(&r, "Retry-After: 1"));
+    assert_response(r, 503, NULL);
+    net_loop_post(server.loop, release, NULL);
+    assert_response(client_response(&last, false), 200, "released");
+    client_request(&more, "GET", "/a", "", NULL);
+    assert_response(client_response(&more, false), 200, "GET /a");
+    net_loop_post(server.loop, fill_exchanges, (void *)-(intptr_t)(LIMIT_HTTP_EXCHANGES - 1));
+    client_close(&last);
+    client_close(&more);
+}
+
+static void test_bodies_together(void **state)
+{
+    (void)state;
+    struct client c = client_open(server.port);
+    net_loop_post(server.loop, fill_bodies, (void *)(intptr_t)(LIMIT_HTTP_BUFFERED_SIZE - 5));
+    client_request(&c, "POST", "/p", "", "12345");
+    assert_response(client_response(&c, false), 200, "12345");
+    client_request(&c, "POST", "/p", "", "123456");
+    assert_response(client_response(&c, false), 503, NULL);
+    net_loop_post(server.loop, fill_bodies, (void *)-(intptr_t)(LIMIT_HTTP_BUFFERED_SIZE - 5));
+    client_close(&c);
+}
+
+static void test_header_limit(void **state)
+{
+    (void)state;
+    char headers[LIMIT_HTTP_HEADER_SIZE + 64];
+    for (int more = 0; more <= 1; more++) {
+        size_t size = more ? LIMIT_HTTP_HEADER_SIZE + 1
+                           : LIMIT_HTTP_HEADER_SIZE - 200; /* the rest of the head counts too */
+        memset(headers, 'h', sizeof headers);
+        memcpy(headers, "X-Long: ", 8);
+        strcpy(headers + size, "\r\n");
+        struct client c = client_open(server.port);
+        client_request(&c, "GET", "/a", headers, NULL);
+        struct response r = client_response(&c, false);
+        assert_int_equal(r.status, more ? 0 : 200);
+        free(r.body);
+        client_close(&c);
+    }
+}
+
 /* ---- clients that leave, or are slow ------------------------------------------------------------------------- */
 
 static void test_gone_is_reported_once(void **state)
@@ -586,7 +650,7 @@ static void test_unix_socket(void **state)
     assert_int_equal(stat(path, &st), 0);
     assert_int_equal(st.st_mode & 0777, 0600);
     struct client c = client_open_unix(path);
-    client_request(&c, "POST", "/u", "", "over unix");
+    client_request(&c, "POST", "/u", "Host: anything\r\n", "over unix"); /* no browser comes this way */
     assert_response(client_response(&c, false), 200, "over unix");
     assert_string_equal(server.peer, "unix");
     client_close(&c);
@@ -705,6 +769,9 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_expect_continue, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_body_in_pieces, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_broken_requests, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_too_many_exchanges, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_bodies_together, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_header_limit, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_gone_is_reported_once, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_open_exchange_at_the_end, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_slow_clients, set_up_slow, tear_down),

@@ -558,6 +558,17 @@ static void test_client_certificates(void **state)
     stop();
 }
 
+/* Without a CA of one's own the system's are taken, and do not know ours. */
+static void test_system_authorities(void **state)
+{
+    (void)state;
+    if (access("/etc/ssl/certs/ca-certificates.crt", R_OK) != 0)
+        skip();
+    serve_tls(false);
+    connect_and_fail(&(struct net_connect){.tls = true}, "is not trusted");
+    stop();
+}
+
 static void test_certificate_errors(void **state)
 {
     (void)state;
@@ -614,6 +625,47 @@ static void test_openssl(void **state)
     assert_false(openssl_gets_in("-tls1_1 -cipher DEFAULT@SECLEVEL=0"));
     assert_false(openssl_gets_in("-tls1_2 -cipher AES128-SHA"));
     assert_false(openssl_gets_in("-tls1_2 -cipher ECDHE-ECDSA-AES128-SHA"));
+    stop();
+}
+
+/* ---- HTTPS ---------------------------------------------------------------------------------------------------- */
+
+static atomic_int requests, gone;
+
+static void on_request(void *ctx, struct http_exchange *x, const struct http_request *r)
+{
+    (void)ctx, (void)r;
+    http_stream_begin(x, 200, "text/plain", NULL, 0);
+    atomic_fetch_add(&requests, 1);
+}
+
+static void on_client_gone(void *ctx, struct http_exchange *x)
+{
+    (void)ctx, (void)x;
+    atomic_fetch_add(&gone, 1);
+}
+
+/* A client that leaves in the middle of a reply is noticed at once behind TLS too. */
+static void test_https_client_gone(void **state)
+{
+    (void)state;
+    static const struct http_handler handler = {on_request, on_client_gone, NULL};
+    char command[512];
+    atomic_store(&requests, 0), atomic_store(&gone, 0);
+    serve(&(struct net_listen){
+        .cert_path = cert("server.crt"), .key_path = cert("server.key"), .http = &handler});
+    snprintf(command, sizeof command,
+             "(printf 'POST /x HTTP/1.1\\r\\nHost: localhost\\r\\nContent-Length: 1\\r\\n\\r\\nx'; sleep "
+             "0.3) | OPENSSL_CONF=/dev/null "
+             "timeout -s KILL 0.2 openssl s_client -connect 127.0.0.1:%u -quiet -ign_eof >/dev/null 2>&1",
+             net.port);
+    uint64_t begun = clock_mono_us();
+    FILE *f = popen(command, "r");
+    assert_true(reaches(&requests, 1));
+    assert_int_equal(atomic_load(&gone), 0);
+    assert_true(reaches(&gone, 1));
+    assert_true(clock_mono_us() - begun < 2000000);
+    pclose(f);
     stop();
 }
 
@@ -674,6 +726,8 @@ int main(void)
         cmocka_unit_test(test_client_certificates),
         cmocka_unit_test(test_certificate_errors),
         cmocka_unit_test(test_openssl),
+        cmocka_unit_test(test_https_client_gone),
+        cmocka_unit_test(test_system_authorities),
     };
     return cmocka_run_group_tests(tests, make_certificates, remove_certificates);
 }
