@@ -1,0 +1,424 @@
+/* fake_cloud: a cloud node that computes nothing: it greets, acknowledges, counts what comes, and sends a reply that everybody knows in advance
+ * (token i is fake_token(i)). Knobs say how it behaves, records say what it saw; both belong to the loop's thread: look at them through
+ * on_loop(). The loop has a thread of its own here, so that a test can wait. */
+#ifndef TANDEM_TESTS_FAKE_CLOUD_H
+#define TANDEM_TESTS_FAKE_CLOUD_H
+#include "protocol/generation.h"
+#include "protocol/link.h"
+#include "protocol/net.h"
+#include <pthread.h>
+#include <semaphore.h>
+#include <stdlib.h>
+#include <time.h>
+
+#define FAKE_OPENS 16
+#define FAKE_PLANS 16
+#define FAKE_CONNS 16
+
+struct fake_open {
+    uint8_t request_id[16];
+    uint64_t attempt;
+    uint32_t prompt_count, held_count, conversation_length, accept;
+    bool no_cache;
+    char conversation[LIMIT_NAME_SIZE + 1];
+    int32_t ids[1024];
+    uint32_t ids_count;
+};
+struct fake_plan {
+    uint32_t epoch, range_count;
+    struct {
+        uint32_t first_token, count, layers, codec, hidden_dtype;
+    } ranges[4];
+};
+struct fake_conn {
+    struct fake_cloud *cloud;
+    struct ws_conn *ws;
+    struct link *link;
+    uint32_t stream; /* the last one opened, 0: none */
+    uint64_t attempt;
+    uint32_t next, rows_until; /* next reply token; HIDDEN rows below this have come */
+    bool generating, finished;
+    uint32_t keep_count;
+};
+struct fake_cloud {
+    struct net_loop *loop;
+    pthread_t thread;
+    struct net_timer *timer;
+    struct ws_handler handler;
+    uint16_t port;
+    struct fake_conn *conns[FAKE_CONNS];
+
+    /* knobs */
+    uint8_t layout[32], principal_key[32];
+    uint32_t context_max, codec_mask, hidden_mask;
+    int refuse_code;
+    uint32_t cached_tokens, token_count;
+    bool need_ids, resumed, silent; /* silent: no tokens */
+    bool wait_for_rows;             /* no token before the rows of the whole prompt are here */
+    uint32_t cut_after;             /* reply tokens after which the connection is cut, once */
+    int error_code;                 /* an ERROR instead of OPEN_ACK */
+    bool error_retry;
+
+    /* records */
+    uint32_t connections, open_count, plan_count, generate_count, cancel_count;
+    struct fake_open opens[FAKE_OPENS];
+    struct fake_plan plans[FAKE_PLANS];
+    uint32_t rows, rows_begin, row_layer, row_dtype, pieces, piece_tokens; /* of the latest plan's epoch */
+    uint32_t token_count_max, done_count;
+    float temperature;
+    uint64_t seed;
+    bool cancel_finished;
+    uint32_t cancel_keep;
+    char token[LIMIT_TOKEN_SIZE + 1];
+    uint32_t layers_held;
+};
+
+static inline int32_t fake_token(uint32_t index)
+{
+    return (int32_t)(10 + index * 7 % 60);
+}
+
+static inline void fake_flush(struct fake_conn *c)
+{
+    ws_want_write(c->ws);
+}
+
+static inline void fake_send(struct fake_conn *c, unsigned type, uint32_t stream, const ProtobufCMessage *m,
+                             const void *data, size_t size)
+{
+    link_send(c->link, type, stream, m, data, size);
+    fake_flush(c);
+}
+
+static inline void fake_hello(struct fake_conn *c, const Tandem__Hello *m)
+{
+    static char name[] = "fake";
+    struct fake_cloud *f = c->cloud;
+    snprintf(f->token, sizeof f->token, "%s", m->token);
+    f->layers_held = m->layers_held;
+    if (f->refuse_code) {
+        static char text[] = "token not known";
+        Tandem__Error e = TANDEM__ERROR__INIT;
+        e.code = (uint32_t)f->refuse_code;
+        e.text = text;
+        fake_send(c, FRAME_ERROR, 0, &e.base, NULL, 0);
+        return;
+    }
+    Tandem__Version v = TANDEM__VERSION__INIT;
+    v.protocol = WIRE_PROTOCOL;
+    v.layout = (ProtobufCBinaryData){32, f->layout};
+    v.numerics = 1;
+    Tandem__Welcome w = TANDEM__WELCOME__INIT;
+    w.version = &v;
+    w.tenant = w.principal = w.node = name;
+    w.principal_key = (ProtobufCBinaryData){32, f->principal_key};
+    w.context_max = f->context_max;
+    w.codec_mask = f->codec_mask;
+    w.hidden_mask = f->hidden_mask;
+    fake_send(c, FRAME_WELCOME, 0, &w.base, NULL, 0);
+}
+
+static inline void fake_on_open(struct fake_conn *c, const struct wire_frame *frame)
+{
+    struct fake_cloud *f = c->cloud;
+    const Tandem__Open *m = frame->open;
+    struct fake_open *o = &f->opens[f->open_count++ % FAKE_OPENS];
+    memcpy(o->request_id, m->request_id.data, 16);
+    o->attempt = m->attempt;
+    o->prompt_count = m->prompt_count;
+    o->held_count = m->held_count;
+    o->conversation_length = m->conversation_length;
+    o->accept = m->accept;
+    o->no_cache = m->no_cache;
+    snprintf(o->conversation, sizeof o->conversation, "%s", m->conversation);
+    o->ids_count = (uint32_t)(frame->payload.size / 4);
+    for (uint32_t i = 0; i < o->ids_count && i < TD_COUNT(o->ids); i++)
+        o->ids[i] = (int32_t)load_le32(frame->payload.data + 4 * i);
+    c->stream = frame->stream;
+    c->attempt = m->attempt;
+    c->next = m->held_count;
+    c->generating = c->finished = false;
+    c->rows_until = 0;
+    f->rows = f->pieces = f->piece_tokens = 0;
+    if (f->error_code) {
+        Tandem__Error e = TANDEM__ERROR__INIT;
+        e.code = (uint32_t)f->error_code;
+        e.retry = f->error_retry;
+        e.retry_after_ms = f->error_retry ? 700 : 0;
+        f->error_code = 0;
+        fake_send(c, FRAME_ERROR, frame->stream, &e.base, NULL, 0);
+        c->stream = 0;
+        return;
+    }
+    Tandem__OpenAck ack = TANDEM__OPEN_ACK__INIT;
+    ack.attempt = m->attempt;
+    ack.need_ids = f->need_ids && m->conversation_length > 0;
+    ack.resumed = f->resumed;
+    ack.cached_tokens = ack.cached_memory = m->no_cache ? 0 : f->cached_tokens;
+    fake_send(c, FRAME_OPEN_ACK, frame->stream, &ack.base, NULL, 0);
+    if (ack.need_ids)
+        c->stream = 0;
+}
+
+static inline void fake_plan(struct fake_cloud *f, const Tandem__Plan *m)
+{
+    struct fake_plan *p = &f->plans[f->plan_count++ % FAKE_PLANS];
+    p->epoch = m->epoch;
+    p->range_count = (uint32_t)m->n_ranges;
+    for (size_t i = 0; i < m->n_ranges && i < TD_COUNT(p->ranges); i++) {
+        p->ranges[i].first_token = m->ranges[i]->first_token;
+        p->ranges[i].count = m->ranges[i]->count;
+        p->ranges[i].layers = m->ranges[i]->layers;
+        p->ranges[i].codec = m->ranges[i]->codec;
+        p->ranges[i].hidden_dtype = m->ranges[i]->hidden_dtype;
+    }
+    f->rows = f->pieces = f->piece_tokens = 0;
+}
+
+static inline uint32_t fake_epoch(const struct fake_cloud *f)
+{
+    return f->plan_count ? f->plans[(f->plan_count - 1) % FAKE_PLANS].epoch : 0;
+}
+
+static inline int fake_on_frame(void *ctx, const struct wire_frame *frame)
+{
+    struct fake_conn *c = ctx;
+    struct fake_cloud *f = c->cloud;
+    switch (frame->type) {
+    case FRAME_HELLO:
+        fake_hello(c, frame->hello);
+        break;
+    case FRAME_OPEN:
+        fake_on_open(c, frame);
+        break;
+    case FRAME_PLAN:
+        fake_plan(f, frame->plan);
+        break;
+    case FRAME_GENERATE:
+        f->generate_count++;
+        f->token_count_max = frame->generate->token_count_max;
+        f->temperature = frame->generate->temperature;
+        f->seed = frame->generate->seed;
+        c->generating = true;
+        break;
+    case FRAME_CANCEL:
+        f->cancel_count++;
+        f->cancel_finished = frame->cancel->finished;
+        f->cancel_keep = frame->cancel->keep_count;
+        c->finished = frame->cancel->finished;
+        c->keep_count = frame->cancel->keep_count;
+        if (!c->finished)
+            c->stream = 0;
+        break;
+    case FRAME_HIDDEN:
+        if (frame->hidden->epoch == fake_epoch(f)) {
+            f->rows_begin = f->rows ? f->rows_begin : frame->hidden->first_token;
+            f->rows += frame->hidden->count;
+            f->row_layer = frame->hidden->layer;
+            f->row_dtype = frame->hidden->dtype;
+            c->rows_until = frame->hidden->first_token + frame->hidden->count;
+        }
+        link_consumed(c->link, frame->stream, frame->payload.size);
+        break;
+    case FRAME_KV_BLOCK:
+        if (frame->kv_block->epoch == fake_epoch(f))
+            f->pieces++;
+        link_consumed(c->link, frame->stream, frame->payload.size);
+        break;
+    default:
+        break;
+    }
+    return 0;
+}
+
+static inline int fake_ws_open(void *ctx, struct ws_conn *ws, const char *peer, void **user)
+{
+    struct fake_cloud *f = ctx;
+    (void)peer;
+    for (size_t i = 0; i < FAKE_CONNS; i++) {
+        if (f->conns[i])
+            continue;
+        struct fake_conn *c = calloc(1, sizeof *c);
+        struct link_config config = {.role = LINK_CLOUD, .on_frame = fake_on_frame, .ctx = c};
+        c->cloud = f;
+        c->ws = ws;
+        c->link = link_create(&config, clock_mono_us());
+        f->conns[i] = c;
+        f->connections++;
+        *user = c;
+        return 0;
+    }
+    return -1;
+}
+
+static inline void fake_ws_message(void *user, const void *data, size_t size)
+{
+    struct fake_conn *c = user;
+    link_receive(c->link, data, size, clock_mono_us());
+    fake_flush(c);
+}
+
+static inline int64_t fake_ws_next(void *user, uint8_t *dst, size_t capacity)
+{
+    struct fake_conn *c = user;
+    return link_next(c->link, dst, capacity, clock_mono_us());
+}
+
+static inline void fake_ws_closed(void *user, const char *why)
+{
+    struct fake_conn *c = user;
+    (void)why;
+    for (size_t i = 0; i < FAKE_CONNS; i++)
+        if (c->cloud->conns[i] == c)
+            c->cloud->conns[i] = NULL;
+    link_destroy(c->link);
+    free(c);
+}
+
+static inline void fake_done(struct fake_conn *c, uint32_t count)
+{
+    Tandem__Done d = TANDEM__DONE__INIT;
+    d.attempt = c->attempt;
+    d.finish = c->finished ? FINISH_CANCELLED : FINISH_STOP;
+    d.completion_tokens = count;
+    uint32_t stream = c->stream;
+    c->stream = 0;
+    c->cloud->done_count++;
+    fake_send(c, FRAME_DONE, stream, &d.base, NULL, 0);
+}
+
+/* One token a tick for each connection's stream. */
+static inline void fake_step(struct fake_conn *c)
+{
+    struct fake_cloud *f = c->cloud;
+    if (!c->stream || !c->generating)
+        return;
+    if (c->finished) {
+        fake_done(c, c->keep_count);
+        return;
+    }
+    uint32_t prompt = f->opens[(f->open_count - 1) % FAKE_OPENS].prompt_count;
+    if (f->silent || (f->wait_for_rows && !f->resumed && c->rows_until < prompt))
+        return;
+    if (f->cut_after && c->next == f->cut_after) {
+        f->cut_after = 0;
+        ws_close(c->ws, "cut");
+        return;
+    }
+    if (c->next == f->token_count) {
+        fake_done(c, c->next);
+        return;
+    }
+    uint8_t id[4];
+    Tandem__Token t = TANDEM__TOKEN__INIT;
+    t.attempt = c->attempt;
+    t.index = c->next;
+    store_le32(id, (uint32_t)fake_token(c->next++));
+    fake_send(c, FRAME_TOKEN, c->stream, &t.base, id, 4);
+}
+
+static inline void fake_tick(void *ctx)
+{
+    struct fake_cloud *f = ctx;
+    for (size_t i = 0; i < FAKE_CONNS; i++)
+        if (f->conns[i]) {
+            fake_step(f->conns[i]);
+            if (f->conns[i])
+                fake_flush(f->conns[i]);
+        }
+    net_timer_start(f->timer, 1000);
+}
+
+/* ---- the loop's thread ---- */
+
+struct fake_order {
+    void (*fn)(void *arg);
+    void *arg;
+    sem_t done;
+};
+
+static inline void fake_run_order(void *arg)
+{
+    struct fake_order *o = arg;
+    o->fn(o->arg);
+    sem_post(&o->done);
+}
+
+/* Run fn(arg) on the loop's thread and wait for it. */
+static inline void on_loop(struct net_loop *loop, void (*fn)(void *arg), void *arg)
+{
+    struct fake_order o = {fn, arg, {{0}}};
+    sem_init(&o.done, 0, 0);
+    if (net_loop_post(loop, fake_run_order, &o) == 0)
+        sem_wait(&o.done);
+    sem_destroy(&o.done);
+}
+
+struct fake_question {
+    bool (*fn)(void *arg);
+    void *arg;
+    bool answer;
+};
+
+static inline void fake_ask(void *arg)
+{
+    struct fake_question *q = arg;
+    q->answer = q->fn(q->arg);
+}
+
+/* Does fn(arg), on the loop's thread, become true within 5 s? */
+static inline bool comes_true(struct net_loop *loop, bool (*fn)(void *arg), void *arg)
+{
+    for (int i = 0; i < 2500; i++) {
+        struct fake_question q = {fn, arg, false};
+        on_loop(loop, fake_ask, &q);
+        if (q.answer)
+            return true;
+        nanosleep(&(struct timespec){.tv_nsec = 2000000}, NULL);
+    }
+    return false;
+}
+
+static inline void *fake_run(void *arg)
+{
+    net_loop_run(arg);
+    return NULL;
+}
+
+/* Listens on a free port; the loop runs after fake_cloud_run. */
+static inline int fake_cloud_make(struct fake_cloud *f, const uint8_t layout[32])
+{
+    *f = (struct fake_cloud){.context_max = 512, .codec_mask = 0x8003, .hidden_mask = 7, .token_count = 20};
+    memcpy(f->layout, layout, 32);
+    memset(f->principal_key, 7, sizeof f->principal_key);
+    f->handler = (struct ws_handler){.on_open = fake_ws_open,
+                                     .on_message = fake_ws_message,
+                                     .next = fake_ws_next,
+                                     .on_closed = fake_ws_closed,
+                                     .ctx = f};
+    struct net_listen listen = {.bind_address = "127.0.0.1", .ws = &f->handler};
+    f->loop = net_loop_create(NULL);
+    f->timer = f->loop ? net_timer_create(f->loop, fake_tick, f) : NULL;
+    return f->timer ? net_listen(f->loop, &listen, &f->port, NULL) : -1;
+}
+
+static inline void fake_cloud_run(struct fake_cloud *f)
+{
+    net_timer_start(f->timer, 1000);
+    pthread_create(&f->thread, NULL, fake_run, f->loop);
+}
+
+/* The loop's end: what lives on it ends in between. */
+static inline void fake_cloud_stop(struct fake_cloud *f)
+{
+    net_loop_stop(f->loop);
+    pthread_join(f->thread, NULL);
+}
+
+static inline void fake_cloud_free(struct fake_cloud *f)
+{
+    net_loop_destroy(f->loop);
+    net_timer_destroy(f->timer);
+}
+
+#endif
