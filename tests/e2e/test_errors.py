@@ -1,0 +1,109 @@
+"""Bad starts: one line that says what is wrong and what to do, and an exit code that is not 0."""
+import socket
+import subprocess
+
+import pytest
+
+from harness import BIN, MODEL, Cloud, Edge
+
+
+def fails(command, *words, code=None):
+    r = subprocess.run([str(c) for c in command], capture_output=True, text=True, timeout=60)
+    assert r.returncode != 0, r.stdout + r.stderr
+    assert code is None or r.returncode == code
+    lines = [line for line in r.stderr.strip().splitlines() if " INFO " not in line]
+    assert len(lines) == 1, r.stderr
+    for word in words:
+        assert word in lines[0], lines[0]
+    return lines[0]
+
+
+def replaced(command, option, value):
+    command = list(map(str, command))
+    if option in command:
+        command[command.index(option) + 1] = str(value)
+    else:
+        command += [option, str(value)]
+    return command
+
+
+@pytest.fixture
+def node(tmp_path):
+    c = Cloud(tmp_path / "c")
+    c.new_token()
+    return c
+
+
+def test_no_model(node):
+    fails(replaced(node.command(), "--model", "/nowhere.gguf"), "/nowhere.gguf")
+
+
+def test_bad_model(node, tmp_path):
+    bad = tmp_path / "bad.gguf"
+    bad.write_bytes(b"GGUF" + bytes(100))
+    fails(replaced(node.command(), "--model", bad), "bad.gguf")
+    short = tmp_path / "short.gguf"
+    with open(MODEL, "rb") as f:
+        short.write_bytes(f.read(20_000_000))
+    fails(replaced(node.command(), "--model", short), "short.gguf")
+
+
+def test_port_in_use(node):
+    with socket.create_server(("127.0.0.1", 0)) as s:
+        fails(replaced(node.command(), "--listen-port", s.getsockname()[1]), str(s.getsockname()[1]), "--listen-port")
+
+
+def test_missing_certificate(node):
+    fails(replaced(node.command(), "--cert", "/nowhere.crt"), "/nowhere.crt")
+
+
+def test_bad_flags(node, tmp_path):
+    fails([BIN / "tandem-cloud", "--no-such-flag"], "--no-such-flag", code=2)
+    fails(replaced(node.command(), "--threads", "many"), "threads", "many", code=2)
+    fails([BIN / "tandem-edge", "--edge-layers", "-7"], "edge-layers", code=2)
+    fails([BIN / "tandem", "model", "inspect", "/nowhere.gguf"], "/nowhere.gguf", code=1)
+    assert subprocess.run([BIN / "tandem", "dance"], capture_output=True).returncode == 2
+
+
+def test_token_file_open_to_all(node, tmp_path):
+    e = Edge(tmp_path / "e", node, "secret-token")
+    e.token_file.chmod(0o644)
+    line = fails(e.command(), "chmod")
+    assert "secret-token" not in line
+
+
+def test_store_locked(node):
+    node.start()
+    try:
+        second = replaced(replaced(node.command(), "--listen-port", 0), "--admin-port", 0)
+        fails(second, str(node.store))
+    finally:
+        node.kill()
+
+
+def test_full_disk(tmp_path):
+    """A tmpfs of 24 MiB: the node serves, the store stops writing, nothing fails."""
+    mount = tmp_path / "full"
+    mount.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", mount], capture_output=True).returncode != 0:
+        pytest.skip("cannot mount a tmpfs here")
+    c = Cloud(tmp_path / "c", store=mount / "store")
+    token = c.new_token()
+    try:
+        from conftest import client_of
+        c.start()
+        client = client_of(c, token, c.ca)
+        for i in range(6):
+            r = client.chat.completions.create(model="default", messages=[{"role": "user", "content": f"{i} words and words " * 300}], temperature=0, max_tokens=4)
+            assert r.choices[0].message.content is not None
+        assert c.process.poll() is None
+    finally:
+        c.kill()
+        subprocess.run(["umount", "-l", mount])
+
+
+def test_help_and_version():
+    for program in ("tandem", "tandem-edge", "tandem-cloud"):
+        for flag in ("--help", "--version"):
+            r = subprocess.run([BIN / program, flag], capture_output=True, text=True)
+            assert r.returncode == 0 and r.stdout and not r.stderr

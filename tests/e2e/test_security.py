@@ -1,0 +1,135 @@
+"""Who may come in, and what a damaged store does."""
+import pathlib
+import random
+import subprocess
+import time
+
+import openai
+import pytest
+
+from conftest import client_of
+from harness import Cloud, Edge
+
+HELLO = [{"role": "user", "content": "Hello. " * 80}]
+
+
+def edge_error(tmp_path, cloud, token, seconds=10, **more):
+    """Start an edge that cannot come in; return what it says."""
+    e = Edge(tmp_path, cloud, token, **more)
+    e.start(wait=False)
+    until = time.monotonic() + seconds
+    said = ""
+    while time.monotonic() < until and not said:
+        if e.process.poll() is not None:
+            break
+        lines = [line for line in e.log().splitlines() if " WARN " in line or " ERROR " in line]
+        said = lines[-1] if lines else ""
+        time.sleep(0.1)
+    e.kill()
+    return said or e.log()
+
+
+def test_wrong_token(tmp_path, cloud):
+    said = edge_error(tmp_path, cloud, "0" * 64)
+    assert "token" in said or "credential" in said, said
+    assert "0" * 64 not in said
+
+
+def test_untrusted_certificate(tmp_path, cloud):
+    other = Cloud(tmp_path / "other")  # another authority
+    e = Edge(tmp_path / "e", cloud, cloud.token)
+    e.cloud = other
+    e.cloud_port = cloud.port
+    e.start(wait=False)
+    time.sleep(3)
+    e.kill()
+    assert "certificate" in e.log(), e.log()
+
+
+def test_wrong_model(tmp_path, cloud):
+    tiny = pathlib.Path(__file__).resolve().parents[1] / "golden/tiny/llama-gqa.gguf"
+    if not tiny.exists():
+        tiny = sorted(tiny.parent.glob("*.gguf"))[0]
+    said = edge_error(tmp_path, cloud, cloud.token, model=str(tiny), layers=1)
+    assert "fingerprint" in said or "model" in said, said
+
+
+def test_other_tenant_sees_nothing(tmp_path):
+    c = Cloud(tmp_path)
+    alice, bob, eve = c.new_token("acme", "alice"), c.new_token("acme", "bob"), c.new_token("evil", "eve")
+    c.start()
+    try:
+        ask = dict(model="default", messages=HELLO, temperature=0, max_tokens=4)
+        r = client_of(c, alice, c.ca).chat.completions.with_raw_response.create(**ask)
+        conversation = r.headers["x-conversation-id"]
+        usage = [client_of(c, t, c.ca).chat.completions.create(**ask).usage.prompt_tokens_details.cached_tokens for t in (alice, bob, eve)]
+        assert usage[0] >= 64, "control: the same principal hits"
+        assert usage[1] >= 64, "same tenant, computed by the cloud from ids: shared"
+        assert usage[2] == 0, "another tenant never hits"
+        mine = client_of(c, alice, c.ca).get(f"/conversations/{conversation}", cast_to=object)
+        assert mine["id"] == conversation, "control: its owner sees it"
+        for token in (bob, eve):
+            with pytest.raises(openai.NotFoundError):
+                client_of(c, token, c.ca).get(f"/conversations/{conversation}", cast_to=object)
+    finally:
+        c.kill()
+
+
+def damage(path, how, rng):
+    data = bytearray(path.read_bytes())
+    if how == "flip":
+        for _ in range(200):
+            data[rng.randrange(8192, len(data))] ^= 1 << rng.randrange(8)
+    elif how == "truncate":
+        del data[len(data) // 2:]
+    elif how == "swap":
+        a, b = 8192, len(data) // 8192 * 4096
+        data[a:a + 4096], data[b:b + 4096] = data[b:b + 4096], data[a:a + 4096]
+    elif how == "delete":
+        path.unlink()
+        return
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("how", ["flip", "truncate", "swap", "delete", "index"])
+def test_damaged_store_is_a_miss(tmp_path, how):
+    c = Cloud(tmp_path)
+    token = c.new_token()
+    c.start()
+    ask = dict(model="default", messages=[{"role": "user", "content": "The tide comes in and the tide goes out. " * 40}], temperature=0, max_tokens=24,
+               extra_body={"fidelity": "exact"})
+    try:
+        text = client_of(c, token, c.ca).chat.completions.create(**ask).choices[0].message.content
+        c.stop()
+        if how == "index":
+            next(c.store.glob("index.sqlite")).write_bytes(b"SQLite format 3\0" + b"garbage" * 5000)
+        else:
+            for segment in c.store.glob("seg-*"):
+                damage(segment, how, random.Random(3))
+        c.start()
+        r = client_of(c, token, c.ca).chat.completions.create(**ask)
+        assert r.choices[0].message.content == text
+        if how == "index":
+            assert r.usage.prompt_tokens_details.cached_tokens >= 64, "the segments alone are enough"
+    finally:
+        c.kill()
+
+
+def s_client(port, *arguments):
+    return subprocess.run(["openssl", "s_client", "-connect", f"127.0.0.1:{port}", *arguments], input=b"GET /health HTTP/1.0\r\n\r\n", capture_output=True, timeout=20)
+
+
+def test_client_certificates(tmp_path):
+    c = Cloud(tmp_path)
+    c.extra = ["--client-ca", str(c.certs / "ca.crt")]
+    c.new_token()
+    c.start()
+    try:
+        good = ["-cert", str(c.certs / "client-tester.crt"), "-key", str(c.certs / "client-tester.key"), "-CAfile", c.ca]
+        assert b"HTTP/1." in s_client(c.port, *good, "-servername", "localhost", "-ign_eof").stdout, "control: a good certificate comes in"
+        for arguments in (["-noservername"], ["-servername", "localhost"], [*good, "-tls1_1"], [*good, "-cipher", "AES128-SHA"],
+                          [*good, "-tls1_2", "-cipher", "ECDHE-ECDSA-AES128-SHA256"]):
+            r = s_client(c.port, *arguments, "-ign_eof")
+            assert b"HTTP/1." not in r.stdout, arguments
+    finally:
+        c.kill()

@@ -1,0 +1,146 @@
+"""kill -9 and cut links: the reply arrives whole, each token once, the same text; conversations go on with all full blocks cached."""
+import os
+import random
+import threading
+import time
+
+import httpx
+import pytest
+
+from conftest import client_of
+from harness import Cloud, Edge, Relay
+
+KILLS = int(os.environ.get("TANDEM_KILLS", "20"))
+PROMPT = [{"role": "user", "content": "Write a story about a fox and a well. " + "The fox is thirsty and the well is deep. " * 12}]
+ASK = dict(model="default", messages=PROMPT, temperature=0.9, seed=77, max_tokens=60, extra_body={"ignore_eos": True, "fidelity": "exact"})
+
+
+class World:
+    """One cloud, a relay in front of it, one edge."""
+
+    def __init__(self, path, layers=8, extra=("--codec", "l0", "--hidden", "f32")):
+        self.cloud = Cloud(path / "c")
+        self.token = self.cloud.new_token()
+        self.cloud.start()
+        self.relay = Relay(self.cloud.port)
+        self.edge = Edge(path / "e", self.cloud, self.token, layers, extra=list(extra), cloud_port=self.relay.port).start()
+
+    def close(self):
+        self.edge.kill()
+        self.relay.close()
+        self.cloud.kill()
+
+
+@pytest.fixture
+def world(tmp_path):
+    w = World(tmp_path)
+    yield w
+    w.close()
+
+
+def stream_text(client, **ask):
+    parts, usage = [], None
+    for c in client.chat.completions.create(**ask, stream=True, stream_options={"include_usage": True}):
+        if c.choices:
+            parts.append(c.choices[0].delta.content or "")
+        usage = c.usage or usage
+    return "".join(parts), usage
+
+
+def disturbed(world, disturb, delay):
+    """The reply while `disturb` happens after `delay` seconds."""
+    t = threading.Timer(delay, disturb)
+    t.start()
+    text, usage = stream_text(client_of(world.edge), **ASK)
+    t.join()
+    return text, usage
+
+
+def test_kill_cloud_and_cut_link(world):
+    text, usage = stream_text(client_of(world.edge), **ASK)
+    assert usage.completion_tokens == 60
+    seed = int(os.environ.get("TANDEM_SEED", time.time()))
+    print("seed", seed)
+    rng = random.Random(seed)
+
+    def kill_cloud():
+        world.cloud.kill()
+        world.cloud.start()
+
+    def cut_link():
+        world.relay.cut()
+        time.sleep(0.2)
+        world.relay.restore()
+
+    for i in range(KILLS // 2):
+        for disturb in (cut_link, kill_cloud):
+            got, usage = disturbed(world, disturb, rng.uniform(0.0, 1.2))
+            assert got == text, (i, disturb.__name__)
+            assert usage.completion_tokens == 60
+
+
+def test_cut_in_upload(tmp_path):
+    """The link breaks after so many bytes of HIDDEN and KV."""
+    w = World(tmp_path, layers=15)
+    try:
+        text, _ = stream_text(client_of(w.edge), **{**ASK, "extra_body": {**ASK["extra_body"], "cache": False}})
+        for size in (1, 20_000, 200_000, 400_000):
+            w.relay.cut_after = w.relay.bytes_up + size
+            threading.Timer(1.0, w.relay.restore).start()
+            got, usage = stream_text(client_of(w.edge), **{**ASK, "extra_body": {**ASK["extra_body"], "cache": False}})
+            assert got == text, size
+            w.relay.restore()
+            w.relay.cut_after = None
+    finally:
+        w.close()
+
+
+def test_kill_edge_with_idempotency_key(world):
+    headers = {"Idempotency-Key": "turn-1"}
+    ask = {**ASK, "seed": 5}
+    whole, _ = stream_text(client_of(world.edge), **ask)
+
+    for attempt in range(3):
+        headers = {"Idempotency-Key": f"turn-{attempt}"}
+        killer = threading.Timer(0.2 + 0.3 * attempt, world.edge.kill)
+        killer.start()
+        try:
+            stream_text(client_of(world.edge), **ask, extra_headers=headers)
+        except (httpx.HTTPError, Exception):
+            pass
+        killer.join()
+        world.edge.start()
+        text, usage = stream_text(client_of(world.edge), **ask, extra_headers=headers)
+        assert text == whole and usage.completion_tokens == 60
+        again, _ = stream_text(client_of(world.edge), **ask, extra_headers=headers)
+        assert again == whole
+    http = httpx.Client(trust_env=False)
+    conversations = http.get(world.edge.url + "/v1/conversations").json()["data"]
+    turns = {}
+    for c in conversations:
+        turns.setdefault(c["tokens"], []).append(c["id"])
+    assert len(conversations) == 4, conversations  # one without key, one for each key: repeats appended nothing
+    assert len(turns) == 1
+
+
+def test_conversation_goes_on_after_restart(world):
+    client = client_of(world.edge)
+    r = client.chat.completions.with_raw_response.create(model="default", messages=PROMPT, temperature=0.5, seed=1, max_tokens=70, extra_body={"ignore_eos": True})
+    conversation = r.headers["x-conversation-id"]
+    first = r.parse()
+    total = first.usage.total_tokens
+    for kill in ("both", "edge", "cloud"):
+        if kill in ("both", "edge"):
+            world.edge.kill()
+        if kill in ("both", "cloud"):
+            world.cloud.kill()
+            world.cloud.start()
+        if kill in ("both", "edge"):
+            world.edge.start()
+        r = client_of(world.edge).chat.completions.create(
+            model="default", messages=[{"role": "user", "content": "Go on."}], temperature=0.5, seed=2, max_tokens=40,
+            extra_body={"conversation": conversation, "ignore_eos": True})
+        cached = r.usage.prompt_tokens_details.cached_tokens
+        assert cached >= total // 64 * 64 - 64 and cached % 64 == 0, (kill, cached, total)
+        assert cached == (total - 1) // 64 * 64, "every full block of the earlier turns, replies included"
+        total = r.usage.total_tokens
