@@ -111,6 +111,7 @@ struct partial { /* a message that is being put together; total == 0: none */
 struct bulk_message {
     struct bulk_message *next;
     uint32_t epoch, size, sent;
+    bool backed; /* all its credit was there when it began */
     uint8_t *payload;
     union {
         ProtobufCMessage base;

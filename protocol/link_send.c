@@ -214,9 +214,11 @@ void stream_drop_bulk(struct link *l, struct stream *s, uint32_t epoch)
 
 /* ---- bulk: the next frame ---- */
 
-static bool window_begins(const struct window_out *w, uint32_t abandoned, uint32_t total)
+/* May a message of `total` bytes begin, if `abandoned` bytes come back when it does? */
+static bool credit_begins(const struct link *l, const struct stream *s, uint32_t abandoned, uint32_t total)
 {
-    return w->credit + abandoned >= w->reserved + total;
+    return s->out.credit + abandoned >= s->out.reserved + total &&
+           l->out.credit + abandoned >= l->out.reserved + total;
 }
 
 /* Credit that is not reserved for other messages. */
@@ -232,11 +234,13 @@ static uint32_t bulk_part(const struct link *l, const struct stream *s, const st
     const struct bulk_message *m = q->first;
     if (!m)
         return 0;
-    uint32_t rest = m->size - m->sent, own = m->sent > 0 ? rest : 0;
-    if (m->sent == 0 &&
-        (!window_begins(&s->out, q->abandoned, rest) || !window_begins(&l->out, q->abandoned, rest)))
-        return 0;
+    uint32_t rest = m->size - m->sent;
     uint64_t part = TD_MIN((uint64_t)rest, (uint64_t)(rate_frame_size(&l->rate) - LINK_BULK_OVERHEAD));
+    if (m->sent > 0 && m->backed)
+        return (uint32_t)part;
+    if (m->sent == 0 && !credit_begins(l, s, q->abandoned, rest))
+        return 0;
+    uint32_t own = m->sent > 0 ? rest : 0;
     part = TD_MIN(part, window_free(&s->out, own));
     return (uint32_t)TD_MIN(part, window_free(&l->out, own));
 }
@@ -273,6 +277,7 @@ static void bulk_account(struct link *l, struct stream *s, struct bulk_queue *q,
 {
     struct bulk_message *m = q->first;
     if (m->sent == 0) {
+        m->backed = credit_begins(l, s, 0, m->size);
         s->out.reserved += m->size;
         l->out.reserved += m->size;
         q->abandoned = 0;

@@ -423,38 +423,74 @@ static void test_void_by_epoch(void **state)
 static void test_void_half_a_message(void **state)
 {
     (void)state;
+    for (uint32_t narrow = 0; narrow < 2; narrow++) { /* the connection's window, the stream's */
+        struct owner o;
+        edge_ready(&o, narrow ? 100000 : 10000, narrow ? 10000 : 100000);
+        o.link->rate.hint = 1;
+        assert_int_equal(edge_open(&o, 1), 0);
+        assert_int_equal(take_owned(&o).type, FRAME_OPEN);
+        assert_int_equal(send_bulk(&o, FRAME_KV_BLOCK, 1, 1, 1, 10000), 0);
+        uint64_t sent = 0;
+        for (int i = 0; i < 4; i++) {
+            struct wire_frame f = take_owned(&o);
+            sent += f.payload.size;
+            acknowledge(&o);
+        }
+        assert_true(sent > 0 && sent < 10000);
+        link_void(o.link, 1, 2);
+        assert_int_equal(send_bulk(&o, FRAME_KV_BLOCK, 1, 2, 2, 10000), 0);
+        struct wire_frame f = take_owned(&o);
+        assert_int_equal(f.kv_block->block_index, 2);
+        assert_int_equal(f.kv_block->offset, 0);
+        uint64_t second = f.payload.size;
+        for (int i = 0; i < 10; i++) {
+            acknowledge(&o);
+            f = take_owned(&o);
+            second += f.payload.size;
+        }
+        assert_int_equal(sent + second, 10000); /* never beyond what was granted */
+        assert_int_equal(credit(&o, narrow, (uint32_t)sent), 0);
+        for (int i = 0; i < 10; i++) {
+            acknowledge(&o);
+            f = take_owned(&o);
+            second += f.payload.size;
+        }
+        assert_int_equal(second, 10000);
+        owner_stop(&o);
+    }
+}
+
+/* A message that begins on the strength of abandoned bytes leaves alone what another one has reserved. */
+static void test_abandoned_bytes_are_not_anothers_credit(void **state)
+{
+    (void)state;
     struct owner o;
-    edge_ready(&o, 100000, 10000);
+    edge_ready(&o, 50000, 50000);
     o.link->rate.hint = 1;
     assert_int_equal(edge_open(&o, 1), 0);
-    assert_int_equal(take_owned(&o).type, FRAME_OPEN);
-    assert_int_equal(send_bulk(&o, FRAME_KV_BLOCK, 1, 1, 1, 10000), 0);
-    uint64_t sent = 0;
+    assert_int_equal(edge_open(&o, 3), 0);
+    while (take(&o).type)
+        ;
+    const uint32_t part = LIMIT_BULK_FRAME_MIN - LINK_BULK_OVERHEAD;
+    assert_int_equal(send_bulk(&o, FRAME_HIDDEN, 1, 1, 1, 30000), 0);
     for (int i = 0; i < 4; i++) {
-        struct wire_frame f = take_owned(&o);
-        sent += f.payload.size;
+        assert_int_equal(take_owned(&o).payload.size, part);
         acknowledge(&o);
     }
-    assert_true(sent > 0 && sent < 10000);
     link_void(o.link, 1, 2);
-    assert_int_equal(send_bulk(&o, FRAME_KV_BLOCK, 1, 2, 2, 10000), 0);
-    struct wire_frame f = take_owned(&o);
-    assert_int_equal(f.kv_block->block_index, 2);
-    assert_int_equal(f.kv_block->offset, 0);
-    uint64_t second = f.payload.size;
-    for (int i = 0; i < 10; i++) {
+    assert_int_equal(send_bulk(&o, FRAME_KV_BLOCK, 3, 1, 3, 20000), 0);
+    assert_int_equal(take_owned(&o).stream, 3);
+    acknowledge(&o);
+    assert_int_equal(send_bulk(&o, FRAME_HIDDEN, 1, 2, 2, 30000), 0);
+    uint64_t sent[4] = {0};
+    for (int i = 0; i < 60; i++) {
+        struct wire_frame f = take_owned(&o);
+        if (frame_is_bulk(f.type))
+            sent[f.stream] += f.payload.size;
         acknowledge(&o);
-        f = take_owned(&o);
-        second += f.payload.size;
     }
-    assert_int_equal(sent + second, 10000); /* never beyond what was granted */
-    assert_int_equal(credit(&o, 1, (uint32_t)sent), 0);
-    for (int i = 0; i < 10; i++) {
-        acknowledge(&o);
-        f = take_owned(&o);
-        second += f.payload.size;
-    }
-    assert_int_equal(second, 10000);
+    assert_int_equal(sent[3], 20000 - part);
+    assert_int_equal(sent[1], 50000 - 4 * part - 20000);
     owner_stop(&o);
 }
 
@@ -606,6 +642,7 @@ int main(void)
         cmocka_unit_test(test_streams_take_turns),
         cmocka_unit_test(test_void_by_epoch),
         cmocka_unit_test(test_void_half_a_message),
+        cmocka_unit_test(test_abandoned_bytes_are_not_anothers_credit),
         cmocka_unit_test(test_closing_drops_bulk),
         cmocka_unit_test(test_bulk_arguments),
         cmocka_unit_test(test_largest_message_out),
