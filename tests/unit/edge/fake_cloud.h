@@ -11,9 +11,11 @@
 #include <stdlib.h>
 #include <time.h>
 
-#define FAKE_OPENS 16
-#define FAKE_PLANS 16
-#define FAKE_CONNS 16
+#define FAKE_OPENS   16
+#define FAKE_PLANS   16
+#define FAKE_CONNS   16
+#define FAKE_REPLY   8 /* tokens, unless a test wants more */
+#define FAKE_TICK_US 500
 
 struct fake_open {
     uint8_t request_id[16];
@@ -326,7 +328,7 @@ static inline void fake_tick(void *ctx)
             if (f->conns[i])
                 fake_flush(f->conns[i]);
         }
-    net_timer_start(f->timer, 1000);
+    net_timer_start(f->timer, FAKE_TICK_US);
 }
 
 /* ---- the loop's thread ---- */
@@ -388,7 +390,8 @@ static inline void *fake_run(void *arg)
 /* Listens on a free port; the loop runs after fake_cloud_run. */
 static inline int fake_cloud_make(struct fake_cloud *f, const uint8_t layout[32])
 {
-    *f = (struct fake_cloud){.context_max = 512, .codec_mask = 0x8003, .hidden_mask = 7, .token_count = 20};
+    *f = (struct fake_cloud){
+        .context_max = 512, .codec_mask = 0x8003, .hidden_mask = 7, .token_count = FAKE_REPLY};
     memcpy(f->layout, layout, 32);
     memset(f->principal_key, 7, sizeof f->principal_key);
     f->handler = (struct ws_handler){.on_open = fake_ws_open,
@@ -404,7 +407,7 @@ static inline int fake_cloud_make(struct fake_cloud *f, const uint8_t layout[32]
 
 static inline void fake_cloud_run(struct fake_cloud *f)
 {
-    net_timer_start(f->timer, 1000);
+    net_timer_start(f->timer, FAKE_TICK_US);
     pthread_create(&f->thread, NULL, fake_run, f->loop);
 }
 

@@ -153,7 +153,7 @@ static void a_stream_gets_its_tokens(void **state)
     on_loop(r.cloud.loop, open_stream, &r);
     assert_int_equal(r.owner.stream, 1);
     assert_true(comes_true(r.cloud.loop, is_done, &r));
-    assert_int_equal(r.owner.tokens, 20);
+    assert_int_equal(r.owner.tokens, FAKE_REPLY);
     assert_string_equal(r.cloud.token, "secret");
     assert_int_equal(r.cloud.layers_held, 1);
     on_loop(r.cloud.loop, open_stream, &r);
@@ -213,7 +213,7 @@ static void goaway_lets_streams_finish_first(void **state)
     on_loop(r.cloud.loop, say_goaway, &r);
     assert_true(comes_true(r.cloud.loop, is_ready_twice, &r)); /* it came back by itself */
     assert_true(r.owner.done);
-    assert_int_equal(r.owner.tokens, 20);
+    assert_int_equal(r.owner.tokens, FAKE_REPLY);
     finish(&r);
 }
 
