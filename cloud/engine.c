@@ -95,8 +95,13 @@ static bool start_helpers(struct engine *e)
 
 static void free_command(struct engine_command *c)
 {
-    if (c->type == COMMAND_OPEN)
+    if (c->type == COMMAND_OPEN) {
+        if (c->open.ids)
+            crypto_wipe(c->open.ids,
+                        ((size_t)c->open.prompt_count + c->open.held_count) * sizeof *c->open.ids);
         free(c->open.ids);
+        crypto_wipe(&c->open, sizeof c->open); /* keys */
+    }
     if (c->type == COMMAND_HIDDEN && c->hidden.message) {
         free(c->hidden.message->payload);
         free(c->hidden.message);
@@ -168,7 +173,7 @@ int engine_build(const struct engine_config *config, struct engine **out, struct
     pthread_cond_init(&e->drained, NULL);
     set_limits(e);
     engine_metrics_init(&e->metrics);
-    if (!take_memory(e) || !start_helpers(e)) {
+    if (crypto_random(e->seal_key, sizeof e->seal_key) < 0 || !take_memory(e) || !start_helpers(e)) {
         e->backend = NULL; /* still the caller's */
         engine_free(e);
         return td_fail(err, -TD_ERR_NOMEM,
@@ -266,7 +271,6 @@ bool engine_turn(struct engine *e)
     for (void *item; (item = queue_pop(e->commands, 0));)
         take_item(e, item);
     engine_take_acknowledgements(e);
-    engine_take_loads(e);
     uint64_t now = e->clock();
     if (now - e->expired_us >= ENGINE_IDLE_US) {
         engine_expire(e, now);
@@ -274,10 +278,12 @@ bool engine_turn(struct engine *e)
     }
     e->short_of_pages = false;
     engine_admit(e);
+    engine_take_loads(e); /* behind admission: blocks are asked for at once */
+    uint32_t running = e->running_count;
     engine_take_pieces(e);
     bool ran = engine_step(e);
     finish_turn(e);
-    return ran;
+    return ran || e->running_count < running; /* somebody left: who waits may have its place */
 }
 
 uint64_t engine_wait_us(const struct engine *e)
@@ -377,6 +383,7 @@ int engine_open(struct engine *e, struct engine_open *open, uint64_t *sequence)
     if (!c) {
         if (rc == 0)
             atomic_fetch_sub(&e->open_count, 1);
+        crypto_wipe(open->ids, ((size_t)open->prompt_count + open->held_count) * sizeof *open->ids);
         free(open->ids);
         open->ids = NULL;
         return rc < 0 ? rc : -TD_ERR_FULL;

@@ -200,8 +200,6 @@ static uint64_t load_deadline(const struct engine *e, uint32_t blocks, uint64_t 
     return now_us + TD_MAX(recompute_us, (uint64_t)ENGINE_LOAD_FLOOR_US);
 }
 
-static void ask_for_blocks(struct engine *e, struct sequence *s);
-
 static bool admit_one(struct engine *e, struct sequence *s)
 {
     if (e->running_count == e->config.sequences_max)
@@ -211,6 +209,8 @@ static bool admit_one(struct engine *e, struct sequence *s)
     uint32_t need = TD_MIN(sequence_blocks(s->ids_count + 1), e->backend->page_count) - s->page_count;
     if (prefix_cache_available(e->cache) < need + promised) {
         release_pages(e, s);
+        for (uint32_t i = 0; i < blocks; i++)
+            s->blocks[i].on_disk = false;
         s->own_from = UINT32_MAX;
         return false;
     }
@@ -234,7 +234,6 @@ static bool admit_one(struct engine *e, struct sequence *s)
     s->load_next = s->load_done = 0;
     s->load_end = s->load_cut = blocks;
     s->deadline_us = load_deadline(e, disk, now);
-    ask_for_blocks(e, s); /* now: an engine that is idle otherwise would look again only at the deadline */
     return true;
 }
 

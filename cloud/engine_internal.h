@@ -78,7 +78,8 @@ struct engine_metrics {
 struct engine {
     struct engine_config config;
     struct seq_model model;
-    uint32_t page_context; /* tokens that all pages together hold */
+    uint8_t seal_key[CRYPTO_KEY_SIZE]; /* random; of ids that are only kept */
+    uint32_t page_context;             /* tokens that all pages together hold */
     struct backend *backend;
     struct page_pool *pool;
     struct prefix_cache *cache;

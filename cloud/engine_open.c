@@ -82,6 +82,7 @@ static void end(struct engine *e, struct sequence *s)
     s->blocks = NULL;
     s->pages = NULL;
     s->have = NULL;
+    sequence_seal(s, e->seal_key);
 }
 
 void engine_try_end(struct engine *e, struct sequence *s)
@@ -126,6 +127,7 @@ void engine_park(struct engine *e, struct sequence *s)
     engine_emit_ingested(e, s);
     live_remove(e, s);
     s->state = SEQ_PARKED;
+    sequence_seal(s, e->seal_key);
     s->unpersisted = 0;
     e->parked_count++;
 }
@@ -203,9 +205,14 @@ static void add_live(struct engine *e, struct sequence *s, uint64_t now_us)
 }
 
 /* A generation that is known: its new client takes it over, gets what it lacks, and then what is still to come. */
-static void reattach(struct engine *e, struct sequence *s, uint64_t handle, const struct engine_open *open)
+static void reattach(struct engine *e, struct sequence *s, uint64_t handle, struct engine_open *open)
 {
     uint64_t now = e->clock();
+    if (sequence_unseal(s, e->seal_key) < 0) {
+        gen_detach(s->gen, now); /* it still waits for somebody */
+        refuse(e, handle, open, -TD_ERR_NOMEM, "the node is out of memory");
+        return;
+    }
     if (s->handle != 0) {
         let_staged_go(e, s);
         engine_emit_failed(s, -TD_ERR_CANCELLED, "a later attempt of the same request has taken over", 0);
@@ -229,6 +236,7 @@ static void reattach(struct engine *e, struct sequence *s, uint64_t handle, cons
     if (s->state == SEQ_ENDED) {
         engine_emit_done(e, s);
         s->handle = 0;
+        sequence_seal(s, e->seal_key);
     }
 }
 

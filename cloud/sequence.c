@@ -71,6 +71,14 @@ struct sequence *sequence_create(const struct seq_model *m, struct engine_open *
     return s;
 }
 
+static void wipe_ids(struct sequence *s)
+{
+    if (s->ids)
+        crypto_wipe(s->ids, s->ids_capacity * sizeof *s->ids);
+    free(s->ids);
+    s->ids = NULL;
+}
+
 static void drop_staged(struct sequence *s)
 {
     for (struct seq_hidden *next, *h = s->hidden_first; h; h = next) {
@@ -95,16 +103,60 @@ void sequence_free(struct sequence *s)
     if (!s)
         return;
     drop_staged(s);
-    if (s->ids)
-        crypto_wipe(s->ids, s->ids_capacity * sizeof *s->ids);
+    wipe_ids(s);
+    free(s->sealed);
     crypto_wipe(s->shared_key, sizeof s->shared_key);
     crypto_wipe(s->own_key, sizeof s->own_key);
-    free(s->ids);
     free(s->blocks);
     free(s->pages);
     free(s->have);
     free(s->sampled);
     free(s);
+}
+
+/* One key a sequence: ids only grow between two sealings, but the same nonce must not see two texts. */
+static void seal_key(const struct sequence *s, const uint8_t key[CRYPTO_KEY_SIZE],
+                     uint8_t out[CRYPTO_KEY_SIZE])
+{
+    uint8_t info[12];
+    store_le64(info, s->key);
+    store_le32(info + 8, s->ids_count);
+    hkdf_sha256(key, NULL, 0, info, sizeof info, out);
+}
+
+void sequence_seal(struct sequence *s, const uint8_t key[CRYPTO_KEY_SIZE])
+{
+    uint8_t own[CRYPTO_KEY_SIZE];
+    size_t size = s->ids_count * sizeof *s->ids;
+    free(s->sealed);
+    s->sealed = malloc(size + CRYPTO_TAG_SIZE);
+    if (!s->sealed)
+        return;
+    seal_key(s, key, own);
+    if (gcm_seal(own, 0, NULL, 0, s->ids, size, s->sealed, s->sealed + size) == 0) {
+        wipe_ids(s);
+    } else {
+        free(s->sealed);
+        s->sealed = NULL;
+    }
+    crypto_wipe(own, sizeof own);
+}
+
+int sequence_unseal(struct sequence *s, const uint8_t key[CRYPTO_KEY_SIZE])
+{
+    if (s->ids)
+        return 0;
+    uint8_t own[CRYPTO_KEY_SIZE];
+    size_t size = s->ids_count * sizeof *s->ids;
+    s->ids = malloc(s->ids_capacity * sizeof *s->ids);
+    if (!s->ids)
+        return -TD_ERR_NOMEM;
+    seal_key(s, key, own);
+    int rc = gcm_open(own, 0, NULL, 0, s->sealed, size, s->ids, s->sealed + size);
+    crypto_wipe(own, sizeof own);
+    if (rc < 0)
+        wipe_ids(s);
+    return rc;
 }
 
 void sequence_append(struct sequence *s, const struct seq_model *m, int32_t id)

@@ -71,7 +71,8 @@ struct sequence {
     uint32_t slot; /* row of the engine's logits, while LOADING or RUNNING */
 
     /* tokens: prompt, then reply */
-    int32_t *ids;
+    int32_t *ids;    /* NULL while sealed */
+    uint8_t *sealed; /* ids_count ids and a tag, while PARKED or ENDED */
     uint32_t ids_count, ids_capacity, prompt_count;
     uint32_t plan_end; /* prompt and held reply tokens at OPEN: what a plan may cover */
 
@@ -147,6 +148,10 @@ void sequence_append(struct sequence *s, const struct seq_model *m, int32_t id);
 uint32_t sequence_reply_count(const struct sequence *s);
 /* Set GENERATE: reply_max and the room for logprobs. 0 or -TD_ERR_NOMEM. */
 int sequence_set_generate(struct sequence *s, const struct seq_model *m, const struct engine_generate *g);
+/* Ids are text. While a sequence only waits to be asked for again they are kept sealed under a key of this process, so that no scan of its memory
+ * finds them. Without memory: sealing leaves them as they are, unsealing is -TD_ERR_NOMEM. */
+void sequence_seal(struct sequence *s, const uint8_t key[CRYPTO_KEY_SIZE]);
+int sequence_unseal(struct sequence *s, const uint8_t key[CRYPTO_KEY_SIZE]);
 /* Keep the first keep_count reply tokens. */
 void sequence_truncate(struct sequence *s, uint32_t keep_count);
 

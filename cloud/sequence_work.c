@@ -163,8 +163,9 @@ static struct seq_job edge_job(struct sequence *s, const struct seq_model *m, co
         s->ids_until = TD_MIN(s->hidden_first->first_token, r->first_token + r->count);
         return ids_job(s, m, now_us, stall_us);
     }
-    if (rows == 0 && now_us < s->upload_us + UPLOAD_IDLE_US)
-        return wait_for_edge(s, now_us, s->upload_us + UPLOAD_IDLE_US);
+    uint64_t deadline = TD_MAX(s->upload_us, s->kv_us) + UPLOAD_IDLE_US;
+    if (rows == 0 && now_us < deadline)
+        return wait_for_edge(s, now_us, deadline);
     if (rows == 0) {
         sequence_void_plan(s);
         return ids_job(s, m, now_us, stall_us);

@@ -330,6 +330,47 @@ static void preemption_changes_no_reply(void **state)
     rig_close(r);
 }
 
+#define POISON 255 /* a prompt that starts with it cannot be run */
+
+static int (*real_forward)(struct backend *b, const struct batch *batch);
+
+static int poisoned_forward(struct backend *b, const struct batch *batch)
+{
+    for (uint32_t i = 0; i < batch->count; i++)
+        if (batch->seqs[i].ids && batch->seqs[i].position == 0 && batch->seqs[i].ids[0] == POISON)
+            return -TD_ERR_NOMEM;
+    return real_forward(b, batch);
+}
+
+/* A step that is refused because of one sequence fails that one only. */
+static void failing_step_hits_one_sequence(void **state)
+{
+    (void)state;
+    struct rig *r = rig_open((struct rig_options){0});
+    static struct client clients[3];
+    int32_t prompts[3][50], reply[30];
+    struct backend_ops ops = *r->engine->backend->ops;
+    real_forward = ops.forward;
+    ops.forward = poisoned_forward;
+    r->engine->backend->ops = &ops;
+    for (uint32_t i = 0; i < 3; i++) {
+        rig_ids(prompts[i], 50, 250, i);
+        prompts[i][0] = i == 1 ? POISON : prompts[i][0];
+        client_direct(r, &clients[i], prompts[i], 50, rig_greedy(30));
+    }
+    for (uint32_t i = 0; i < 3; i++) {
+        rig_until(r, clients[i].done || clients[i].failed);
+        if (i == 1) {
+            assert_int_equal(clients[i].fail_code, -TD_ERR_NOMEM);
+            continue;
+        }
+        rig_reference(r, prompts[i], 50, rig_greedy(30), reply);
+        assert_reply(&clients[i], reply, 30);
+    }
+    assert_int_equal(rig_stats(r).pages_used, rig_stats(r).pages_cached);
+    rig_close(r);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -345,6 +386,7 @@ int main(void)
         cmocka_unit_test(waiting_is_bounded),
         cmocka_unit_test(cancel_frees_pages_within_a_turn),
         cmocka_unit_test(finished_cancel_truncates),
+        cmocka_unit_test(failing_step_hits_one_sequence),
         cmocka_unit_test(preemption_changes_no_reply),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -309,6 +309,25 @@ static void idle_upload_is_recomputed(void **state)
     }
 }
 
+/* With k = L the last row comes at the very end: as long as pieces flow, the upload is not idle. */
+static void flowing_pieces_keep_an_upload_alive(void **state)
+{
+    (void)state;
+    struct scene *s = scene_open(2, (struct rig_options){0});
+    open_plan_start(s, KV_L0, HIDDEN_F32);
+    for (uint32_t block = 0; block < 4; block++) {
+        for (int i = 0; i < 10; i++)
+            rig_turn(s->rig);
+        rig_now += LIMIT_UPLOAD_IDLE_MS * UINT64_C(600);
+        rig_send_kv(&s->edge, &s->client, 1, block * 64, TD_MIN(PROMPT, block * 64 + 64), KV_L0);
+        rig_until(s->rig, s->client.ingested.ingested.kv_tokens >= TD_MIN(PROMPT, block * 64 + 64));
+    }
+    send_hidden_all(s, 1, 0, 64, HIDDEN_F32);
+    finish(s);
+    assert_int_equal(s->client.done_event.done.recomputed_tokens, 0);
+    scene_close(s);
+}
+
 static void plan_that_never_comes_is_not_waited_for(void **state)
 {
     (void)state;
@@ -512,6 +531,32 @@ static void bad_pieces_are_refused(void **state)
     scene_close(s);
 }
 
+/* Rows of the largest finite numbers: whatever the model makes of them, it happens to the one who sent them. */
+static void absurd_rows_harm_nobody_else(void **state)
+{
+    (void)state;
+    struct scene *s = scene_open(1, (struct rig_options){0});
+    struct client other;
+    uint32_t embd = s->rig->model->params.embd_size;
+    size_t size = hidden_wire_size(HIDDEN_F32, PROMPT, embd);
+    uint8_t *payload = malloc(size);
+    for (size_t i = 0; i < size; i += 4)
+        store_le32(payload + i, i % 8 ? 0x7f7fffff : 0xff7fffff);
+    open_plan_start(s, KV_L0, HIDDEN_F32);
+    rig_send_kv(&s->edge, &s->client, 1, 0, PROMPT, KV_L0);
+    engine_hidden(s->rig->engine, s->client.sequence, 1, 0, PROMPT, 1, HIDDEN_F32, payload, size);
+    struct engine_open open = client_open_of(&other, s->prompt, PROMPT, 0);
+    strcpy(open.principal, "bob");
+    kv_principal_key(open.shared_key, open.principal, open.own_key);
+    open.direct = true;
+    open.generate = rig_greedy(REPLY);
+    client_send(s->rig, &other, open);
+    rig_until(s->rig, s->client.done || s->client.failed);
+    rig_until(s->rig, other.done || other.failed);
+    assert_reply(&other, s->reply, REPLY);
+    scene_close(s);
+}
+
 /* --- whose blocks are they ------------------------------------------------------------------------ */
 
 /* A device that uploads wrong KV under right ids spoils its own principal's replies (so the test can tell) and nobody else's. */
@@ -664,7 +709,8 @@ static void preempted_upload_is_recomputed(void **state)
     size += rig_send_hidden(&s->edge, &s->client, 1, 100, 100, HIDDEN_F32); /* of no use any more */
     finish(s);
     assert_true(first.done);
-    const struct engine_event *done = &s->client.done_event; /* blocks that were whole before may have stayed in the cache */
+    const struct engine_event *done =
+        &s->client.done_event; /* blocks that were whole before may have stayed in the cache */
     assert_true(done->done.recomputed_tokens > 0);
     assert_int_equal(done->done.recomputed_tokens + done->done.cached_tokens, PROMPT);
     assert_int_equal(s->client.consumed_size, size);
@@ -682,6 +728,7 @@ int main(void)
         cmocka_unit_test(new_plan_voids_the_old_one),
         cmocka_unit_test(stalled_kv_is_recomputed),
         cmocka_unit_test(idle_upload_is_recomputed),
+        cmocka_unit_test(flowing_pieces_keep_an_upload_alive),
         cmocka_unit_test(plan_that_never_comes_is_not_waited_for),
         cmocka_unit_test(generate_that_never_comes_ends_the_stream),
         cmocka_unit_test(gap_in_hidden_is_recomputed),
@@ -689,6 +736,7 @@ int main(void)
         cmocka_unit_test(bad_plans_are_refused),
         cmocka_unit_test(bad_rows_are_refused),
         cmocka_unit_test(bad_pieces_are_refused),
+        cmocka_unit_test(absurd_rows_harm_nobody_else),
         cmocka_unit_test(lies_stay_with_the_liar),
         cmocka_unit_test(chain_goes_from_shared_to_own),
         cmocka_unit_test(lossy_is_never_exact),

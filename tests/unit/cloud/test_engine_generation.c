@@ -107,6 +107,27 @@ static void parked_after_64_tokens_and_resumed(void **state)
     scene_close(s);
 }
 
+/* The slot of a parked one is somebody else's at once, not when the engine next has a reason to look. */
+static void parking_makes_room_at_once(void **state)
+{
+    (void)state;
+    struct scene *s = scene_open((struct rig_options){.sequences_max = 1});
+    struct client first, second;
+    open_attempt(s, &first, 0);
+    plan_and_start(s, &first);
+    rig_until(s->rig, first.count >= 1);
+    engine_detach(s->rig->engine, first.sequence);
+    client_direct(s->rig, &second, s->prompt, 10, rig_greedy(5));
+    bool again = false;
+    for (int i = 0; i < 100 && rig_stats(s->rig).parked == 0; i++)
+        again = engine_turn(s->rig->engine);
+    assert_int_equal(rig_stats(s->rig).parked, 1);
+    assert_int_equal(rig_stats(s->rig).waiting, 1);
+    assert_true(again);
+    rig_until(s->rig, second.done);
+    scene_close(s);
+}
+
 static void parked_is_forgotten_in_the_end(void **state)
 {
     (void)state;
@@ -363,6 +384,36 @@ static void repeated_direct_request_replays_with_logprobs(void **state)
     scene_close(s);
 }
 
+/* What only waits to be asked for again does not lie in memory as it is. */
+static void kept_ids_are_sealed(void **state)
+{
+    (void)state;
+    struct scene *s = scene_open((struct rig_options){0});
+    struct client c;
+    for (int parked = 0; parked < 2; parked++) {
+        memset(s->request_id, parked, sizeof s->request_id);
+        open_attempt(s, &c, 0);
+        plan_and_start(s, &c);
+        rig_until(s->rig, c.count >= 10);
+        const struct sequence *kept = engine_find(s->rig->engine, c.sequence);
+        assert_memory_equal(kept->ids, s->prompt, sizeof s->prompt[0] * PROMPT);
+        if (parked)
+            engine_detach(s->rig->engine, c.sequence);
+        rig_until(s->rig, parked ? rig_stats(s->rig).parked == 1 : c.done);
+        for (uint32_t held = 0; held < 2; held++) { /* and not after it was asked for either */
+            assert_null(kept->ids);
+            assert_non_null(kept->sealed);
+            assert_null(memmem(kept->sealed, kept->ids_count * sizeof *kept->ids, s->prompt, 8));
+            if (parked)
+                break;
+            open_attempt(s, &c, held);
+            rig_turn(s->rig);
+            assert_rest(s, &c, held);
+        }
+    }
+    scene_close(s);
+}
+
 static void drain_lets_finish_then_fails(void **state)
 {
     (void)state;
@@ -388,6 +439,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(lost_client_comes_back_in_time),
         cmocka_unit_test(parked_after_64_tokens_and_resumed),
+        cmocka_unit_test(parking_makes_room_at_once),
         cmocka_unit_test(parked_is_forgotten_in_the_end),
         cmocka_unit_test(detached_but_running_is_forgotten_too),
         cmocka_unit_test(adopted_reply_goes_on),
@@ -399,6 +451,7 @@ int main(void)
         cmocka_unit_test(finished_reply_can_be_fetched_again),
         cmocka_unit_test(reply_that_ended_alone_is_kept),
         cmocka_unit_test(repeated_direct_request_replays_with_logprobs),
+        cmocka_unit_test(kept_ids_are_sealed),
         cmocka_unit_test(drain_lets_finish_then_fails),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

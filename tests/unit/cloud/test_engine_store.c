@@ -171,12 +171,12 @@ static void late_blocks_are_computed_again(void **state)
     open.direct = true;
     open.generate = rig_sampling(REPLY, 5);
     client_send(s->rig, &c, open);
-    rig_turn(s->rig); /* admitted; nothing has been read */
+    rig_turn(s->rig); /* admitted; as many blocks as there are buffers have been asked for */
     assert_int_equal(c.open_event.opened.cached_disk, 384);
     rig_now += 60000000;
     rig_until(s->rig, c.done);
     assert_reply(&c, s->reply, REPLY);
-    assert_int_equal(c.done_event.done.cached_tokens, 0);
+    assert_true(c.done_event.done.cached_tokens <= LOADER_BUFFERS * KV_BLOCK_TOKENS);
     scene_close(s);
 }
 

@@ -159,21 +159,65 @@ static void *user_main(void *arg)
     return NULL;
 }
 
+/* An engine of the rig's, replaced by one with a thread of its own and a real clock. */
+static void give_it_a_thread(struct rig *r)
+{
+    struct td_error err;
+    struct engine_config config = r->engine->config;
+    config.backend = rig_backend(r, r->options.pages, r->options.token_budget);
+    config.kv_stall_ms = 20;
+    engine_destroy(r->engine);
+    assert_int_equal(engine_create(&config, &r->engine, &err), 0);
+}
+
+static void remove_directory(const char *path)
+{
+    char command[128];
+    snprintf(command, sizeof command, "rm -rf %s", path);
+    assert_int_equal(system(command), 0);
+}
+
+/* Nothing else is going on: each block that is read must wake the engine, not wait until it looks for itself. */
+static void idle_engine_reads_from_disk_at_once(void **state)
+{
+    (void)state;
+    char directory[] = "/tmp/tandem-threads-XXXXXX";
+    assert_non_null(mkdtemp(directory));
+    int32_t prompt[PROMPT * 3], reply[REPLY];
+    uint64_t load_us = 0;
+    rig_ids(prompt, PROMPT * 3, VOCAB, 4);
+    for (int round = 0; round < 2; round++) {
+        struct rig *r = rig_open((struct rig_options){.store = directory, .pages = 24, .token_budget = 64});
+        rig_reference(r, prompt, PROMPT * 3, rig_greedy(REPLY), reply);
+        give_it_a_thread(r);
+        struct user u = {.rig = r, .prompt = prompt, .reply = reply};
+        struct engine_open open = open_of(&u, 1, 1);
+        open.ids = realloc(open.ids, sizeof prompt);
+        memcpy(open.ids, prompt, sizeof prompt);
+        open.prompt_count = PROMPT * 3;
+        open.direct = true;
+        open.generate = rig_greedy(REPLY);
+        struct waiter *w = send(r, open);
+        wait_for(w, UINT32_MAX);
+        load_us = w->client.done_event.done.load_us;
+        assert_int_equal(w->client.done_event.done.cached_tokens, round ? 448 : 0);
+        check(&u, w);
+        rig_close(r);
+    }
+    assert_true(load_us < ENGINE_LOAD_FLOOR_US / 2);
+    remove_directory(directory);
+}
+
 static void many_users_at_once(void **state)
 {
     (void)state;
-    char directory[] = "/tmp/tandem-threads-XXXXXX", command[128];
+    char directory[] = "/tmp/tandem-threads-XXXXXX";
     assert_non_null(mkdtemp(directory));
     struct rig *r = rig_open((struct rig_options){.store = directory, .pages = 24, .token_budget = 64});
     int32_t prompt[PROMPT], reply[REPLY];
     rig_ids(prompt, PROMPT, VOCAB, 3);
     rig_reference(r, prompt, PROMPT, rig_greedy(REPLY), reply);
-    struct engine_config config = r->engine->config;
-    config.backend = rig_backend(r, 24, 64);
-    config.kv_stall_ms = 20;
-    engine_destroy(r->engine);
-    struct td_error err;
-    assert_int_equal(engine_create(&config, &r->engine, &err), 0);
+    give_it_a_thread(r);
     struct user users[USERS];
     for (uint32_t i = 0; i < USERS; i++) {
         users[i] = (struct user){.rig = r, .prompt = prompt, .reply = reply, .number = i};
@@ -187,12 +231,14 @@ static void many_users_at_once(void **state)
     assert_int_equal(engine_open(r->engine, &late, &sequence), -TD_ERR_CLOSED);
     assert_int_equal(rig_stats(r).running, 0);
     rig_close(r);
-    snprintf(command, sizeof command, "rm -rf %s", directory);
-    assert_int_equal(system(command), 0);
+    remove_directory(directory);
 }
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(many_users_at_once)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(idle_engine_reads_from_disk_at_once),
+        cmocka_unit_test(many_users_at_once),
+    };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
