@@ -239,11 +239,11 @@ static void every_token_comes_once_over_a_cut_link(void **state)
         struct rig r;
         rig_make(&r, 1);
         r.cloud.cut_after = 7;
-        r.cloud.resumed = false;
+        r.cloud.resumed = resumed;
+        r.cloud.wait_for_rows = true;
         rig_run(&r);
         struct client *c = client_make(&r);
         client_says(c, "user", long_text);
-        r.cloud.resumed = resumed;
         client_run(&r, c);
         client_check_reply(c, FAKE_REPLY);
         assert_int_equal(r.cloud.open_count, 2);
