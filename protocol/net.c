@@ -1,7 +1,7 @@
 /* net: the loop itself: one libwebsockets context, served by one thread; posts from other threads, timers, and libwebsockets' log.
  *
  * Posts wait in a bounded queue and run between two turns of the loop. net_loop_stop only sets a flag and writes to the loop's wake-up
- * pipe, so a signal handler may call it. What libwebsockets logs as an error goes to our log, at most a few lines a second: a peer can
+ * pipe, so a signal handler may call it. What libwebsockets logs as an error goes to our log, at most a few lines a minute: a peer can
  * cause such lines, and a log must not be something that peers can fill. */
 #include "protocol/net_internal.h"
 #include "shared/crypto.h"
@@ -10,7 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#define LOG_LINES_PER_S 5u
+#define LOG_LINES_PER_MINUTE 10u
 
 struct post {
     void (*fn)(void *arg);
@@ -31,17 +31,17 @@ const char *net_last_error(void)
 
 static void on_lws_log(int level, const char *line)
 {
-    static _Thread_local uint64_t second;
+    static _Thread_local uint64_t minute;
     static _Thread_local unsigned count;
     (void)level;
     const char *text = strstr(line, "] E: "); /* behind a time stamp of its own */
     line = text ? text + 5 : line;
     snprintf(last_error, sizeof last_error, "%s", line);
     last_error[strcspn(last_error, "\r\n")] = '\0';
-    uint64_t now = clock_mono_us() / 1000000;
-    if (now != second)
-        second = now, count = 0;
-    if (count++ < LOG_LINES_PER_S)
+    uint64_t now = clock_mono_us() / 60000000;
+    if (now != minute)
+        minute = now, count = 0;
+    if (count++ < LOG_LINES_PER_MINUTE)
         log_warn("net", "libwebsockets: %s", last_error);
 }
 

@@ -159,7 +159,8 @@ static int message_append(struct ws_conn *c, const void *data, size_t size)
             return -TD_ERR_NOMEM;
         c->message = grown, c->message_capacity = capacity;
     }
-    memcpy(c->message + c->message_size, data, size);
+    if (size)
+        memcpy(c->message + c->message_size, data, size);
     c->message_size += size;
     return 0;
 }
@@ -190,7 +191,7 @@ static int on_piece(struct ws_conn *c, const void *data, size_t size)
         return refuse_message(c, LWS_CLOSE_STATUS_UNACCEPTABLE_OPCODE,
                               "the peer sent text instead of binary messages");
     if (first && last && size <= LIMIT_FRAME_SIZE) {
-        c->handler->on_message(c->user, data, size);
+        c->handler->on_message(c->user, size ? data : "", size);
         return c->closing ? close_now(c) : 0;
     }
     if (message_append(c, data, size))
@@ -200,7 +201,7 @@ static int on_piece(struct ws_conn *c, const void *data, size_t size)
         return 0;
     size_t whole = c->message_size;
     c->message_size = 0;
-    c->handler->on_message(c->user, c->message, whole);
+    c->handler->on_message(c->user, whole ? c->message : (const void *)"", whole);
     return c->closing ? close_now(c) : 0;
 }
 

@@ -2,6 +2,7 @@
  *   'J'  the rest is a request's body, given to the parser as chat and as text completion; what was parsed is used
  *   'B'  the rest is the body of a well-formed HTTP request, through the network loop and the API server to an owner that replies
  *   'H'  the rest is what the client writes to the socket
+ *   'W'  the rest is what a client writes once its connection is a WebSocket; messages are echoed
  *   'T'  the rest is token bytes and stop strings for the text stream
  * The loop is served by hand, a turn at a time, on a Unix socket: no threads, no waiting. */
 #include "../unit/protocol/toy_owner.h"
@@ -15,6 +16,55 @@ static void remove_socket(void)
 {
     unlink(socket_path);
 }
+
+/* ---- a WebSocket owner that echoes the last message ----------------------------------------------------------- */
+
+static struct echo {
+    struct ws_conn *conn;
+    uint8_t *data;
+    size_t size;
+} echo;
+
+static int on_open(void *ctx, struct ws_conn *c, const char *peer, void **user)
+{
+    (void)ctx, (void)peer;
+    echo.conn = c;
+    *user = &echo;
+    return 0;
+}
+
+static void on_message(void *user, const void *data, size_t size)
+{
+    struct echo *e = user;
+    free(e->data);
+    e->data = malloc(size + 1);
+    memcpy(e->data, data, size);
+    e->size = size;
+    ws_want_write(e->conn);
+}
+
+static int64_t next(void *user, uint8_t *dst, size_t capacity)
+{
+    struct echo *e = user;
+    int64_t size = (int64_t)e->size;
+    if (e->size > capacity)
+        abort();
+    if (size)
+        memcpy(dst, e->data, e->size);
+    e->size = 0;
+    return size;
+}
+
+static void on_closed(void *user, const char *why)
+{
+    struct echo *e = user;
+    if (!why[0])
+        abort();
+    free(e->data);
+    *e = (struct echo){0};
+}
+
+static const struct ws_handler ws_handler = {on_open, on_message, next, on_closed, NULL, NULL};
 
 static void set_up(void)
 {
@@ -40,6 +90,7 @@ static void set_up(void)
     static const char *const origins[] = {"http://app.example", NULL};
     struct net_listen listen = {.unix_path = socket_path,
                                 .http = api_http_handler(toy.server),
+                                .ws = &ws_handler,
                                 .loopback_hosts_only = true,
                                 .origins_allowed = origins};
     if (net_listen(toy.loop, &listen, NULL, &err))
@@ -129,6 +180,19 @@ static void fuzz_body(const char *body, size_t size)
     free(text);
 }
 
+static void fuzz_websocket(const char *bytes, size_t size)
+{
+    static const char upgrade[] =
+        "GET /tandem HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+        "Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
+        "Sec-WebSocket-Protocol: tandem.v1\r\n\r\n";
+    char *text = malloc(sizeof upgrade + size);
+    memcpy(text, upgrade, sizeof upgrade - 1);
+    memcpy(text + sizeof upgrade - 1, bytes, size);
+    fuzz_socket(text, sizeof upgrade - 1 + size);
+    free(text);
+}
+
 /* ---- T: text ------------------------------------------------------------------------------------------------- */
 
 /* Up to two stop strings, each ended by a zero byte, then pieces: a length byte and bytes. */
@@ -181,6 +245,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         break;
     case 'H':
         fuzz_socket(text, size - 1);
+        break;
+    case 'W':
+        fuzz_websocket(text, size - 1);
         break;
     case 'T':
         fuzz_text(text, size - 1);

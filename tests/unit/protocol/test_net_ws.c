@@ -438,6 +438,11 @@ static void test_messages_that_are_refused(void **state)
     raw_frame(&c, 0x80, data + 70000, 30000, 30000);
     assert_true(reaches(&net.server.messages, 1));
     assert_int_equal(atomic_load(&net.server.last_crc), crc32c(0, data, 100000));
+    raw_frame(&c, 0x82, data, 0, 0); /* empty ones, whole and in fragments */
+    raw_frame(&c, 0x02, data, 0, 0);
+    raw_frame(&c, 0x80, data, 0, 0);
+    assert_true(reaches(&net.server.messages, 3));
+    assert_int_equal(atomic_load(&net.server.last_size), 0);
     client_close(&c); /* without a word */
     assert_true(reaches(&net.server.closed, 4));
     assert_string_equal(net.server.why, "the connection was lost");
