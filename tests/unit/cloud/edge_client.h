@@ -2,7 +2,7 @@
  * as encoded frames and taken apart by the test's thread. */
 #ifndef TANDEM_TESTS_EDGE_CLIENT_H
 #define TANDEM_TESTS_EDGE_CLIENT_H
-#include "service_fixture.h"
+#include "loop_fixture.h"
 #include "protocol/link.h"
 #include "shared/queue.h"
 
@@ -134,18 +134,27 @@ static inline void edge_client_free_now(void *arg)
     link_destroy(c->link);
 }
 
-/* The next frame within five seconds, of a type that the test knows; decoded until the next call. 0: the connection closed instead. */
-static inline struct wire_frame edge_client_next_frame(struct edge_client *c, unsigned type)
+static inline struct wire_frame edge_client_take_frame(struct edge_client *c, unsigned wanted)
 {
     struct wire_frame f = {0};
     free(c->last);
     c->last = queue_pop(c->frames, 5000000);
     if (!c->last)
-        fail_msg("no frame came; %s was expected", frame_type_name(type));
+        fail_msg("no frame came; %s was expected", frame_type_name(wanted));
     if (c->last->size) {
         arena_reset(&c->arena);
         assert_int_equal(wire_decode(c->last->bytes, c->last->size, LIMIT_HEADER_SIZE, &c->arena, &f), 0);
     }
+    return f;
+}
+
+/* The next frame within five seconds, of a type that the test knows; decoded until the next call. 0: the connection closed instead. INGESTED may
+ * come at any time, and is skipped unless it is wanted. */
+static inline struct wire_frame edge_client_next_frame(struct edge_client *c, unsigned type)
+{
+    struct wire_frame f = edge_client_take_frame(c, type);
+    while (f.type == FRAME_INGESTED && type != FRAME_INGESTED)
+        f = edge_client_take_frame(c, type);
     if (f.type != type)
         fail_msg("%s came; %s was expected%s%s", frame_type_name(f.type), frame_type_name(type),
                  f.type == FRAME_ERROR ? ": " : "", f.type == FRAME_ERROR ? f.error->text : "");

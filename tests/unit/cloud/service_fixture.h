@@ -1,61 +1,8 @@
-/* service_fixture: a node's front doors on a loop of their own, over a fake engine, a real store in a folder of its own, a real tokenizer and
- * a tokens file with two people of one tenant and one of another. */
+/* service_fixture: a node's front doors on a loop of their own, over a fake engine, a real store and a real tokenizer. */
 #ifndef TANDEM_TESTS_SERVICE_FIXTURE_H
 #define TANDEM_TESTS_SERVICE_FIXTURE_H
 #include "fake_engine.h"
-#include "cloud/direct.h"
-#include "cloud/edge_server.h"
-#include "shared/log.h"
-#include <ftw.h>
-#include <stdio.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
-#define FIXTURE_CONTEXT 4096u
-
-struct fixture {
-    char folder[64], tokens_path[80];
-    struct service service;
-    struct gguf *file;
-    struct tokenizer *tokenizer;
-    struct edge_server *edges;
-    struct direct *direct;
-    pthread_t thread;
-    uint16_t port;
-};
-static struct fixture fx;
-
-/* ---- the loop ---- */
-
-struct on_loop {
-    void (*fn)(void *arg);
-    void *arg;
-    pthread_mutex_t lock;
-    pthread_cond_t done;
-    bool ran;
-};
-
-static inline void on_loop_run(void *arg)
-{
-    struct on_loop *c = arg;
-    c->fn(c->arg);
-    pthread_mutex_lock(&c->lock);
-    c->ran = true;
-    pthread_cond_signal(&c->done);
-    pthread_mutex_unlock(&c->lock);
-}
-
-/* Run fn there and wait for it. */
-static inline void on_loop(void (*fn)(void *arg), void *arg)
-{
-    struct on_loop c = {fn, arg, PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, false};
-    if (net_loop_post(fx.service.loop, on_loop_run, &c) != 0)
-        abort();
-    pthread_mutex_lock(&c.lock);
-    while (!c.ran)
-        pthread_cond_wait(&c.done, &c.lock);
-    pthread_mutex_unlock(&c.lock);
-}
+#include "loop_fixture.h"
 
 static inline void fixture_tick_now(void *arg)
 {
@@ -70,11 +17,6 @@ static inline void fixture_tick(void)
     on_loop(fixture_tick_now, NULL);
 }
 
-static inline void nothing(void *arg)
-{
-    (void)arg;
-}
-
 static inline void *fixture_run(void *arg)
 {
     (void)arg;
@@ -83,24 +25,6 @@ static inline void *fixture_run(void *arg)
 }
 
 /* ---- start and stop ---- */
-
-/* Tokens are the names: "alice" and "bob" of acme, "eve" of globex. */
-static inline void fixture_tokens(bool with_alice)
-{
-    static const char *const people[][2] = {{"acme", "bob"}, {"globex", "eve"}, {"acme", "alice"}};
-    char temporary[96], digits[65];
-    snprintf(temporary, sizeof temporary, "%s.new", fx.tokens_path);
-    FILE *f = fopen(temporary, "w");
-    for (unsigned i = 0; i < 2u + with_alice; i++) {
-        uint8_t hash[TD_HASH_SIZE];
-        sha256_once(people[i][1], strlen(people[i][1]), hash);
-        hex_encode(hash, sizeof hash, digits);
-        fprintf(f, "%s %s %s\n", digits, people[i][0], people[i][1]);
-    }
-    fclose(f);
-    chmod(temporary, 0600);
-    assert_int_equal(rename(temporary, fx.tokens_path), 0);
-}
 
 static inline void fixture_model(struct td_error *err)
 {
@@ -141,12 +65,7 @@ static inline int fixture_start(void **state)
     (void)state;
     crypto_init();
     log_set_level(LOG_ERROR);
-    memset(&fx, 0, sizeof fx);
-    snprintf(fx.folder, sizeof fx.folder, "%s/td-test-cloud-%d",
-             access("/dev/shm", W_OK) == 0 ? "/dev/shm" : "/tmp",
-             (int)getpid()); /* in memory if possible: syncs of a busy disk take longer than the tests */
-    snprintf(fx.tokens_path, sizeof fx.tokens_path, "%s/tokens", fx.folder);
-    mkdir(fx.folder, 0700);
+    fixture_folder();
     fixture_tokens(true);
     fixture_model(&err);
     fixture_store(&err);
@@ -166,12 +85,6 @@ static inline int fixture_start(void **state)
         fail_msg("%s", err.text);
     pthread_create(&fx.thread, NULL, fixture_run, NULL);
     return 0;
-}
-
-static inline int fixture_remove(const char *path, const struct stat *st, int type, struct FTW *at)
-{
-    (void)st, (void)type, (void)at;
-    return remove(path);
 }
 
 static inline int fixture_stop(void **state)

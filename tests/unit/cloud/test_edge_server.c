@@ -1,4 +1,5 @@
 /* edge_server: greetings, frames to commands, events to frames, conversations, credit, and what happens when either side goes away. */
+#include "service_fixture.h"
 #include "edge_client.h"
 
 static const int32_t prompt[] = {5, 6, 7, 8}, reply[] = {20, 21, 22};

@@ -1,0 +1,297 @@
+/* node: a whole node over a tiny model: start, both doors, the admin listener, a token that comes and goes, SIGTERM. */
+#include "edge_client.h"
+#include "cloud/node_internal.h"
+#include "../protocol/http_client.h"
+#include <jansson.h>
+#include <signal.h>
+
+static struct settings settings;
+static struct config *config;
+static struct node *node;
+static pthread_t runner;
+
+static void *run(void *arg)
+{
+    (void)arg;
+    node_run(node);
+    return NULL;
+}
+
+static int start(void **state)
+{
+    (void)state;
+    static char store[96], key[96];
+    struct td_error err = {0};
+    fixture_folder();
+    fixture_tokens(true);
+    snprintf(store, sizeof store, "%s/store", fx.folder);
+    snprintf(key, sizeof key, "%s/store.key", fx.folder);
+    const char *argv[] = {"tandem-cloud",
+                          "--model",
+                          TEST_DATA "/tiny/qwen2.gguf",
+                          "--plain",
+                          "--pages",
+                          "64",
+                          "--listen-port",
+                          "0",
+                          "--admin-port",
+                          "0",
+                          "--tokens-file",
+                          fx.tokens_path,
+                          "--store",
+                          store,
+                          "--store-key-file",
+                          key,
+                          "--chat-template",
+                          "chatml",
+                          "--threads",
+                          "1",
+                          "--log-level",
+                          "error"};
+    if (settings_load(TD_COUNT(argv), (char **)argv, &settings, &config, &err) != 0)
+        fail_msg("%s", err.text);
+    log_set_level(settings.level);
+    if (node_start(&settings, &node, &err) != 0)
+        fail_msg("%s", err.text);
+    fx.service = node->service; /* for edge_client: which loop, which model */
+    fx.port = node->port;
+    pthread_create(&runner, NULL, run, NULL);
+    return 0;
+}
+
+/* SIGTERM, as an operator sends it. */
+static int stop(void **state)
+{
+    (void)state;
+    kill(getpid(), SIGTERM);
+    pthread_join(runner, NULL);
+    node_destroy(node);
+    config_free(config);
+    return nftw(fx.folder, fixture_remove, 8, FTW_DEPTH | FTW_PHYS);
+}
+
+static struct response get(uint16_t port, const char *path, const char *extra)
+{
+    struct client c = client_open(port);
+    client_request(&c, "GET", path, extra, NULL);
+    struct response r = client_response(&c, false);
+    client_close(&c);
+    return r;
+}
+
+static struct response chat(const char *token, const char *body)
+{
+    struct client c = client_open(node->port);
+    char headers[128];
+    snprintf(headers, sizeof headers, "Authorization: Bearer %s\r\n", token);
+    client_request(&c, "POST", "/v1/chat/completions", headers, body);
+    struct response r = client_response(&c, false);
+    client_close(&c);
+    return r;
+}
+
+/* Names that dashboards are built on. */
+static void test_admin(void **state)
+{
+    (void)state;
+    uint16_t port = admin_port(node->admin);
+    struct response r = get(port, "/health", "");
+    assert_int_equal(r.status, 200);
+    assert_string_equal(r.body, "{\"status\":\"ok\"}");
+    free(r.body);
+    r = get(port, "/metrics", "");
+    assert_int_equal(r.status, 200);
+    static const char *const names[] = {"tandem_build_info{",
+                                        "tandem_requests_running ",
+                                        "tandem_requests_waiting ",
+                                        "tandem_kv_pages_free ",
+                                        "tandem_edge_connections ",
+                                        "tandem_edge_streams ",
+                                        "tandem_edge_refused_total ",
+                                        "tandem_edge_protocol_errors_total ",
+                                        "tandem_conversations_saved_total{door=\"api\"}",
+                                        "tandem_conversation_save_failures_total{door=\"edge\"}",
+                                        "tandem_store_conversations ",
+                                        "tandem_store_writes_off ",
+                                        "tandem_kv_tier_bytes{tier=\"disk\"}",
+                                        "tandem_time_to_first_token_seconds_count",
+                                        "tandem_prefix_cache_hits_total ",
+                                        "tandem_api_unauthorized_total "};
+    for (size_t i = 0; i < TD_COUNT(names); i++)
+        if (!strstr(r.body, names[i]))
+            fail_msg("no metric %s", names[i]);
+    free(r.body);
+    r = get(port, "/v1/models", "");
+    assert_int_equal(r.status, 404);
+    free(r.body);
+    r = get(port, "/metrics", "Host: evil.example\r\n"); /* a web page that rebinds its name reads nothing */
+    assert_int_equal(r.status, 403);
+    free(r.body);
+    r = get(port, "/metrics", "Origin: http://evil.example\r\n");
+    assert_int_equal(r.status, 403);
+    free(r.body);
+    struct client c = client_open(port);
+    client_request(&c, "POST", "/health", "", "{}");
+    r = client_response(&c, false);
+    assert_int_equal(r.status, 405);
+    free(r.body);
+    client_close(&c);
+}
+
+#define ASK                                                                                                  \
+    "{\"messages\":[{\"role\":\"user\",\"content\":\"hello\"}],\"max_tokens\":12,\"temperature\":1,"         \
+    "\"seed\":3,"                                                                                            \
+    "\"ignore_eos\":true}"
+
+static json_t *reply_of(const char *token, const char *body)
+{
+    struct response r = chat(token, body);
+    if (r.status != 200)
+        fail_msg("status %d: %s", r.status, r.body);
+    json_t *root = json_loads(r.body, 0, NULL);
+    assert_non_null(root);
+    free(r.body);
+    return root;
+}
+
+static void test_both_doors_say_the_same(void **state)
+{
+    (void)state;
+    json_t *root = reply_of("alice", ASK), *again = reply_of("alice", ASK);
+    json_t *message = json_object_get(json_array_get(json_object_get(root, "choices"), 0), "message");
+    json_t *other = json_object_get(json_array_get(json_object_get(again, "choices"), 0), "message");
+    assert_true(json_equal(message, other));
+    uint64_t version;
+    struct conversation kept;
+    const char *id = json_string_value(json_object_get(root, "conversation"));
+    assert_int_equal(conv_load(fx.service.conversations, "acme", "alice", id, &version, &kept), 0);
+    uint32_t prompt_count = kept.ids_count - 12;
+
+    struct edge_client *c = edge_client_ready("alice");
+    Tandem__Open m = edge_open(prompt_count);
+    edge_send_open(c, 1, &m, kept.ids, prompt_count);
+    edge_send_plan(c, 1, 1, prompt_count, 0);
+    Tandem__Generate g = TANDEM__GENERATE__INIT;
+    g.token_count_max = 12, g.temperature = 1, g.top_p = 1, g.repetition_penalty = 1, g.seed = 3,
+    g.ignore_end = true;
+    edge_client_send(c, FRAME_GENERATE, 1, &g, NULL, 0);
+    edge_client_next_frame(c, FRAME_OPEN_ACK);
+    for (uint32_t got = 0; got < 12;) {
+        struct wire_frame f = edge_client_next_frame(c, FRAME_TOKEN);
+        assert_int_equal(f.token->index, got);
+        for (size_t i = 0; i < f.payload.size / 4; i++, got++)
+            assert_int_equal(load_le32(f.payload.data + 4 * i), kept.ids[prompt_count + got]);
+    }
+    struct wire_frame f = edge_client_next_frame(c, FRAME_DONE);
+    assert_int_equal(f.done->finish, FINISH_LENGTH);
+    assert_int_equal(f.done->prompt_tokens, prompt_count);
+    assert_int_equal(f.done->completion_tokens, 12);
+    edge_client_close(c);
+    conv_free(&kept);
+    json_decref(root);
+    json_decref(again);
+}
+
+/* The same, but the client is asked for its name a second later. */
+static void test_token_file_is_watched(void **state)
+{
+    (void)state;
+    fixture_tokens(false);
+    kill(getpid(), SIGHUP);
+    int status = 200;
+    for (int i = 0; i < 200 && status == 200; i++) {
+        nanosleep(&(struct timespec){.tv_nsec = 10000000}, NULL);
+        struct response r = get(node->port, "/v1/models", "Authorization: Bearer alice\r\n");
+        status = r.status;
+        free(r.body);
+    }
+    assert_int_equal(status, 401);
+    json_decref(reply_of("bob", ASK));
+}
+
+/* What runs may finish, what comes is told to come again, and the turn is there after the next start. */
+static void test_drain(void **state)
+{
+    (void)state;
+    static const char body[] =
+        "{\"messages\":[{\"role\":\"user\",\"content\":\"hello\"}],\"max_tokens\":60,\"stream\":true,"
+        "\"ignore_eos\":true,\"conversation\":\"c1\"}";
+    struct edge_client *edge = edge_client_ready("bob");
+    struct client c = client_open(node->port), late = client_open(node->port);
+    client_request(&c, "POST", "/v1/chat/completions", "Authorization: Bearer alice\r\n", body);
+    assert_true(client_wait_for(&c, "\"content\":"));
+    kill(getpid(), SIGTERM);
+    edge_client_next_frame(edge, FRAME_GOAWAY);
+    client_request(&late, "POST", "/v1/chat/completions", "Authorization: Bearer bob\r\n", ASK);
+    struct response r = client_response(&late, false);
+    assert_int_not_equal(r.status, 200); /* 503; on a slow day the node is gone already */
+    free(r.body);
+    assert_true(client_wait_for(&c, "[DONE]"));
+    assert_int_equal(edge_client_next_frame(edge, FRAME_ERROR).error->code, TD_ERR_CLOSED);
+    client_close(&c);
+    client_close(&late);
+    pthread_join(runner, NULL);
+    uint64_t version;
+    struct conversation kept;
+    assert_int_equal(conv_load(node->service.conversations, "acme", "alice", "c1", &version, &kept), 0);
+    conv_free(&kept);
+    net_timer_destroy(edge->timer);
+    node_destroy(node);
+    link_destroy(edge->link);
+    queue_close(edge->frames);
+    for (void *frame; (frame = queue_pop(edge->frames, 0));)
+        free(frame);
+    queue_destroy(edge->frames);
+    free(edge->last);
+    arena_deinit(&edge->arena);
+    free(edge);
+    config_free(config);
+    assert_int_equal(nftw(fx.folder, fixture_remove, 8, FTW_DEPTH | FTW_PHYS), 0);
+}
+
+static void test_refuses_to_start(void **state)
+{
+    (void)state;
+    struct td_error err = {0};
+    struct node *second;
+    static char text[80];
+    uint16_t port = node->port;
+    struct settings other = settings; /* the store is taken */
+    if (node_start(&other, &second, &err) == 0)
+        fail_msg("two nodes on one store");
+    assert_non_null(strstr(err.text, "holds it"));
+    snprintf(other.store_path, sizeof other.store_path, "%s/store2", fx.folder); /* the port is */
+    other.listen_port = port;
+    assert_true(node_start(&other, &second, &err) < 0);
+    snprintf(text, sizeof text, "port %u: another program uses it", port);
+    assert_non_null(strstr(err.text, text));
+    other.listen_port = 0;
+    other.admin_port = admin_port(node->admin);
+    assert_true(node_start(&other, &second, &err) < 0);
+    assert_non_null(strstr(err.text, "--admin-port"));
+    other.admin_port = 0;
+    other.model = TEST_DATA "/tiny/none.gguf";
+    assert_true(node_start(&other, &second, &err) < 0);
+    assert_non_null(strstr(err.text, "none.gguf"));
+    other.model = settings.model;
+    other.plain = false;
+    other.cert = other.key = "/no/such.crt";
+    assert_true(node_start(&other, &second, &err) < 0);
+    assert_non_null(strstr(err.text, "deploy/certs.sh"));
+}
+
+#define TEST(name) cmocka_unit_test_setup_teardown(name, start, stop)
+
+int main(void)
+{
+    crypto_init();
+    node_block_signals();
+    const struct CMUnitTest tests[] = {
+        TEST(test_admin),
+        TEST(test_both_doors_say_the_same),
+        TEST(test_token_file_is_watched),
+        TEST(test_refuses_to_start),
+        cmocka_unit_test_setup(test_drain, start),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
