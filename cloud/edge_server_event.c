@@ -127,9 +127,9 @@ static void on_done(struct edge_stream *s, const struct engine_event *e)
     t.uplink_raw_size = e->done.uplink_raw_size;
     Tandem__Done m = TANDEM__DONE__INIT;
     m.attempt = s->attempt;
-    m.finish = e->done.finish;
+    m.finish = s->finishing ? FINISH_STOP : e->done.finish;
     m.prompt_tokens = e->done.prompt_tokens;
-    m.completion_tokens = e->done.completion_tokens;
+    m.completion_tokens = kept_count(s, e) - TD_MIN(e->done.prompt_tokens, e->done.ids_count);
     m.cached_tokens = e->done.cached_tokens;
     m.timings = &t;
     if (s->conversation[0] && !s->no_persist && e->done.finish != FINISH_ERROR)

@@ -663,7 +663,9 @@ static void test_cut_reply_is_saved_cut(void **state)
     edge_client_send(c, FRAME_CANCEL, 1, &cancel, NULL, 0);
     fake_next("cancel");
     fake_done(open, FINISH_LENGTH, reply, 3);
-    edge_client_next_frame(c, FRAME_DONE);
+    struct wire_frame f = edge_client_next_frame(c, FRAME_DONE);
+    assert_int_equal(f.done->finish, FINISH_STOP);
+    assert_int_equal(f.done->completion_tokens, 1);
     fixture_settle();
     struct conversation kept = fixture_conversation("alice", "cut", &version);
     assert_int_equal(kept.ids_count, 5);
