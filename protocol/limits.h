@@ -46,11 +46,11 @@
 #define LIMIT_PARKED_PER_PRINCIPAL 256u    /* generations kept for re-attachment */
 
 /* HTTP */
-#define LIMIT_HTTP_BODY_SIZE   (8u << 20)
+#define LIMIT_HTTP_BODY_SIZE     (8u << 20)
 #define LIMIT_HTTP_BUFFERED_SIZE (256u << 20) /* request bodies in memory, a listener */
-#define LIMIT_HTTP_HEADER_SIZE 8192u
-#define LIMIT_HTTP_IDLE_MS     30000u
-#define LIMIT_HTTP_EXCHANGES   1024u /* open requests a listener */
+#define LIMIT_HTTP_HEADER_SIZE   8192u
+#define LIMIT_HTTP_IDLE_MS       30000u
+#define LIMIT_HTTP_EXCHANGES     1024u /* open requests a listener */
 #define LIMIT_HTTP_STREAM_QUEUE                                                                              \
     (4u << 20) /* unsent bytes of one SSE stream; beyond it the client counts as gone */
 #define LIMIT_HTTP_KEEPALIVE_MS 10000u /* an SSE comment on a stream that is silent for so long */
