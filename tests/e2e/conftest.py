@@ -1,4 +1,6 @@
 """Fixtures: one cloud and some edges for a module of tests; tests that kill or fill use their own."""
+import ssl
+
 import httpx
 import openai
 import pytest
@@ -24,7 +26,8 @@ def edge(tmp_path_factory, cloud):
 
 def client_of(program, key="unused", ca=None):
     """The plain OpenAI client; nothing about it knows Tandem."""
-    http = httpx.Client(verify=ca or True, timeout=120, trust_env=False)
+    verify = ssl.create_default_context(cafile=ca) if ca else True
+    http = httpx.Client(verify=verify, timeout=120, trust_env=False)
     return openai.OpenAI(base_url=program.url + "/v1", api_key=key, http_client=http, max_retries=0)
 
 

@@ -76,7 +76,7 @@ def test_memory_and_disk(tmp_path, reference):
 
 def test_lossy_is_not_exact(tmp_path, cloud, reference):
     """A reply computed from L1 pieces and f16 rows may differ, and its blocks are never a hit at fidelity exact."""
-    token = cloud.new_token(principal="lossy")
+    token = cloud.new_token(tenant="lossy")  # a tenant of its own: nothing cached
     e = Edge(tmp_path, cloud, token, 8, extra=["--codec", "l1", "--hidden", "f16"]).start()
     try:
         client = client_of(e)
