@@ -82,6 +82,11 @@ static uint16_t count_missing(const struct sequence *s, uint32_t block, uint32_t
     return (uint16_t)missing;
 }
 
+static void forget_pieces(struct sequence *s, uint32_t block)
+{
+    memset(s->have + (size_t)block * s->have_words, 0, s->have_words * sizeof *s->have);
+}
+
 static void plan_block(struct sequence *s, uint32_t block)
 {
     struct seq_block *b = &s->blocks[block];
@@ -99,11 +104,13 @@ static void plan_block(struct sequence *s, uint32_t block)
         b->edge_layers = (uint16_t)TD_MAX((uint32_t)b->edge_layers, r->layers);
         b->edge_first = (uint8_t)first;
         b->edge_count = (uint8_t)(end - first);
-        if (!same)
-            b->closed = true; /* pieces of two shapes would not fit together */
+        if (!same) { /* pieces of two shapes do not fit together: neither those that came nor those to come */
+            forget_pieces(s, block);
+            b->closed = true;
+        }
     } else {
         if (!r || first != b->edge_first || count != b->edge_count)
-            memset(s->have + (size_t)block * s->have_words, 0, s->have_words * sizeof *s->have);
+            forget_pieces(s, block);
         b->edge_layers = (uint16_t)(r ? r->layers : 0);
         b->edge_first = (uint8_t)first;
         b->edge_count = (uint8_t)count;

@@ -257,6 +257,33 @@ static void new_plan_voids_the_old_one(void **state)
     scene_close(s);
 }
 
+/* The border between cloud and edge moves within a block of which some rows have run and some pieces have come: those pieces are of another shape. */
+static void new_plan_may_move_borders_within_a_block(void **state)
+{
+    (void)state;
+    struct scene *s = scene_open(1, (struct rig_options){.token_budget = 32, .sequences_max = 1});
+    struct rig_edge two = rig_edge_compute(s->rig, s->prompt, PROMPT, 2);
+    struct client first; /* has the only slot until all pieces are here */
+    client_direct(s->rig, &first, s->prompt + 100, 10, rig_greedy(900));
+    rig_until(s->rig, first.count > 0);
+    open_edge(s);
+    plan(s, 1, (struct engine_range[]){{0, 187, 0, 0, 0}, {187, PROMPT - 187, 2, KV_L0, HIDDEN_F32}}, 2);
+    start(s, rig_greedy(REPLY));
+    rig_turn(s->rig);
+    const struct sequence *sequence = engine_find(s->rig->engine, s->client.sequence);
+    size_t size = rig_send_kv(&two, &s->client, 1, 187, PROMPT, KV_L0);
+    rig_until(s->rig, sequence->staged_size == size);
+    engine_cancel(s->rig->engine, first.sequence, false, 0);
+    rig_until(s->rig, sequence->high == 160);
+    assert_int_equal(sequence->blocks[2].missing, 0);
+    plan(s, 2, (struct engine_range[]){{0, 172, 0, 0, 0}, {172, PROMPT - 172, 1, KV_L0, HIDDEN_F32}}, 2);
+    rig_send_hidden(&s->edge, &s->client, 2, 172, PROMPT - 172, HIDDEN_F32);
+    rig_send_kv(&s->edge, &s->client, 2, 172, PROMPT, KV_L0);
+    finish(s);
+    rig_edge_free(&two);
+    scene_close(s);
+}
+
 /* --- what does not come --------------------------------------------------------------------------- */
 
 static void stalled_kv_is_recomputed(void **state)
@@ -726,6 +753,7 @@ int main(void)
         cmocka_unit_test(ranges_of_any_depth_follow_each_other),
         cmocka_unit_test(cached_prefix_makes_early_rows_superfluous),
         cmocka_unit_test(new_plan_voids_the_old_one),
+        cmocka_unit_test(new_plan_may_move_borders_within_a_block),
         cmocka_unit_test(stalled_kv_is_recomputed),
         cmocka_unit_test(idle_upload_is_recomputed),
         cmocka_unit_test(flowing_pieces_keep_an_upload_alive),
