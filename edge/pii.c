@@ -26,7 +26,11 @@ size_t pii_digit(const char *text, size_t size, size_t at, unsigned *value)
 
 size_t pii_gap(const char *text, size_t size, size_t at, enum pii_gap *kind)
 {
-    uint32_t c = filter_after(text, size, at);
+    if (at >= size)
+        return 0;
+    uint32_t c = (uint8_t)text[at];
+    if (c >= 0x80)
+        c = filter_after(text, size, at);
     switch (c) {
     case ' ':
     case 0xa0:   /* no-break */
@@ -79,6 +83,9 @@ bool pii_date_at(const char *text, size_t size, size_t at)
         separator = text[at++];
     }
     if (at < size && pii_is_digit(text[at]))
+        return false;
+    if (at + 1 < size && text[at] == separator &&
+        pii_is_digit(text[at + 1])) /* more groups than a date has */
         return false;
     bool year_first = counts[0] == 4 && counts[2] >= 1 && counts[2] <= 2;
     bool year_last = counts[0] >= 1 && counts[0] <= 2 && (counts[2] == 2 || counts[2] == 4);

@@ -56,7 +56,7 @@ static void read_groups(const char *text, size_t size, size_t at, size_t digits_
     for (;;) {
         unsigned value;
         size_t bytes, before = count;
-        if (phone && g->count > 0 && pii_date_at(text, size, at))
+        if (phone && gap == GAP_BLANK && pii_date_at(text, size, at)) /* not part of it */
             return;
         while ((bytes = pii_digit(text, size, at, &value))) {
             if (count == digits_max)
@@ -160,15 +160,16 @@ static bool has_keyword(const char *text, size_t at)
     static const char *const unspaced[] = {"\xe7\x94\xb5\xe8\xaf\x9d", "\xe6\x89\x8b\xe6\x9c\xba",
                                            "\xe9\x9b\xbb\xe8\xa9\xb1", "\xe6\x90\xba\xe5\xb8\xaf",
                                            "\xec\xa0\x84\xed\x99\x94"};
-    size_t begin = at > KEYWORD_REACH ? at - KEYWORD_REACH : 0;
     char window[KEYWORD_REACH + 1];
-    size_t size = 0;
-    for (size_t i = begin; i < at; i++) {
-        char c = text[i];
-        if (c == '\n' || pii_is_digit(c)) /* another line, another number */
-            size = 0;
-        else
-            window[size++] = c >= 'A' && c <= 'Z' ? (char)(c | 0x20) : c ? c : ' ';
+    size_t begin = at, size = 0;
+    while (begin > 0 && at - begin < KEYWORD_REACH && text[begin - 1] != '\n' &&
+           !pii_is_digit(text[begin - 1]))
+        begin--; /* not on another line, not before another number */
+    if (at - begin < 3)
+        return false;
+    for (; begin < at; begin++) {
+        char c = text[begin];
+        window[size++] = c >= 'A' && c <= 'Z' ? (char)(c | 0x20) : c ? c : ' ';
     }
     window[size] = '\0';
     for (size_t i = 0; i < TD_COUNT(unspaced); i++)
