@@ -193,9 +193,6 @@ void net_loop_destroy(struct net_loop *l)
         while (l->timers)
             net_timer_deinit(l->timers);
         lws_context_destroy(l->context);
-        for (struct listener *v = l->listeners; v; v = v->next)
-            if (v->unix_path)
-                remove(v->unix_path);
     }
     if (l->posts)
         queue_destroy(l->posts);

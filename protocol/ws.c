@@ -173,14 +173,6 @@ static int refuse_message(struct ws_conn *c, enum lws_close_status status, const
     return -1;
 }
 
-/* Say good-bye properly; what a libwebsockets callback returns to close. */
-static int close_now(struct ws_conn *c)
-{
-    c->closing = true;
-    lws_close_reason(c->wsi, LWS_CLOSE_STATUS_NORMAL, NULL, 0);
-    return -1;
-}
-
 static int on_piece(struct ws_conn *c, const void *data, size_t size)
 {
     bool first = lws_is_first_fragment(c->wsi) && c->message_size == 0,
@@ -192,7 +184,7 @@ static int on_piece(struct ws_conn *c, const void *data, size_t size)
                               "the peer sent text instead of binary messages");
     if (first && last && size <= LIMIT_FRAME_SIZE) {
         c->handler->on_message(c->user, size ? data : "", size);
-        return c->closing ? close_now(c) : 0;
+        return 0;
     }
     if (message_append(c, data, size))
         return refuse_message(c, LWS_CLOSE_STATUS_MESSAGE_TOO_LARGE,
@@ -202,7 +194,15 @@ static int on_piece(struct ws_conn *c, const void *data, size_t size)
     size_t whole = c->message_size;
     c->message_size = 0;
     c->handler->on_message(c->user, whole ? c->message : (const void *)"", whole);
-    return c->closing ? close_now(c) : 0;
+    return 0;
+}
+
+/* Say good-bye properly; what a libwebsockets callback returns to close. */
+static int close_now(struct ws_conn *c)
+{
+    c->closing = true;
+    lws_close_reason(c->wsi, LWS_CLOSE_STATUS_NORMAL, NULL, 0);
+    return -1;
 }
 
 static int on_writeable(struct ws_conn *c)

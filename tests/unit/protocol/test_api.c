@@ -313,6 +313,31 @@ static void test_stop_over_token_borders(void **state)
     assert_int_equal(atomic_load(&toy.keep_count), 11);
 }
 
+/* The owner persists after a stop string: the response ends with it, and a client that leaves meanwhile cancels nothing. */
+static void test_owner_ends_after_stop(void **state)
+{
+    (void)state;
+    uint64_t begun = clock_mono_us();
+    struct response r = chat("late one STOP", ",\"stop\":\"STOP\"", JSON);
+    json_t *root = body_of(&r);
+    assert_text(root, "choices.0.message.content", "one ");
+    json_decref(root);
+    assert_true(clock_mono_us() - begun >= 30000);
+    assert_int_equal(atomic_load(&toy.ends), 1);
+    struct client c = client_open(toy.port);
+    client_request(&c, "POST", "/v1/chat/completions", JSON,
+                   "{\"stop\":\"STOP\",\"messages\":[{\"role\":\"user\",\"content\":\"late one STOP\"}]}");
+    assert_true(toy_reaches(&toy.finishes, 2));
+    client_close(&c);
+    assert_true(toy_reaches(&toy.ends, 2));
+    assert_int_equal(atomic_load(&toy.cancels), 0);
+    /* Whatever the owner says, a stop string is the reason. */
+    r = chat("length one STOP", ",\"stop\":\"STOP\"", JSON);
+    root = body_of(&r);
+    assert_text(root, "choices.0.finish_reason", "stop");
+    json_decref(root);
+}
+
 static void test_false_stop_is_shown(void **state)
 {
     (void)state;
@@ -364,6 +389,19 @@ static void test_logprobs(void **state)
     assert_int_equal(json_integer_value(at(root, "choices.0.logprobs.text_offset.1")), 1);
     assert_true(json_real_value(at(root, "choices.0.logprobs.top_logprobs.0.b")) == -1.5);
     json_decref(root);
+}
+
+static void test_logprob_offsets_in_a_stream(void **state)
+{
+    (void)state;
+    struct response r = complete("say \xe2\x82\xac"
+                                 "bc",
+                                 ",\"logprobs\":0,\"stream\":true");
+    struct events e = events_of(&r);
+    assert_text(e.list[2], "choices.0.text", "c");
+    assert_int_equal(json_integer_value(at(e.list[2], "choices.0.logprobs.text_offset.0")),
+                     2); /* characters, not bytes */
+    events_free(&e);
 }
 
 static void test_logprobs_of_swallowed_stop(void **state)
@@ -725,9 +763,11 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_completion_stream, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_utf8, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_stop_over_token_borders, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_owner_ends_after_stop, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_false_stop_is_shown, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_output_filter, set_up_filter, tear_down),
         cmocka_unit_test_setup_teardown(test_logprobs, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_logprob_offsets_in_a_stream, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_logprobs_of_swallowed_stop, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_bad_requests, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_owner_errors, set_up, tear_down),

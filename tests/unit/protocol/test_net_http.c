@@ -335,6 +335,23 @@ static void test_body_limit(void **state)
     free(body);
 }
 
+/* A refused client that goes on sending gets its answer all the same: the connection is not reset under it. */
+static void test_refusal_reaches_a_sender(void **state)
+{
+    (void)state;
+    struct client c = client_open(server.port);
+    char block[65536] = {0};
+    static const char head[] = "POST /p HTTP/1.1\r\nHost: x\r\nContent-Length: 9000000\r\n\r\n";
+    client_send(&c, head, sizeof head - 1);
+    for (int i = 0; i < 16; i++) {
+        usleep(2000);
+        assert_true(send(c.fd, block, sizeof block, MSG_NOSIGNAL) > 0);
+    }
+    usleep(20000);
+    assert_response(client_response(&c, false), 413, NULL);
+    client_close(&c);
+}
+
 static void test_lengths_that_are_none(void **state)
 {
     (void)state;
@@ -537,6 +554,7 @@ static int set_up_slow(void **state)
 static void test_slow_clients(void **state)
 {
     (void)state;
+    uint64_t begun = clock_mono_us();
     struct client head = client_open(server.port), body = client_open(server.port),
                   idle = client_open(server.port);
     client_send(&head, "GET /a HTTP/1.1\r\nX: ", 20);
@@ -551,6 +569,7 @@ static void test_slow_clients(void **state)
     }
     struct response r = client_response(&body, false);
     assert_non_null(strstr(r.body, "request_timeout"));
+    assert_true(clock_mono_us() - begun < 2000000); /* counted from the start, not from the last byte */
     assert_response(r, 408, NULL);
     assert_true(client_at_end(&head));
     assert_true(client_at_end(&idle));
@@ -764,6 +783,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_big_response, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_http_1_0, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_body_limit, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_refusal_reaches_a_sender, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_lengths_that_are_none, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_get_with_body, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_expect_continue, set_up, tear_down),

@@ -1,7 +1,8 @@
 /* WebSocket between two real loops: messages of every size, the reasons for which a connection is refused or ends, and TLS with
  * authorities, names and client certificates that are right and wrong. Certificates come from deploy/certs.sh. */
 #include "http_client.h"
-#include "protocol/net_internal.h"
+#include "protocol/ws_internal.h"
+#include <netinet/tcp.h>
 #include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -50,6 +51,10 @@ static int on_open(void *ctx, struct ws_conn *c, const char *from, void **user)
 {
     struct peer *p = ctx;
     snprintf(p->from, sizeof p->from, "%s", from);
+    int lowat = 0;
+    socklen_t size = sizeof lowat;
+    getsockopt((int)lws_get_socket_fd(c->wsi), IPPROTO_TCP, TCP_NOTSENT_LOWAT, &lowat, &size);
+    assert_int_equal(lowat, 16384); /* or urgent frames would wait behind megabytes of bulk in the kernel */
     if (p->refuse)
         return p->refuse;
     p->conn = c;
@@ -479,6 +484,26 @@ static void test_connect_errors(void **state)
     stop();
 }
 
+static void do_connect_by_second_address(void *arg)
+{
+    do_connect(arg);
+    struct ws_conn *c = net.client.conn;
+    strcpy(c->addresses[0], "127.0.0.2"); /* nothing listens there */
+    strcpy(c->addresses[1], "127.0.0.1");
+    c->address_count = 2;
+}
+
+static void test_next_address(void **state)
+{
+    (void)state;
+    serve(&(struct net_listen){0});
+    target = (struct net_connect){.host = "127.0.0.1", .port = net.port, .ws = &client_handler};
+    net_loop_post(net.loop, do_connect_by_second_address, NULL);
+    assert_true(reaches(&net.client.opened, 1));
+    assert_int_equal(atomic_load(&net.client.failed), 0);
+    stop();
+}
+
 /* ---- TLS ------------------------------------------------------------------------------------------------------ */
 
 static void serve_tls(bool client_certificates)
@@ -723,6 +748,7 @@ int main(void)
         cmocka_unit_test(test_upgrades),
         cmocka_unit_test(test_messages_that_are_refused),
         cmocka_unit_test(test_connect_errors),
+        cmocka_unit_test(test_next_address),
         cmocka_unit_test(test_tls),
         cmocka_unit_test(test_tls_by_address),
         cmocka_unit_test(test_tls_wrong_authority),

@@ -2,6 +2,7 @@
  *
  * The last message (or the prompt) is a command and a text; the text is replied byte by byte, a token each:
  *   say T      token by token          batch T   all in one api_tokens       length T   ends with finish "length"
+ *   late T     says T, ends 30 ms later
  *   later T    on the next turn        hang T    says T, then never ends     hang       never even starts
  *   error N    api_error(-N) at once   broken T  says T, then api_error(INTERNAL)        context   api_error_context
  *   refuse     start() fails           flood     replies until it is cancelled */
@@ -24,7 +25,8 @@ static struct toy {
     struct bytes file;
     pthread_t thread;
     uint16_t port;
-    atomic_int starts, cancels, finishes; /* cancels: not finished; finishes: cancelled as finished */
+    atomic_int starts, cancels, finishes,
+        ends; /* cancels: not finished; finishes: cancelled as finished; ends: by timer */
     atomic_uint keep_count;
     atomic_ulong flooded;
     char last_key[LIMIT_IDEMPOTENCY_SIZE + 1], last_conversation[LIMIT_NAME_SIZE + 1],
@@ -37,7 +39,7 @@ struct toy_call {
     struct api_call *call; /* NULL: cancelled */
     struct net_timer *timer;
     char *text;
-    bool logprobs, flooding;
+    bool logprobs, flooding, said;
 };
 
 /* ---- a tokenizer whose ids are bytes ------------------------------------------------------------------------ */
@@ -113,7 +115,7 @@ static inline void toy_done(struct toy_call *t, unsigned finish)
     if (!t->call)
         return;
     if (finish == FINISH_STOP)
-        api_tokens(t->call, &end, 1, NULL);
+        api_tokens(t->call, &end, 1, t->logprobs ? &(struct api_logprob_in){-0.5f, 0, NULL, NULL} : NULL);
     api_done(t->call, finish, &usage, &timings);
     toy_free(t);
 }
@@ -122,7 +124,9 @@ static inline void toy_on_timer(void *ctx)
 {
     struct toy_call *t = ctx;
     if (!t->flooding) {
-        toy_say(t, t->text, false);
+        if (!t->said)
+            toy_say(t, t->text, false);
+        atomic_fetch_add(&toy.ends, 1);
         toy_done(t, FINISH_STOP);
         return;
     }
@@ -178,6 +182,12 @@ static inline int toy_start(void *ctx, struct api_call *call, const struct api_i
     if (!t->call)
         return 0;
     t->flooding = strcmp(said, "flood") == 0;
+    if (strncmp(said, "late ", 5) == 0) {
+        toy_say(t, t->text, false);
+        t->said = true;
+        net_timer_start(t->timer, 30000);
+        return 0;
+    }
     if (strncmp(said, "later", 5) == 0 || t->flooding) {
         net_timer_start(t->timer, 1000);
         return 0;
