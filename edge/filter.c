@@ -9,8 +9,9 @@
 #include "edge/words.h"
 #include <stdlib.h>
 
-#define KIND_KEPT PII_KIND_COUNT /* a span that stays as it is */
-#define MASK      "***"
+#define KIND_KEPT  PII_KIND_COUNT /* a span that stays as it is */
+#define MASK       "***"
+#define ROUNDS_MAX 8 /* new values seldom make new ones, by crossing each other: two rounds nearly always */
 
 struct filter {
     struct words *words; /* NULL: none */
@@ -104,18 +105,51 @@ static void unite_masks(struct filter_spans *s)
     s->count = count;
 }
 
+/* One round: what was found in the text, and where values of the vault stand. */
+static int gather(struct vault *v, const char *text, size_t size, const struct filter_spans *found,
+                  struct filter_spans *out)
+{
+    int rc = 0;
+    out->count = 0;
+    for (size_t i = 0; rc == 0 && i < found->count; i++)
+        rc = filter_spans_add(out, found->items[i].begin, found->items[i].end, found->items[i].kind);
+    if (rc == 0)
+        rc = vault_scan(v, text, size, out);
+    filter_spans_sort(out);
+    unite(out);
+    return rc;
+}
+
+static int put_values(struct vault *v, const char *text, const struct filter_spans *s)
+{
+    int rc = 0;
+    for (size_t i = 0; rc == 0 && i < s->count; i++) {
+        struct vault_placeholder p;
+        struct filter_span span = s->items[i];
+        if (span.kind != KIND_KEPT)
+            rc = vault_put(v, span.kind, text + span.begin, span.end - span.begin, &p);
+    }
+    return rc;
+}
+
+/* A value that is recognised in one place ("phone 5550123") is masked in every place of the text, so new values are looked for
+ * like the known ones, until there are no more new ones. */
 static int find_protected(const struct filter *f, struct vault *v, const char *text, size_t size,
                           struct filter_spans *out)
 {
-    int rc = scan_placeholders(v, text, size, out);
-    if (rc == 0)
-        rc = vault_scan(v, text, size, out);
+    struct filter_spans found = {0};
+    int rc = scan_placeholders(v, text, size, &found);
     if (rc == 0 && f->pii)
-        rc = pii_scan(text, size, out);
-    if (rc == 0) {
-        filter_spans_sort(out);
-        unite(out);
+        rc = pii_scan(text, size, &found);
+    for (int round = 0; rc == 0 && round < ROUNDS_MAX; round++) {
+        size_t known = vault_count(v);
+        rc = gather(v, text, size, &found, out);
+        if (rc == 0)
+            rc = put_values(v, text, out);
+        if (vault_count(v) == known)
+            break;
     }
+    filter_spans_free(&found);
     return rc;
 }
 

@@ -95,6 +95,8 @@ static void test_known_values_are_masked_without_their_context(void **state)
     struct vault *v = vault_create();
     expect(filter, v, "my phone: 5550123", "my phone: [PHONE_1]");
     expect(filter, v, "is 5550123 taken? 15550123", "is [PHONE_1] taken? 15550123");
+    expect(filter, v, "77 5559876; phone: 5559876",
+           "77 [PHONE_2]; phone: [PHONE_2]"); /* recognised later in the same text */
     struct filter *no_pii = filter_with("mask x\n", false);
     expect(no_pii, v, "5550123 bob@y.org", "[PHONE_1] bob@y.org"); /* recognisers off, the vault stays */
     filter_destroy(no_pii);
