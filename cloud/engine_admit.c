@@ -156,6 +156,24 @@ static uint32_t hold_prefix(struct engine *e, struct sequence *s)
     return block;
 }
 
+static void let_prefix_go(struct engine *e, struct sequence *s, uint32_t blocks)
+{
+    release_pages(e, s);
+    for (uint32_t i = 0; i < blocks; i++)
+        s->blocks[i].on_disk = false;
+    s->own_from = UINT32_MAX;
+}
+
+/* Nobody runs, so nobody will free a page: if the store has not taken what waits for it in all this time, it is not waited for. */
+static void give_up_on_store(struct engine *e, const struct sequence *s)
+{
+    if (e->running_count > 0 || e->pending_count == 0)
+        return;
+    e->short_of_pages = true;
+    while (e->clock() - s->waiting_us > ENGINE_CLOSE_WAIT_US && engine_drop_pending(e))
+        continue;
+}
+
 static void count_look_up(struct engine *e, const struct sequence *s, uint32_t blocks)
 {
     uint32_t memory = 0;
@@ -207,19 +225,20 @@ static bool admit_one(struct engine *e, struct sequence *s)
     uint32_t promised = pages_promised(e), blocks = hold_prefix(e, s), disk = 0;
     /* A reply that ends exactly with the last page needs none behind it. */
     uint32_t need = TD_MIN(sequence_blocks(s->ids_count + 1), e->backend->page_count) - s->page_count;
-    if (prefix_cache_available(e->cache) < need + promised) {
-        release_pages(e, s);
-        for (uint32_t i = 0; i < blocks; i++)
-            s->blocks[i].on_disk = false;
-        s->own_from = UINT32_MAX;
-        return false;
-    }
-    for (uint32_t i = 0; i < blocks; i++)
+    /* Blocks that wait for the store do not keep anybody out: it may be done with them in time, else they are dropped. */
+    bool room = prefix_cache_available(e->cache) + engine_pending_pages(e) >= need + promised;
+    for (uint32_t i = 0; i < blocks && room; i++)
         if (s->blocks[i].on_disk) {
-            s->pages[i] = prefix_cache_alloc(e->cache);
-            s->page_count++;
+            s->pages[i] = engine_take_page(e, s);
+            room = s->pages[i] != PAGE_NONE;
+            s->page_count += room;
             disk++;
         }
+    if (!room) {
+        let_prefix_go(e, s, blocks);
+        give_up_on_store(e, s);
+        return false;
+    }
     count_look_up(e, s, blocks);
     uint64_t now = e->clock();
     s->slot = take_slot(e);

@@ -123,6 +123,17 @@ bool engine_drop_pending(struct engine *e)
     return true;
 }
 
+/* Held by the list and, most of the time, the cache; with a sequence in addition dropping would free nothing. */
+uint32_t engine_pending_pages(const struct engine *e)
+{
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < e->pending_count; i++) {
+        const struct pending_block *p = &e->pending[(e->pending_first + i) % e->backend->page_count];
+        count += page_pool_references(e->pool, p->page) <= 2;
+    }
+    return count;
+}
+
 void engine_take_acknowledgements(struct engine *e)
 {
     uint64_t owner;

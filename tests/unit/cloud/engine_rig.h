@@ -14,7 +14,7 @@
 #include <cmocka.h>
 
 #define RIG_TOKENS_MAX 1024
-#define RIG_TURNS_MAX  200000 /* of one rig_until: then the test has failed */
+#define RIG_TURNS_MAX  60000 /* of one rig_until: then the test has failed */
 
 static uint64_t rig_now = 1000000;
 static inline uint64_t rig_clock(void)
