@@ -125,16 +125,17 @@ static int roll(struct store *s)
     return rc;
 }
 
-/* Bodies are verified when they are read. */
-static bool head_is_there(struct store *s, const struct segment *a, const struct entry *e)
+/* Is something else where the entry's head should be? A head that cannot be read proves nothing; bodies are verified when they are
+ * read. */
+static bool head_is_gone(struct store *s, const struct segment *a, const struct entry *e)
 {
     struct record_head h;
     uint8_t page[RECORD_PAGE];
-    return io_read_all(s->io, a->fd, page, sizeof page, e->offset) == 0 && record_head_parse(page, &h) == 0 &&
-           h.lsn == e->lsn;
+    return io_read_all(s->io, a->fd, page, sizeof page, e->offset) == 0 &&
+           (record_head_parse(page, &h) < 0 || h.lsn != e->lsn);
 }
 
-/* Forget records of a segment that can no longer be read back: after a failed sync, memory and medium may differ. */
+/* Forget records of a segment that are no longer there: after a failed sync, memory and medium may differ. */
 static void recheck_segment(struct store *s, struct segment *a, uint8_t type)
 {
     struct table *t = store_table(s, type);
@@ -144,7 +145,7 @@ static void recheck_segment(struct store *s, struct segment *a, uint8_t type)
         for (size_t j = 0; j < shard->slot_count;) {
             struct entry *e = &shard->slots[j];
             bool gone = false;
-            if (e->tenant && e->segment_id == a->id && !head_is_there(s, a, e)) {
+            if (e->tenant && e->segment_id == a->id && head_is_gone(s, a, e)) {
                 counter_add(&s->counters.damaged, s->metrics.damaged, 1);
                 store_note_change(s, type, e, true);
                 gone = entry_clear_place(s, e);

@@ -68,7 +68,7 @@ static bool void_is_right(struct store *s, const struct segment *g, const struct
  * back. Not synced: what is lost here is found superseded again by the next recovery. */
 static void void_record(struct store *s, const struct record_void *v)
 {
-    struct segment *g = segment_acquire(&s->segments, v->place.segment_id);
+    struct segment *g = segment_acquire(&s->segments, v->place.segment_id, NULL);
     if (!g)
         return;
     uint8_t page[RECORD_PAGE];
@@ -106,38 +106,44 @@ static void index_give_up(struct store *s, const char *why)
     s->row_count = 0;
 }
 
-void store_note_change(struct store *s, uint8_t type, const struct entry *e, bool deleted)
+struct index_row *store_row_add(struct store *s)
 {
-    struct tenant_keys keys;
-    if (!s->index || keys_get(s->keys, e->tenant, &keys) < 0)
-        return; /* rows of an erased tenant name a key id that nobody knows: they are ignored when read */
     if (s->row_count == s->row_capacity) {
         size_t capacity = s->row_capacity ? 2 * s->row_capacity : 256;
         struct index_row *rows =
             capacity > STORE_INDEX_ROWS_MAX ? NULL : realloc(s->rows, capacity * sizeof *rows);
-        if (!rows) {
-            crypto_wipe(&keys, sizeof keys);
-            index_give_up(s, "too many changes wait for it");
-            return;
-        }
+        if (!rows)
+            return NULL;
         s->rows = rows;
         s->row_capacity = capacity;
     }
     if (s->row_count == 0)
         s->rows_since_us = clock_mono_us();
-    struct index_row *r = &s->rows[s->row_count++];
-    *r = (struct index_row){.type = type,
-                            .segment_id = deleted ? 0 : e->segment_id,
-                            .offset = e->offset,
-                            .lsn = e->lsn,
-                            .stored_size = e->stored_size,
-                            .quality = e->quality,
-                            .block_index = e->block_index,
-                            .layer_begin = e->layer_begin,
-                            .layer_end = e->layer_end};
-    memcpy(r->key_id, keys.key_id, sizeof r->key_id);
-    memcpy(r->id, e->id, sizeof r->id);
-    if (e->conversation) {
+    return &s->rows[s->row_count++];
+}
+
+void store_note_change(struct store *s, uint8_t type, const struct entry *e, bool deleted)
+{
+    struct tenant_keys keys;
+    if (!s->index || keys_get(s->keys, e->tenant, &keys) < 0)
+        return; /* rows of an erased tenant name a key id that nobody knows: the next start removes them */
+    struct index_row *r = store_row_add(s);
+    if (r) {
+        *r = (struct index_row){.type = type,
+                                .segment_id = deleted ? 0 : e->segment_id,
+                                .offset = e->offset,
+                                .lsn = e->lsn,
+                                .stored_size = e->stored_size,
+                                .quality = e->quality,
+                                .block_index = e->block_index,
+                                .layer_begin = e->layer_begin,
+                                .layer_end = e->layer_end};
+        memcpy(r->key_id, keys.key_id, sizeof r->key_id);
+        memcpy(r->id, e->id, sizeof r->id);
+    }
+    if (!r)
+        index_give_up(s, "too many changes wait for it");
+    if (r && e->conversation) {
         memcpy(r->principal, e->conversation->principal, sizeof r->principal);
         r->version = e->conversation->durable;
         r->updated_us = e->conversation->updated_us;

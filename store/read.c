@@ -2,7 +2,8 @@
  *
  * A reader copies the place of a record out of its table, pins the segment and reads without locks. Meanwhile the record may be
  * replaced and voided, or its segment dropped; what was read then fails verification. So a failure counts as damage only if the entry still
- * points to the same place; otherwise the reader looks again. */
+ * points to the same place; otherwise the reader looks again. A disk that refuses to read is no proof of damage: the block is a
+ * miss, the conversation an error, and the segment is kept. */
 #include "shared/log.h"
 #include "store/store_internal.h"
 #include <stdlib.h>
@@ -14,11 +15,12 @@
 int read_open(struct store *s, const struct tenant_keys *keys, const struct record_place *place, uint8_t type,
               const uint8_t id[32], uint64_t lsn, struct read_head *out)
 {
-    struct segment *g = segment_acquire(&s->segments, place->segment_id);
+    int rc;
+    struct segment *g = segment_acquire(&s->segments, place->segment_id, &rc);
     if (!g)
-        return -TD_ERR_NOTFOUND;
+        return rc;
     struct record_head *h = &out->head;
-    int rc = io_read_all(s->io, g->fd, out->page, sizeof out->page, place->offset);
+    rc = io_read_all(s->io, g->fd, out->page, sizeof out->page, place->offset);
     rc = rc < 0 ? rc : record_head_parse(out->page, h);
     if (rc == 0 && (h->type != type || h->segment_id != g->id || h->segment_nonce != g->nonce ||
                     h->offset != place->offset || h->lsn != lsn ||
@@ -212,6 +214,8 @@ static int read_layer_once(struct store *s, const struct tenant_keys *keys, uint
         return -TD_ERR_NOTFOUND;
     if (!place_is_current(s, RECORD_BLOCK, tenant, id->bytes, &f.place))
         return -TD_ERR_AGAIN;
+    if (rc == -TD_ERR_IO) /* forgotten, so that it can be put again; but its segment may have it still */
+        segment_suspect(&s->segments, f.place.segment_id);
     read_drop_damaged(s, RECORD_BLOCK, tenant, id->bytes, &f.place);
     return -TD_ERR_NOTFOUND;
 }
@@ -270,8 +274,8 @@ static int read_conversation_once(struct store *s, const struct tenant_keys *key
         return rc;
     }
     rc = conversation_from_disk(s, keys, &f, id, plain, size);
-    if (rc == 0 || rc == -TD_ERR_NOMEM)
-        return rc;
+    if (rc == 0 || rc == -TD_ERR_NOMEM || rc == -TD_ERR_IO)
+        return rc; /* an error of the moment must not make room for a new conversation of that id */
     if (!place_is_current(s, RECORD_CONVERSATION, tenant, id, &f.place))
         return -TD_ERR_AGAIN;
     read_drop_damaged(s, RECORD_CONVERSATION, tenant, id, &f.place);

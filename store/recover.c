@@ -132,7 +132,8 @@ static int open_segments(struct store *s)
         s->next_segment_id = list.ids[i] + 1;
         if (rc == 0 && g) {
             s->next_lsn = TD_MAX(s->next_lsn, g->first_lsn);
-            struct segment *pinned = segment_acquire(&s->segments, g->id); /* closes others above the limit */
+            struct segment *pinned =
+                segment_acquire(&s->segments, g->id, NULL); /* closes others above the limit */
             if (pinned)
                 segment_release(&s->segments, pinned);
         }
@@ -155,13 +156,34 @@ static int take_segment(void *ctx, const struct index_segment *row)
     return 0;
 }
 
+/* A segment that the index does not know is new, so it must be newer than all that it knows: replaying an older one behind their backs
+ * could bring back what their tombstones took away. */
+static int check_unknown_are_newer(struct store *s)
+{
+    bool known_follows = false;
+    for (size_t i = s->segments.count; i > 0; i--) {
+        bool known = s->segments.list[i - 1]->durable_end > 0;
+        if (!known && known_follows)
+            return -TD_ERR_MISMATCH;
+        known_follows |= known;
+    }
+    return 0;
+}
+
 static int take_row(void *ctx, const struct index_row *row)
 {
     struct store *s = ctx;
     uint32_t tenant = keys_find_id(s->keys, row->key_id);
     const struct segment *g = segment_find(&s->segments, row->segment_id);
-    if (!tenant || !g || row->stored_size < RECORD_PAGE || row->offset + row->stored_size > g->durable_end)
-        return 0; /* erased tenant, dropped segment, or bytes that the replay decides about */
+    if (!tenant || !g || row->stored_size < RECORD_PAGE || row->offset + row->stored_size > g->durable_end) {
+        /* Erased tenant, dropped segment, or bytes that the replay decides about: what it finds is noted after this. */
+        struct index_row *gone = store_row_add(s);
+        if (!gone)
+            return -TD_ERR_LIMIT;
+        *gone = *row;
+        gone->segment_id = 0;
+        return 0;
+    }
     struct table *t = store_table(s, row->type);
     struct table_shard *shard = table_lock(t, row->id);
     struct entry *e = table_insert(t, shard, tenant, row->id);
@@ -209,6 +231,7 @@ static int load_index(struct store *s, const char *directory)
     if (rc == 0) {
         s->next_lsn = TD_MAX(s->next_lsn, index_next_lsn(s->index));
         rc = index_each_segment(s->index, take_segment, s);
+        rc = rc < 0 ? rc : check_unknown_are_newer(s);
         rc = rc < 0 ? rc : index_each_row(s->index, take_row, s);
         if (rc == -TD_ERR_NOMEM)
             return rc;
@@ -218,6 +241,7 @@ static int load_index(struct store *s, const char *directory)
     log_warn("store", "the index cannot be used (%s): reading all segments instead", td_status_text(rc));
     index_close(s->index);
     s->index = NULL;
+    s->row_count = 0;
     forget_rows(s);
     if (rc == -TD_ERR_BUSY) /* somebody else's tool has it open: leave it alone and do without */
         return 0;
@@ -364,15 +388,17 @@ static int replay_item(struct store *s, struct segment *g, const struct replay_i
     return 0;
 }
 
-static bool item_is_whole(struct store *s, int fd, const struct replay_item *i)
+static bool item_is_whole(struct store *s, int fd, const struct replay_item *i, bool *unreadable)
 {
     if (i->type != RECORD_BLOCK && i->type != RECORD_CONVERSATION)
         return true;
     struct record_head h = {.offset = i->offset, .body_size = i->body_size, .body_crc = i->body_crc};
-    return segment_check_body(s->io, fd, &h) == 0;
+    int rc = segment_check_body(s->io, fd, &h);
+    *unreadable |= rc < 0 && rc != -TD_ERR_CHECKSUM && rc != -TD_ERR_TRUNCATED;
+    return rc == 0;
 }
 
-/* Cut off what follows the last record, and sync what the replay has found. */
+/* Cut off what follows the last record, and sync what the replay has found. Without the sync the index must not get ahead of it. */
 static void settle_tail(struct store *s, struct segment *g, const struct segment_scan *scan, uint64_t end,
                         bool found)
 {
@@ -383,18 +409,20 @@ static void settle_tail(struct store *s, struct segment *g, const struct segment
         return;
     if (torn)
         s->io->truncate(s->io, g->fd, end);
-    if ((torn || found) && s->io->fsync(s->io, g->fd) < 0)
-        log_error(
-            "store",
-            "a segment could not be synced after a restart: what it gained last may be lost at a power loss");
+    if ((torn || found) && s->io->fsync(s->io, g->fd) < 0) {
+        log_error("store", "a segment could not be synced after a restart: what it gained last may be lost");
+        s->index_partial = true;
+    }
 }
 
 static int replay_segment(struct store *s, struct segment *g, struct replay *r)
 {
     uint64_t from = TD_MAX(g->durable_end, (uint64_t)RECORD_PAGE), end = from;
     struct segment_scan scan = {0};
-    struct segment *pinned = from < g->end ? segment_acquire(&s->segments, g->id) : NULL;
+    struct segment *pinned = from < g->end ? segment_acquire(&s->segments, g->id, NULL) : NULL;
     if (!pinned) {
+        g->suspect = from < g->end;
+        s->index_partial |= g->suspect;
         g->durable_end = g->end;
         return 0;
     }
@@ -404,7 +432,7 @@ static int replay_segment(struct store *s, struct segment *g, struct replay *r)
     size_t torn = 0;
     for (size_t i = 0; i < r->count && rc == 0; i++) {
         const struct replay_item *item = &r->items[i];
-        if (item->offset >= synced && !item_is_whole(s, g->fd, item)) {
+        if (item->offset >= synced && !item_is_whole(s, g->fd, item, &scan.unreadable)) {
             torn++;
             continue;
         }
@@ -412,6 +440,10 @@ static int replay_segment(struct store *s, struct segment *g, struct replay *r)
         rc = replay_item(s, g, item);
         if (s->row_count >= ROWS_AT_ONCE)
             store_index_flush(s, false);
+    }
+    if (scan.unreadable) { /* an error of the moment: the next start must look at everything again */
+        log_error("store", "parts of a segment cannot be read: what is in them is missing");
+        g->suspect = s->index_partial = true;
     }
     if (rc == 0) {
         settle_tail(s, g, &scan, end, r->count > 0);
@@ -436,15 +468,17 @@ int recover(struct store *s, const char *index_directory, bool keys_found, struc
                        s->directory);
     if (rc == 0 && !s->read_only)
         rc = load_index(s, index_directory);
-    if (rc == 0 && !s->read_only && s->segments.count > 0 && s->io->sync_directory(s->io, s->directory) < 0)
+    if (rc == 0 && !s->read_only && s->segments.count > 0 && s->io->sync_directory(s->io, s->directory) < 0) {
         log_error("store", "the directory could not be synced after a restart");
+        s->index_partial = true;
+    }
     struct replay r = {0};
     for (size_t i = 0; i < s->segments.count && rc == 0; i++)
         rc = replay_segment(s, s->segments.list[i], &r);
     free(r.items);
     if (rc < 0)
         return td_fail(err, rc, "cannot read store %s: %s", s->directory, td_status_text(rc));
-    s->index_complete = true;
+    s->index_complete = !s->index_partial;
     store_void_now(s);
     return 0;
 }

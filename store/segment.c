@@ -147,30 +147,46 @@ static void close_one_idle(struct segment_set *set)
     }
 }
 
-struct segment *segment_acquire(struct segment_set *set, uint64_t id)
+/* Open the file of a registered segment. Caller holds the lock. */
+static int open_file(struct segment_set *set, struct segment *s)
+{
+    char path[IO_PATH_MAX];
+    if (!path_of(set, s->id, path))
+        return -TD_ERR_IO;
+    if (set->open_count >= SEGMENT_FDS_MAX)
+        close_one_idle(set);
+    int fd = set->io->open(set->io, path, O_RDWR);
+    if (fd == -EROFS || fd == -EACCES)
+        fd = set->io->open(set->io, path, O_RDONLY);
+    if (fd < 0)
+        return fd == -ENOENT ? -TD_ERR_NOTFOUND : -TD_ERR_IO;
+    s->fd = fd;
+    set->open_count++;
+    return 0;
+}
+
+struct segment *segment_acquire(struct segment_set *set, uint64_t id, int *rc)
 {
     pthread_mutex_lock(&set->lock);
     struct segment *s = segment_find(set, id);
-    if (s && s->fd < 0) {
-        char path[IO_PATH_MAX];
-        if (set->open_count >= SEGMENT_FDS_MAX)
-            close_one_idle(set);
-        s->fd = path_of(set, id, path) ? set->io->open(set->io, path, O_RDWR) : -1;
-        if (s->fd < 0 && path_of(set, id, path))
-            s->fd = set->io->open(set->io, path, O_RDONLY); /* a read-only medium */
-        if (s->fd < 0) {
-            s->fd = -1;
-            s = NULL;
-        } else {
-            set->open_count++;
-        }
-    }
-    if (s) {
+    int result = !s ? -TD_ERR_NOTFOUND : s->fd >= 0 ? 0 : open_file(set, s);
+    if (result == 0) {
         s->users++;
         s->used_at = ++set->use_clock;
     }
     pthread_mutex_unlock(&set->lock);
-    return s;
+    if (rc)
+        *rc = result;
+    return result == 0 ? s : NULL;
+}
+
+void segment_suspect(struct segment_set *set, uint64_t id)
+{
+    pthread_mutex_lock(&set->lock);
+    struct segment *s = segment_find(set, id);
+    if (s)
+        s->suspect = true;
+    pthread_mutex_unlock(&set->lock);
 }
 
 void segment_account(struct segment_set *set, uint64_t id, uint32_t stored_size, bool added)

@@ -24,6 +24,7 @@ struct segment {
     bool name_durable; /* the directory was synced after the file was made */
     _Atomic uint64_t live_count, live_size; /* records that the tables point to */
     _Atomic uint64_t hole_size;             /* punched out */
+    _Atomic bool suspect; /* reading failed: what looks dead in it may live, so it is not dropped for being empty */
     /* guarded by segment_set.lock */
     int fd; /* -1: closed */
     unsigned users;
@@ -52,11 +53,13 @@ int segments_add(struct segment_set *set, struct segment *s);
 int segment_create(struct segment_set *set, uint64_t id, uint64_t first_lsn, uint64_t now_us, struct segment **out);
 /* On the appending thread: find without pinning; NULL. */
 struct segment *segment_find(struct segment_set *set, uint64_t id);
-/* Find and pin an open segment; NULL when there is none or it cannot be opened. Read s->fd while pinned. */
-struct segment *segment_acquire(struct segment_set *set, uint64_t id);
+/* Find and pin an open segment. Read s->fd while pinned. NULL with *rc (may be NULL): -TD_ERR_NOTFOUND, there is none, or its file has
+ * gone; -TD_ERR_IO, it cannot be opened. */
+struct segment *segment_acquire(struct segment_set *set, uint64_t id, int *rc);
 void segment_release(struct segment_set *set, struct segment *s);
 /* Count a live record in (added) or out; a segment that is gone is ignored. */
 void segment_account(struct segment_set *set, uint64_t id, uint32_t stored_size, bool added);
+void segment_suspect(struct segment_set *set, uint64_t id);
 /* Take out of the list; freed once nobody uses it. */
 void segment_drop(struct segment_set *set, struct segment *s);
 int segment_unlink(struct segment_set *set, uint64_t id); /* the file; negative errno */

@@ -62,7 +62,8 @@ static int list_conversations(struct store *s, uint64_t segment_id, struct forwa
     return good ? 0 : -TD_ERR_NOMEM;
 }
 
-/* Copy one conversation record to the active segment. A damaged one is dropped, which is no failure. */
+/* Copy one conversation record to the active segment. A damaged one is dropped, which is no failure; one that cannot be read now
+ * keeps its segment (-TD_ERR_BUSY). */
 static int forward_conversation(struct store *s, struct forwarded *f)
 {
     struct tenant_keys keys;
@@ -87,8 +88,8 @@ static int forward_conversation(struct store *s, struct forwarded *f)
         free(plain);
     }
     crypto_wipe(&keys, sizeof keys);
-    if (rc == -TD_ERR_NOMEM)
-        return rc;
+    if (rc == -TD_ERR_NOMEM || rc == -TD_ERR_IO)
+        return -TD_ERR_BUSY;
     read_drop_damaged(s, RECORD_CONVERSATION, f->tenant, f->id, &f->from);
     return 0;
 }
@@ -105,12 +106,12 @@ static int forward_tombstones(struct store *s, struct segment *v)
     struct segment_scan scan;
     if (v->tombstone_count == 0 || s->segments.list[0] == v)
         return 0;
-    struct segment *pinned = segment_acquire(&s->segments, v->id);
+    struct segment *pinned = segment_acquire(&s->segments, v->id, NULL);
     if (!pinned)
-        return -TD_ERR_IO;
+        return -TD_ERR_BUSY;
     int rc = segment_scan(s->io, pinned->fd, pinned, RECORD_PAGE, pinned->end, forward_tombstone, s, &scan);
     segment_release(&s->segments, pinned);
-    return rc;
+    return rc == 0 && scan.unreadable ? -TD_ERR_BUSY : rc;
 }
 
 static void publish_forwarded(struct store *s, const struct forwarded *f)
@@ -150,11 +151,11 @@ static void forget_blocks(struct store *s, uint64_t segment_id)
     }
 }
 
+/* Until file and name are gone for good, the segment stays in the list: the index must go on saying that its records are known. */
 static int remove_segment(struct store *s, struct segment *v)
 {
     int rc = segment_unlink(&s->segments, v->id);
     rc = rc < 0 ? rc : s->io->sync_directory(s->io, s->directory);
-    segment_drop(&s->segments, v);
     if (rc < 0) {
         s->retire_off = true;
         log_error("store",
@@ -162,10 +163,12 @@ static int remove_segment(struct store *s, struct segment *v)
                   td_status_text(io_status(rc)));
         return -TD_ERR_DISKFULL;
     }
+    segment_drop(&s->segments, v);
     return 0;
 }
 
-/* Drop a sealed segment: copy what must live, forget the rest, remove the file. */
+/* Drop a sealed segment: copy what must live, forget the rest, remove the file. -TD_ERR_BUSY: it cannot be read now and stays;
+ * -TD_ERR_DISKFULL: no room for the copies, or the file will not go; -TD_ERR_IO: the active segment must be abandoned. */
 static int retire(struct store *s, struct segment *v)
 {
     struct forward_list list = {0};
@@ -182,13 +185,17 @@ static int retire(struct store *s, struct segment *v)
         rc = remove_segment(s, v);
     }
     free(list.items);
+    if (rc == -TD_ERR_BUSY || rc == -TD_ERR_NOMEM) {
+        v->suspect = true;
+        return -TD_ERR_BUSY;
+    }
     return rc;
 }
 
 static struct segment *oldest_sealed(struct store *s)
 {
     for (size_t i = 0; i < s->segments.count; i++)
-        if (s->segments.list[i]->sealed)
+        if (s->segments.list[i]->sealed && !s->segments.list[i]->suspect)
             return s->segments.list[i];
     return NULL;
 }
@@ -252,6 +259,7 @@ static int drop_until_fits(struct store *s, uint64_t size)
             return -TD_ERR_DISKFULL;
         uint64_t before = segments_size(&s->segments);
         rc = retire(s, v);
+        rc = rc == -TD_ERR_BUSY ? 0 : rc; /* the next one, then */
         fruitless += segments_size(&s->segments) >= before;
         if (rc == 0 && within_limit(s, size) && disk_has(s, size + STORE_SPACE_RESERVE))
             return 0;
@@ -281,7 +289,7 @@ void space_housekeeping(struct store *s)
         space_open_ballast(s);
     for (size_t i = 0; i < s->segments.count && !s->retire_off; i++) {
         struct segment *v = s->segments.list[i];
-        if (v->sealed && v->live_count == 0 && (v->tombstone_count == 0 || i == 0)) {
+        if (v->sealed && v->live_count == 0 && !v->suspect && (v->tombstone_count == 0 || i == 0)) {
             if (retire(s, v) == -TD_ERR_IO)
                 append_abandon(s);
             break; /* one at a time: operations wait meanwhile */

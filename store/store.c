@@ -37,18 +37,18 @@ static void parent_directory(const char *path, char out[IO_PATH_MAX])
         slash[slash == out] = '\0';
 }
 
+/* The name is synced even if the directory is there already: whoever made it may have been cut off before doing so. */
 static int make_directory(struct store *s, struct td_error *err)
 {
     char parent[IO_PATH_MAX];
-    int rc = s->io->make_directory(s->io, s->directory);
-    if (rc == -EEXIST)
-        return 0;
+    int made = s->io->make_directory(s->io, s->directory);
     parent_directory(s->directory, parent);
-    rc = rc < 0 ? rc : s->io->sync_directory(s->io, parent);
-    if (rc < 0)
-        return td_fail(err, io_status(rc), "cannot make the store directory %s: %s", s->directory,
-                       strerror(-rc));
-    return 0;
+    int rc = made < 0 && made != -EEXIST ? made : s->io->sync_directory(s->io, parent);
+    if (made == -EEXIST && rc != -EIO)
+        rc = 0; /* a parent that may not be opened was made, and synced, by somebody else */
+    return rc < 0 ? td_fail(err, io_status(rc), "cannot make the store directory %s: %s", s->directory,
+                            strerror(-rc))
+                  : 0;
 }
 
 static int take_lock(struct store *s, struct td_error *err)

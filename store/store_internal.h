@@ -139,7 +139,8 @@ struct store {
     struct record_void *voids; /* at the end of the commit */
     size_t void_count, void_capacity;
     struct index *index; /* NULL: off */
-    bool index_complete; /* rows and segments together describe the log; not so while recovery is at it */
+    bool index_complete; /* rows and segments together describe the log; not so while recovery is at it … */
+    bool index_partial;  /* … and not when it could not read all of it */
     struct index_row *rows; /* changes that the index lacks */
     size_t row_count, row_capacity;
     uint64_t rows_since_us;
@@ -173,6 +174,7 @@ void commit_publish_synced(struct store *s); /* make the batch's synced operatio
 void store_void_later(struct store *s, const struct entry *e);
 void store_void_now(struct store *s); /* all that wait */
 void store_note_change(struct store *s, uint8_t type, const struct entry *e, bool deleted);
+struct index_row *store_row_add(struct store *s); /* for the caller to fill; NULL: too many */
 /* Write waiting rows to the index. `checkpoint`: and sync it. Never fails the caller: an index in trouble waits or is given up. */
 void store_index_flush(struct store *s, bool checkpoint);
 /* Take the place out of an entry (it keeps only what is pending). True: nothing is left, remove it. */
@@ -195,7 +197,7 @@ struct read_head {
     uint8_t page[RECORD_PAGE];
     uint8_t key[CRYPTO_KEY_SIZE]; /* wipe */
 };
-/* Read and check the head at a place and derive its key. -TD_ERR_NOTFOUND: the segment is gone; other codes: damaged. */
+/* Read and check the head at a place and derive its key. -TD_ERR_IO: not readable now; other codes: damaged or gone. */
 int read_open(struct store *s, const struct tenant_keys *keys, const struct record_place *place, uint8_t type,
               const uint8_t id[32], uint64_t lsn, struct read_head *out);
 void read_close(struct store *s, struct read_head *r);

@@ -1,0 +1,214 @@
+/* Power loss at any operation: random work on a store over a simulated disk (sim_io.h), the power taken away at a random
+ * changing operation, restart, and everything compared with the model (model.h). The SQLite index is a real file; at each
+ * restart it is as it was, or gone, or an old copy.
+ *
+ * The second half turns the checker on itself: with each kind of sync left out, it must find a loss.
+ * TANDEM_FAULT_RUNS sets the number of seeds; the seed of a failure is printed and TANDEM_FAULT_SEED starts there. */
+#include "model.h"
+#include "shared/log.h"
+
+enum { RUNS = 150, CYCLES = 6, STEPS_MAX = 60, OPERATIONS_MAX = 150, SKIP_SEEDS = 600 };
+
+struct scenario {
+    uint64_t seed;
+    uint64_t limit_size;     /* small: eviction */
+    enum sim_kind skip;      /* a sync to leave out; SIM_KINDS: none */
+    bool skip_while_opening; /* else while running */
+    uint64_t acknowledged;   /* out: how much there was to lose */
+};
+
+static uint64_t number_from_environment(const char *name, uint64_t fallback)
+{
+    const char *text = getenv(name);
+    return text && *text ? strtoull(text, NULL, 10) : fallback;
+}
+
+static void set_skip(struct sim *sim, const struct scenario *c, bool opening)
+{
+    if (c->skip < SIM_KINDS)
+        sim->skip_sync[c->skip] = opening == c->skip_while_opening;
+}
+
+/* What a restart finds of the index: the last state, none, or one from an earlier life. */
+static void shuffle_index(struct sim *sim, const char *dir, const char *backup, bool clean)
+{
+    char from[512], to[512], command[1100];
+    uint32_t lot = sim_random(sim, 8);
+    snprintf(from, sizeof from, "%s/" INDEX_FILE, dir);
+    snprintf(to, sizeof to, "%s/" INDEX_FILE, backup);
+    if (clean && lot < 4) { /* after a clean close the file is whole: keep a copy for later */
+        snprintf(command, sizeof command, "cp %s %s", from, to);
+        if (system(command) != 0)
+            fail();
+    } else if (lot == 6) {
+        index_set_aside(dir, false);
+    } else if (lot == 7 && access(to, R_OK) == 0) {
+        index_set_aside(dir, false);
+        snprintf(command, sizeof command, "cp %s %s", to, from);
+        if (system(command) != 0)
+            fail();
+    }
+}
+
+static struct store *open_store(struct model *m, struct sim *sim, const struct scenario *c,
+                                const char *index_directory)
+{
+    struct store_config config = fixture_config("/disk/store");
+    struct store_env env = {&sim->io, index_directory};
+    struct store *s = NULL;
+    struct td_error err = {0};
+    config.segment_size = 256 << 10;
+    config.limit_size = c->limit_size ? c->limit_size : 1 << 30;
+    config.commit_interval_ms =
+        1000000; /* commits happen at flushes alone, so that a seed says what happens */
+    set_skip(sim, c, true);
+    int rc = store_open_with(&config, &env, &s, &err);
+    set_skip(sim, c, false);
+    if (rc < 0 && !sim->off)
+        model_violate(m, err.text);
+    return rc < 0 ? NULL : s;
+}
+
+static void run_cycle(struct model *m, struct sim *sim, struct scenario *c, const char *index_directory,
+                      const char *backup)
+{
+    bool crash = sim_random(sim, 5) != 0;
+    sim->operations = 0;
+    sim->power_off_at = crash ? 1 + sim_random(sim, OPERATIONS_MAX) : 0;
+    struct store *s = open_store(m, sim, c, index_directory);
+    if (s && model_check(m, s, sim)) {
+        uint32_t steps = sim_random(sim, STEPS_MAX);
+        for (uint32_t i = 0; i < steps && !sim->off; i++)
+            model_step(m, s, sim);
+    }
+    store_close(s);
+    c->acknowledged += m->acknowledged;
+    shuffle_index(sim, index_directory, backup, s && !sim->off);
+    if (sim_random(sim, 4) == 0)
+        sim_process_death(sim);
+    else
+        sim_power_loss(sim);
+}
+
+/* Play a scenario; true when the checker found something wrong, with the reason in `why`. */
+static bool play(struct scenario *c, char why[160])
+{
+    struct sim *sim = malloc(sizeof *sim);
+    struct model *m = malloc(sizeof *m);
+    char *index_directory = fixture_directory(), *backup = fixture_directory();
+    sim_init(sim, "/disk/store", c->seed);
+    model_init(m);
+    m->blocks_may_go = c->limit_size != 0;
+    for (int cycle = 0; cycle < CYCLES && !m->violation[0]; cycle++)
+        run_cycle(m, sim, c, index_directory, backup);
+    struct store *s = open_store(m, sim, c, index_directory);
+    if (s)
+        model_check(m, s, NULL);
+    store_close(s);
+    if (sim->violation)
+        model_violate(m, sim->violation);
+    snprintf(why, 160, "%s", m->violation);
+    bool found = m->violation[0] != '\0';
+    sim_deinit(sim);
+    free(sim);
+    free(m);
+    fixture_remove(index_directory);
+    fixture_remove(backup);
+    return found;
+}
+
+static void play_many(uint64_t limit_size)
+{
+    uint64_t runs = number_from_environment("TANDEM_FAULT_RUNS", RUNS),
+             first = number_from_environment("TANDEM_FAULT_SEED", 1);
+    uint64_t acknowledged = 0;
+    for (uint64_t seed = first; seed < first + runs; seed++) {
+        struct scenario c = {.seed = seed, .limit_size = limit_size, .skip = SIM_KINDS};
+        char why[160];
+        if (play(&c, why))
+            fail_msg("seed %llu: %s", (unsigned long long)seed, why);
+        acknowledged += c.acknowledged;
+    }
+    assert_true(acknowledged > runs); /* there was something to lose */
+}
+
+static void test_nothing_acknowledged_is_lost(void **state)
+{
+    (void)state;
+    play_many(0);
+}
+
+static void test_nothing_deleted_comes_back_through_eviction(void **state)
+{
+    (void)state;
+    play_many(600 << 10); /* some twenty blocks, in segments of 75 KiB */
+}
+
+static void expect_found(enum sim_kind skip, bool opening, uint64_t limit_size)
+{
+    char why[160];
+    for (uint64_t seed = 1; seed <= SKIP_SEEDS; seed++) {
+        struct scenario c = {
+            .seed = seed, .skip = skip, .skip_while_opening = opening, .limit_size = limit_size};
+        if (play(&c, why)) {
+            print_message("[          ] found with seed %llu: %s\n", (unsigned long long)seed, why);
+            return;
+        }
+    }
+    fail_msg("no loss found with sync %d left out", (int)skip);
+}
+
+static void test_checker_sees_a_missing_segment_sync(void **state)
+{
+    (void)state;
+    expect_found(SIM_SYNC_SEGMENT, false, 0);
+}
+static void test_checker_sees_a_missing_directory_sync(void **state)
+{
+    (void)state;
+    expect_found(SIM_SYNC_DIRECTORY, false, 0);
+}
+static void test_checker_sees_a_missing_key_file_sync(void **state)
+{
+    (void)state;
+    expect_found(SIM_SYNC_OTHER, false, 0);
+}
+static void test_checker_sees_a_missing_parent_sync(void **state)
+{
+    (void)state;
+    expect_found(SIM_SYNC_PARENT, true, 0);
+}
+static void test_checker_sees_a_missing_sync_after_recovery(void **state)
+{
+    (void)state;
+    expect_found(SIM_SYNC_SEGMENT, true, 0);
+}
+static void test_checker_sees_a_missing_directory_sync_after_recovery(void **state)
+{
+    (void)state;
+    expect_found(SIM_SYNC_DIRECTORY, true, 0);
+}
+static void test_checker_sees_a_missing_sync_in_eviction(void **state)
+{
+    (void)state;
+    expect_found(SIM_SYNC_SEGMENT, false, 600 << 10);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_nothing_acknowledged_is_lost),
+        cmocka_unit_test(test_nothing_deleted_comes_back_through_eviction),
+        cmocka_unit_test(test_checker_sees_a_missing_segment_sync),
+        cmocka_unit_test(test_checker_sees_a_missing_directory_sync),
+        cmocka_unit_test(test_checker_sees_a_missing_key_file_sync),
+        cmocka_unit_test(test_checker_sees_a_missing_parent_sync),
+        cmocka_unit_test(test_checker_sees_a_missing_sync_after_recovery),
+        cmocka_unit_test(test_checker_sees_a_missing_directory_sync_after_recovery),
+        cmocka_unit_test(test_checker_sees_a_missing_sync_in_eviction),
+    };
+    log_set_level(getenv("TANDEM_FAULT_LOG")
+                      ? LOG_DEBUG
+                      : (enum log_level)(LOG_ERROR + 1)); /* failing disks are the point here */
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
