@@ -2,6 +2,7 @@
  * Exit codes: 0, 1 for trouble (one line on stderr says what and what to do), 2 for usage. */
 #include "cloud/auth_command.h"
 #include "cloud/node.h"
+#include "shared/forget.h"
 #include "shared/crypto.h"
 #include <stdio.h>
 #include <sys/prctl.h>
@@ -42,6 +43,7 @@ static int serve(int argc, char **argv)
 
 int main(int argc, char **argv)
 {
+    forget_enable();
     if (crypto_init() < 0) {
         fprintf(stderr, "tandem-cloud: the cryptographic library does not work on this machine\n");
         return 1;

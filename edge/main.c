@@ -7,6 +7,7 @@
  * Threads: this one runs the network loop; a watcher waits for signals; prefill thread and worker are the agent's. */
 #include "edge/api_edge.h"
 #include "edge/settings.h"
+#include "shared/forget.h"
 #include "shared/crypto.h"
 #include <pthread.h>
 #include <signal.h>
@@ -176,6 +177,7 @@ static void forbid_core_dumps(void)
 
 int main(int argc, char **argv)
 {
+    forget_enable();
     static struct program p;
     struct config *config;
     struct td_error err = {0};

@@ -19,6 +19,7 @@ void ids_hash(const int32_t *ids, size_t count, uint8_t out[TD_HASH_SIZE])
         sha256_update(&hash, bytes, size);
     }
     sha256_final(&hash, out);
+    crypto_wipe(bytes, sizeof bytes); /* token ids are text */
 }
 
 void gen_id_from_key(const uint8_t principal_key[32], const char *idempotency_key,

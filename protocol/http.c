@@ -5,6 +5,7 @@
  * follow a body before its response has ended close the connection after that response. (Requests without a body may be pipelined: they
  * are answered on the spot.) A request with Transfer-Encoding is refused: 411. */
 #include "protocol/http_internal.h"
+#include "shared/crypto.h"
 #include "protocol/api_internal.h"
 #include <stdlib.h>
 #include <strings.h>
@@ -26,15 +27,15 @@ void exchange_free(struct http_exchange *x)
 {
     if (x->wsi)
         lws_set_opaque_user_data(x->wsi, NULL);
-    if (x->freed)
-        *x->freed = true;
     net_timer_deinit(&x->timer);
     drop_body(x);
     x->listener->exchange_count--;
     http_head_free(&x->head);
     free(x->cors_origin);
     free(x->out);
-    free(x);
+    x->dead = true;
+    if (!x->dispatching)
+        free(x);
 }
 
 static void on_timer(void *ctx)
@@ -94,7 +95,6 @@ static bool dispatch(struct http_exchange *x)
     const struct http_handler *handler = x->listener->http;
     const struct http_head *h = &x->head;
     char peer[64];
-    bool freed = false;
     net_peer_text(x->listener, x->wsi, peer, sizeof peer);
     lws_set_timeout(x->wsi, NO_PENDING_TIMEOUT, 0);
     net_timer_stop(&x->timer);
@@ -110,11 +110,13 @@ static bool dispatch(struct http_exchange *x)
                              .peer = peer,
                              .body = x->body ? (const char *)x->body : "",
                              .body_size = x->body_size};
-    x->freed = &freed;
+    x->dispatching = true;
     handler->on_request(handler->ctx, x, &r);
-    if (freed)
+    x->dispatching = false;
+    if (x->dead) {
+        free(x);
         return false;
-    x->freed = NULL;
+    }
     drop_body(x);
     http_head_free(&x->head);
     return true;
@@ -252,6 +254,15 @@ static int take_body(struct http_exchange *x, const uint8_t *data, size_t size)
     return 0;
 }
 
+/* libwebsockets keeps its receive buffer for ever; a prompt must not stay in it. */
+static int receive_body(struct http_exchange *x, uint8_t *data, size_t size)
+{
+    int rc = take_body(x, data, size);
+    if (size)
+        crypto_wipe(data, size);
+    return rc;
+}
+
 static int complete_body(struct http_exchange *x)
 {
     if (x->body_complete)
@@ -277,7 +288,7 @@ int http_callback(struct lws *wsi, enum lws_callback_reasons reason, void *user,
         return on_head(wsi);
     case LWS_CALLBACK_HTTP_BODY:
         x = lws_get_opaque_user_data(wsi);
-        return x ? take_body(x, in, size) : 0;
+        return x ? receive_body(x, in, size) : 0;
     case LWS_CALLBACK_HTTP_BODY_COMPLETION:
         x = lws_get_opaque_user_data(wsi);
         return x ? complete_body(x) : 0;

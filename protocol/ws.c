@@ -4,6 +4,7 @@
  * as it lies. A frame is produced straight into the loop's scratch, because libwebsockets masks a client's frames in place.
  * TCP_NOTSENT_LOWAT makes "the socket takes one" mean that little is waiting in the kernel, so what is urgent overtakes bulk there too. */
 #include "protocol/ws_internal.h"
+#include "shared/crypto.h"
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <stdio.h>
@@ -194,7 +195,18 @@ static int on_piece(struct ws_conn *c, const void *data, size_t size)
     size_t whole = c->message_size;
     c->message_size = 0;
     c->handler->on_message(c->user, whole ? c->message : (const void *)"", whole);
+    if (whole)
+        crypto_wipe(c->message, whole);
     return 0;
+}
+
+/* libwebsockets keeps its receive buffer for ever; what a peer said must not stay in it. */
+static int on_receive(struct ws_conn *c, void *in, size_t size)
+{
+    int rc = on_piece(c, in, size);
+    if (size)
+        crypto_wipe(in, size);
+    return rc;
 }
 
 /* Say good-bye properly; what a libwebsockets callback returns to close. */
@@ -239,7 +251,7 @@ static void on_peer_closes(struct ws_conn *c, const uint8_t *in, size_t size)
     char text[64];
     snprintf(text, sizeof text, "closed by the peer");
     if (size >= 2)
-        snprintf(text, sizeof text, "closed by the peer (status %u)", in[0] << 8 | in[1]);
+        snprintf(text, sizeof text, "closed by the peer (status %u)", (unsigned)in[0] << 8 | in[1]);
     ws_because(c, text);
 }
 
@@ -258,7 +270,7 @@ int ws_callback(struct lws *wsi, enum lws_callback_reasons reason, void *user, v
         return c ? on_client_open(c) : -1;
     case LWS_CALLBACK_RECEIVE:
     case LWS_CALLBACK_CLIENT_RECEIVE:
-        return c ? on_piece(c, in, size) : -1;
+        return c ? on_receive(c, in, size) : -1;
     case LWS_CALLBACK_SERVER_WRITEABLE:
     case LWS_CALLBACK_CLIENT_WRITEABLE:
         return c ? on_writeable(c) : -1;
