@@ -17,19 +17,8 @@
 
 /* ---- life -------------------------------------------------------------------------------------------------- */
 
-void api_call_free(struct api_call *c)
+static void release(struct api_call *c)
 {
-    struct api_server *s = c->server;
-    if (c->freed)
-        *c->freed = true;
-    if (c->previous)
-        c->previous->next = c->next;
-    else
-        s->calls = c->next;
-    if (c->next)
-        c->next->previous = c->previous;
-    if (--s->call_count == 0)
-        net_timer_stop(s->ticker);
     api_request_free(&c->request);
     api_text_stream_deinit(&c->text);
     api_text_free(&c->shown);
@@ -39,10 +28,20 @@ void api_call_free(struct api_call *c)
     free(c);
 }
 
-/* The owner may call back from inside ops->start, before its handle has been taken over. */
-void *api_call_handle(const struct api_call *c)
+void api_call_free(struct api_call *c)
 {
-    return c->start_handle ? *c->start_handle : c->handle;
+    struct api_server *s = c->server;
+    if (c->previous)
+        c->previous->next = c->next;
+    else
+        s->calls = c->next;
+    if (c->next)
+        c->next->previous = c->previous;
+    if (--s->call_count == 0)
+        net_timer_stop(s->ticker);
+    c->dead = true;
+    if (!c->starting)
+        release(c);
 }
 
 void api_call_lost(struct api_call *c)
@@ -51,7 +50,7 @@ void api_call_lost(struct api_call *c)
     if (c->ended)
         return;
     const struct api_config *config = &c->server->config;
-    config->ops->cancel(config->ctx, api_call_handle(c), false, 0);
+    config->ops->cancel(config->ctx, c->handle, false, 0);
     api_call_free(c);
 }
 
@@ -171,18 +170,12 @@ static void start(struct api_call *c)
 {
     const struct api_config *config = &c->server->config;
     struct td_error err = {0};
-    void *handle = NULL;
-    bool freed = false;
-    c->freed = &freed;
-    c->start_handle = &handle;
-    int code = config->ops->start(config->ctx, c, &c->who, &c->request, c->idempotency_key, &handle, &err);
-    if (freed)
-        return;
-    c->freed = NULL;
-    c->start_handle = NULL;
-    if (code == 0)
-        c->handle = handle;
-    else
+    c->starting = true;
+    int code = config->ops->start(config->ctx, c, &c->who, &c->request, c->idempotency_key, &c->handle, &err);
+    c->starting = false;
+    if (c->dead)
+        release(c);
+    else if (code)
         api_error(c, code, err.text[0] ? err.text : td_status_text(code), 0);
 }
 
@@ -228,7 +221,7 @@ static int filter(struct api_call *c, bool flush)
     } else {
         char *out = NULL;
         size_t size = 0;
-        code = config->ops->filter_output(config->ctx, api_call_handle(c), c->shown.data ? c->shown.data : "",
+        code = config->ops->filter_output(config->ctx, c->handle, c->shown.data ? c->shown.data : "",
                                           c->shown.size, flush, &out, &size);
         if (code == 0)
             code = api_text_append(&c->visible, out, size);
@@ -277,7 +270,7 @@ static int take_token(struct api_call *c, int32_t id, const struct api_logprob_i
 static void fail(struct api_call *c, int code)
 {
     const struct api_config *config = &c->server->config;
-    config->ops->cancel(config->ctx, api_call_handle(c), false, 0);
+    config->ops->cancel(config->ctx, c->handle, false, 0);
     api_error(c, code, td_status_text(code), 0);
 }
 
@@ -311,7 +304,7 @@ void api_tokens(struct api_call *c, const int32_t *ids, size_t count, const stru
     if (c->text.stopped) {
         const struct api_config *config = &c->server->config;
         c->ended = true;
-        config->ops->cancel(config->ctx, api_call_handle(c), true, c->token_count);
+        config->ops->cancel(config->ctx, c->handle, true, c->token_count);
     }
 }
 

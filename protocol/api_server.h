@@ -32,11 +32,11 @@ struct api_call {
     struct api_identity who;
     char *idempotency_key;
     void *handle;
-    void **start_handle; /* inside ops->start: where the owner puts its handle */
-    bool *freed;         /* set if the call ends inside ops->start */
-    bool streaming;      /* the response has begun */
-    bool ended;          /* a stop string: only api_done is still expected */
-    bool flushed;        /* all text went through the filter */
+    bool starting;  /* inside ops->start: if the call ends there, its memory stays until start returns */
+    bool dead;      /* it has ended there */
+    bool streaming; /* the response has begun */
+    bool ended;     /* a stop string: only api_done is still expected */
+    bool flushed;   /* all text went through the filter */
     bool has_prompt_usage;
     struct api_usage prompt_usage;
     char id[40];
@@ -55,7 +55,6 @@ struct api_call {
 void api_generate(struct api_server *s, struct http_exchange *x, const struct http_request *r,
                   const struct api_identity *who, bool chat);
 void api_call_free(struct api_call *c);
-void *api_call_handle(const struct api_call *c);
 /* The client is gone: the owner stops; the call is freed unless it only waits for api_done. */
 void api_call_lost(struct api_call *c);
 

@@ -23,19 +23,24 @@ static void drop_body(struct http_exchange *x)
     x->body_capacity = 0;
 }
 
+static void release(struct http_exchange *x)
+{
+    drop_body(x);
+    http_head_free(&x->head);
+    free(x->cors_origin);
+    free(x->out);
+    free(x);
+}
+
 void exchange_free(struct http_exchange *x)
 {
     if (x->wsi)
         lws_set_opaque_user_data(x->wsi, NULL);
     net_timer_deinit(&x->timer);
-    drop_body(x);
     x->listener->exchange_count--;
-    http_head_free(&x->head);
-    free(x->cors_origin);
-    free(x->out);
     x->dead = true;
     if (!x->dispatching)
-        free(x);
+        release(x);
 }
 
 static void on_timer(void *ctx)
@@ -114,7 +119,7 @@ static bool dispatch(struct http_exchange *x)
     handler->on_request(handler->ctx, x, &r);
     x->dispatching = false;
     if (x->dead) {
-        free(x);
+        release(x);
         return false;
     }
     drop_body(x);

@@ -119,7 +119,7 @@ int http_content_length(const char *text, uint64_t *out)
 {
     *out = 0;
     size_t digits = 0;
-    for (; isdigit((unsigned char)text[digits]) && digits < 19; digits++)
+    for (; digits < 19 && isdigit((unsigned char)text[digits]); digits++)
         *out = *out * 10 + (uint64_t)(text[digits] - '0');
     return text[digits] == '\0' ? 0 : -TD_ERR_FORMAT;
 }

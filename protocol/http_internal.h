@@ -20,7 +20,9 @@ struct http_exchange {
     bool close_after; /* the connection ends with this exchange */
     bool chunked;     /* a stream can be delimited without closing */
     bool head_only;   /* HEAD: everything but the body */
-    bool *freed;      /* set when the exchange is freed during a handler's call */
+    bool
+        dispatching; /* inside the handler's on_request: if the exchange ends there, its memory stays until that returns */
+    bool dead; /* it has ended there */
     struct http_head head;
     char *cors_origin; /* NULL, or the allowed Origin to name in the response */
     uint8_t *body;

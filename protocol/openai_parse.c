@@ -79,7 +79,8 @@ static int parse_numbers(struct parse *p)
         if (!(x >= f->min && x <= f->max))
             return refuse(p, -TD_ERR_ARG, f->name, "'%s' must be a number from %g to %g", f->name, f->min,
                           f->max);
-        *(float *)((char *)&p->out->sampling + f->offset) = (float)x;
+        float value = (float)x;
+        memcpy((char *)&p->out->sampling + f->offset, &value, sizeof value);
     }
     return 0;
 }

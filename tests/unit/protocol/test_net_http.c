@@ -719,58 +719,6 @@ static void test_listen_errors(void **state)
     net_loop_destroy(l);
 }
 
-/* ---- posts and timers ----------------------------------------------------------------------------------------- */
-
-static atomic_int posted, fired;
-static struct net_timer *timer;
-
-static void on_post(void *arg)
-{
-    atomic_fetch_add(&posted, (int)(intptr_t)arg);
-}
-
-static void on_timer(void *ctx)
-{
-    (void)ctx;
-    if (atomic_fetch_add(&fired, 1) < 2)
-        net_timer_start(timer, 1000); /* again, from its own callback */
-}
-
-static void start_timers(void *arg)
-{
-    (void)arg;
-    timer = net_timer_create(server.loop, on_timer, NULL);
-    struct net_timer *stopped = net_timer_create(server.loop, on_timer, NULL);
-    net_timer_start(stopped, 500);
-    net_timer_stop(stopped);
-    net_timer_start(timer, 1000);
-    net_timer_destroy(stopped);
-}
-
-static void test_posts_and_timers(void **state)
-{
-    (void)state;
-    atomic_store(&posted, 0), atomic_store(&fired, 0);
-    for (int i = 1; i <= 100; i++)
-        assert_int_equal(net_loop_post(server.loop, on_post, (void *)(intptr_t)i), 0);
-    assert_true(reaches(&posted, 5050));
-    assert_int_equal(net_loop_post(server.loop, start_timers, NULL), 0);
-    assert_true(reaches(&fired, 3));
-    usleep(10000);
-    assert_int_equal(atomic_load(&fired), 3);
-    net_loop_stop(server.loop);
-    pthread_join(server.thread, NULL);
-    int code = 0;
-    for (unsigned i = 0; i < NET_POSTS_MAX + 1 && !code; i++)
-        code = net_loop_post(server.loop, on_post, (void *)(intptr_t)1);
-    assert_int_equal(code, -TD_ERR_FULL);
-    net_loop_destroy(server.loop); /* what was accepted runs */
-    assert_int_equal(atomic_load(&posted), 5050 + (int)NET_POSTS_MAX);
-    net_timer_start(timer, 1); /* harmless after the loop */
-    net_timer_destroy(timer);
-    set_up(NULL);
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -801,7 +749,6 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_origin_without_list, set_up, tear_down),
         cmocka_unit_test(test_unix_socket),
         cmocka_unit_test_setup_teardown(test_listen_errors, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(test_posts_and_timers, set_up, tear_down),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,0 +1,119 @@
+/* The network loop by itself: posts from other threads, timers, and the end. */
+#include "protocol/net_internal.h"
+#include <pthread.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <unistd.h>
+#include <cmocka.h>
+
+static struct net_loop *loop;
+static pthread_t thread;
+
+static void *run(void *arg)
+{
+    net_loop_run(arg);
+    return NULL;
+}
+
+static int set_up(void **state)
+{
+    (void)state;
+    struct td_error err = {0};
+    loop = net_loop_create(&err);
+    assert_non_null(loop);
+    return pthread_create(&thread, NULL, run, loop);
+}
+
+static bool reaches(atomic_int *counter, int value)
+{
+    for (int i = 0; i < 5000 && atomic_load(counter) < value; i++)
+        usleep(1000);
+    return atomic_load(counter) >= value;
+}
+
+static atomic_int posted, fired;
+static struct net_timer *timer;
+
+static void on_post(void *arg)
+{
+    atomic_fetch_add(&posted, (int)(intptr_t)arg);
+}
+
+static void on_timer(void *ctx)
+{
+    (void)ctx;
+    if (atomic_fetch_add(&fired, 1) < 2)
+        net_timer_start(timer, 1000); /* again, from its own callback */
+}
+
+static void start_timers(void *arg)
+{
+    (void)arg;
+    timer = net_timer_create(loop, on_timer, NULL);
+    struct net_timer *stopped = net_timer_create(loop, on_timer, NULL);
+    net_timer_start(stopped, 500);
+    net_timer_stop(stopped);
+    net_timer_start(timer, 1000);
+    net_timer_destroy(stopped);
+}
+
+static void test_posts_and_timers(void **state)
+{
+    (void)state;
+    atomic_store(&posted, 0), atomic_store(&fired, 0);
+    for (int i = 1; i <= 100; i++)
+        assert_int_equal(net_loop_post(loop, on_post, (void *)(intptr_t)i), 0);
+    assert_true(reaches(&posted, 5050));
+    assert_int_equal(net_loop_post(loop, start_timers, NULL), 0);
+    assert_true(reaches(&fired, 3));
+    usleep(10000);
+    assert_int_equal(atomic_load(&fired), 3);
+    net_loop_stop(loop);
+    pthread_join(thread, NULL);
+    int code = 0;
+    for (unsigned i = 0; i < NET_POSTS_MAX + 1 && !code; i++)
+        code = net_loop_post(loop, on_post, (void *)(intptr_t)1);
+    assert_int_equal(code, -TD_ERR_FULL);
+    net_loop_destroy(loop); /* what was accepted runs */
+    assert_int_equal(atomic_load(&posted), 5050 + (int)NET_POSTS_MAX);
+    net_timer_start(timer, 1); /* harmless after the loop */
+    net_timer_destroy(timer);
+}
+
+static void on_signal(int number)
+{
+    (void)number;
+    net_loop_stop(loop);
+}
+
+static void test_stopped_by_a_signal(void **state)
+{
+    (void)state;
+    signal(SIGUSR1, on_signal);
+    pthread_kill(thread, SIGUSR1);
+    pthread_join(thread, NULL);
+    signal(SIGUSR1, SIG_DFL);
+    net_loop_destroy(loop);
+}
+
+/* A loop that was never run can be destroyed, and one that closes begins nothing new. */
+static void test_never_run(void **state)
+{
+    (void)state;
+    struct td_error err = {0};
+    struct net_loop *l = net_loop_create(&err);
+    net_loop_destroy(l);
+    net_loop_destroy(NULL);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup(test_posts_and_timers, set_up),
+        cmocka_unit_test_setup(test_stopped_by_a_signal, set_up),
+        cmocka_unit_test(test_never_run),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
