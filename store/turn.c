@@ -5,11 +5,16 @@
  * rendered and tokenised as one text and appended to the stored ids, so ids never change once they are
  * stored, whatever a tokeniser would make of the whole text.
  *
- * Four ways in:   no match            -> a new conversation, all messages rendered
- *                 match at its end    -> that conversation goes on
- *                 match further back  -> the client edited its history: a fork under a new id; the stored one
- * stays asked-for id, no match -> the messages are appended to that conversation (resume with only the new
- * message) */
+ * Four ways in:
+ *     no match              a new conversation, all messages rendered
+ *     match at its end      that conversation goes on
+ *     match further back    the client edited its history: a fork under a new id; the stored one stays
+ *     asked-for id, no match   the messages are appended to that conversation (resume with only the new message)
+ *
+ * A repeat is a request whose key the conversation's last turn carries: it builds on what that turn built on. New
+ * conversations and forks are named after the key, so a repeat finds them although nothing in its history leads
+ * there. A repeat must give the stored prompt again; another request under the same key is refused.
+ */
 #include "store/turn.h"
 #include <stdlib.h>
 
@@ -40,11 +45,29 @@ static int new_conversation_id(char out[STORE_CONV_ID_MAX + 1])
     return 0;
 }
 
-/* Forget everything after the boundary `index`: what a fork starts from. */
-static void cut_after(struct conversation *c, uint32_t index)
+#define KEY_ID_DIGITS 24 /* of the request key, after "conv-" */
+
+static void id_from_key(const char *key, char out[STORE_CONV_ID_MAX + 1])
 {
-    c->boundary_count = index + 1;
-    c->ids_count = c->boundaries[index].ids_count;
+    memcpy(out, "conv-", 5);
+    memcpy(out + 5, key, KEY_ID_DIGITS);
+    out[5 + KEY_ID_DIGITS] = '\0';
+}
+
+/* The id of a new conversation or a fork. by_key: the key's own id is wanted and nobody has it. */
+static int choose_id(const struct turn_input *in, bool by_key, char out[STORE_CONV_ID_MAX + 1])
+{
+    if (!by_key)
+        return new_conversation_id(out);
+    id_from_key(in->request_key, out);
+    return 0;
+}
+
+/* Forget everything after the first `count` boundaries. */
+static void cut_to(struct conversation *c, uint32_t count)
+{
+    c->boundary_count = count;
+    c->ids_count = count ? c->boundaries[count - 1].ids_count : 0;
 }
 
 /* The request's longest history in c: its boundary, or -1. *message gets the index of the request's message
@@ -61,12 +84,12 @@ static int64_t match_boundary(const struct conversation *c, const struct turn *t
     return -1;
 }
 
-/* Is this request the one that made the conversation's last turn? Then its prompt is what the turn before
- * left, and nothing is appended. */
+/* Is this request the one that made the conversation's last turn? Then it stands at the boundary before it, or, if the turn
+ * was appended without a match, at none. */
 static bool repeats_last_turn(const struct conversation *c, const struct turn_input *in, int64_t boundary)
 {
     return in->request_key[0] && strcmp(in->request_key, c->last_request_key) == 0 && c->boundary_count > 0 &&
-           boundary == (int64_t)c->boundary_count - 2;
+           (boundary < 0 || boundary == (int64_t)c->boundary_count - 2);
 }
 
 static int usable(const struct turn_config *config, const struct conversation *c)
@@ -78,32 +101,27 @@ static int usable(const struct turn_config *config, const struct conversation *c
 
 /* Place the request on conversation c (loaded, version set): sets first_new, is_repeat, forks when the
  * history was edited. */
-static int place_on(const struct turn_input *in, struct turn *t)
+static int place_on(const struct turn_input *in, struct turn *t, bool id_by_key)
 {
     struct conversation *c = &t->conversation;
     size_t message = 0;
     int64_t boundary = match_boundary(c, t, in->count - 1, &message);
+    t->first_new = boundary < 0 ? 0 : message + 1;
     t->is_repeat = repeats_last_turn(c, in, boundary);
-    if (boundary < 0) { /* the messages are new ones: append, unless they repeat the last turn of a
-                           conversation that they began */
-        t->first_new = 0;
-        if (t->is_repeat)
-            c->boundary_count = c->ids_count = 0;
+    if (t->is_repeat) {
+        cut_to(c, c->boundary_count - 1);
         return 0;
     }
-    t->first_new = message + 1;
-    bool at_end = (uint32_t)boundary + 1 == c->boundary_count;
-    if (at_end)
+    if (boundary < 0 || (uint32_t)boundary + 1 == c->boundary_count)
         return 0;
-    cut_after(c, (uint32_t)boundary);
-    if (t->is_repeat)
-        return 0;
+    cut_to(c, (uint32_t)boundary + 1);
     t->version = 0;
     c->last_request_key[0] = 0;
-    return new_conversation_id(c->id);
+    return choose_id(in, id_by_key, c->id);
 }
 
-static int begin_new(const struct turn_config *config, const struct turn_input *in, struct turn *t)
+static int begin_new(const struct turn_config *config, const struct turn_input *in, struct turn *t,
+                     bool id_by_key)
 {
     struct conversation *c = &t->conversation;
     memset(c, 0, sizeof *c);
@@ -113,8 +131,41 @@ static int begin_new(const struct turn_config *config, const struct turn_input *
     t->version = 0;
     t->first_new = 0;
     if (!in->conversation)
-        return new_conversation_id(c->id);
+        return choose_id(in, id_by_key, c->id);
     memcpy(c->id, in->conversation, strlen(in->conversation) + 1);
+    return 0;
+}
+
+/* The conversation that is named after the request's key, if this request made its last turn. *taken: there is one at
+ * all. 0, -TD_ERR_NOTFOUND, … */
+static int find_by_key(const struct turn_config *config, const struct turn_input *in, struct turn *t,
+                       bool *taken)
+{
+    char id[STORE_CONV_ID_MAX + 1];
+    *taken = false;
+    if (!in->request_key[0])
+        return -TD_ERR_NOTFOUND;
+    id_from_key(in->request_key, id);
+    int rc = conv_load(config->conversations, in->tenant, in->principal, id, &t->version, &t->conversation);
+    if (rc < 0)
+        return rc;
+    *taken = true;
+    if (strcmp(t->conversation.last_request_key, in->request_key) == 0 &&
+        usable(config, &t->conversation) == 0)
+        return 0;
+    conv_free(&t->conversation);
+    return -TD_ERR_NOTFOUND;
+}
+
+/* The id that the request asks for or whose history it has. 0, -TD_ERR_NOTFOUND: neither, … */
+static int find_id(const struct turn_config *config, const struct turn_input *in, const struct turn *t,
+                   char id[STORE_CONV_ID_MAX + 1])
+{
+    uint32_t boundary;
+    if (!in->conversation)
+        return conv_index_match(config->conversations, in->tenant, in->principal,
+                                (const uint8_t(*)[TD_HASH_SIZE])t->hashes, in->count - 1, id, &boundary);
+    memcpy(id, in->conversation, strlen(in->conversation) + 1);
     return 0;
 }
 
@@ -123,44 +174,44 @@ static int find_conversation(const struct turn_config *config, const struct turn
                              struct td_error *err)
 {
     char id[STORE_CONV_ID_MAX + 1] = "";
-    uint32_t boundary;
-    if (in->conversation) {
-        if (!in->conversation[0] || strlen(in->conversation) > STORE_CONV_ID_MAX)
-            return td_fail(err, -TD_ERR_ARG, "a conversation id has 1 to %d characters", STORE_CONV_ID_MAX);
-        memcpy(id, in->conversation, strlen(in->conversation) + 1);
-    } else if (conv_index_match(config->conversations, in->tenant, in->principal,
-                                (const uint8_t(*)[TD_HASH_SIZE])t->hashes, in->count - 1, id,
-                                &boundary) < 0) {
-        /* A first turn leaves no history to match: its repeat is known by its key alone. */
-        if (!in->request_key[0])
-            return begin_new(config, in, t);
-        memcpy(id, "conv-", 5);
-        memcpy(id + 5, in->request_key, 24), id[29] = 0;
-    }
-    int rc = conv_load(config->conversations, in->tenant, in->principal, id, &t->version, &t->conversation);
-    if (rc == 0 && usable(config, &t->conversation) < 0) {
-        conv_free(&t->conversation);
-        return td_fail(err, -TD_ERR_MISMATCH,
-                       "conversation belongs to a model with another tokenizer; start a new one");
-    }
+    bool taken, found = false;
+    int rc = find_by_key(config, in, t, &taken);
+    bool id_by_key = in->request_key[0] && !taken;
     if (rc == -TD_ERR_NOTFOUND) {
-        rc = begin_new(config, in, t);
+        rc = find_id(config, in, t, id);
         if (rc == 0)
-            memcpy(t->conversation.id, id, sizeof id);
-        return rc;
+            rc = conv_load(config->conversations, in->tenant, in->principal, id, &t->version,
+                           &t->conversation);
+        found = rc == 0;
     }
+    if (found && usable(config, &t->conversation) < 0) {
+        conv_free(&t->conversation);
+        rc = -TD_ERR_NOTFOUND; /* a history of another model's tokens is of no use */
+        if (in->conversation)
+            return td_fail(err, -TD_ERR_MISMATCH,
+                           "conversation belongs to a model with another tokenizer; start a new one");
+    }
+    if (rc == -TD_ERR_NOTFOUND)
+        return begin_new(config, in, t, id_by_key);
     if (rc < 0)
         return td_fail(err, rc, "cannot read the conversation: %s", td_status_text(rc));
-    return place_on(in, t);
+    return place_on(in, t, id_by_key);
 }
 
-static int check_roles(const struct turn_input *in, struct td_error *err)
+static int check_request(const struct turn_input *in, struct td_error *err)
 {
     if (in->count == 0 || in->count > CONV_MESSAGES_MAX)
         return td_fail(err, -TD_ERR_ARG, "messages: 1 to %d are wanted, got %zu", CONV_MESSAGES_MAX,
                        in->count);
     if (strcmp(in->messages[in->count - 1].role, "assistant") == 0)
         return td_fail(err, -TD_ERR_ARG, "the last message is the assistant's; end with a user message");
+    if (in->conversation && (!in->conversation[0] || strlen(in->conversation) > STORE_CONV_ID_MAX))
+        return td_fail(err, -TD_ERR_ARG, "a conversation id has 1 to %d characters", STORE_CONV_ID_MAX);
+    size_t key_size = strlen(in->request_key);
+    if (key_size > 0 &&
+        (key_size < KEY_ID_DIGITS || key_size >= sizeof((struct conversation *)0)->last_request_key))
+        return td_fail(err, -TD_ERR_ARG, "a request key has %d to %zu characters, got %zu", KEY_ID_DIGITS,
+                       sizeof((struct conversation *)0)->last_request_key - 1, key_size);
     return 0;
 }
 
@@ -207,17 +258,31 @@ static int render(const struct turn_config *config, const struct turn_input *in,
     return t->ids ? 0 : -TD_ERR_NOMEM;
 }
 
+/* The stored ids go on behind the cut: a repeat's prompt is their beginning. */
+static int check_repeat(const struct turn *t, struct td_error *err)
+{
+    const struct conversation *c = &t->conversation;
+    if (!t->is_repeat)
+        return 0;
+    if (t->ids_count <= c->boundaries[c->boundary_count].ids_count && /* the one that was cut off */
+        memcmp(t->ids, c->ids, t->ids_count * sizeof *t->ids) == 0)
+        return 0;
+    return td_fail(err, -TD_ERR_CONFLICT, "the idempotency key was used for another request; use a new one");
+}
+
 int turn_prepare(const struct turn_config *config, const struct turn_input *in, struct turn *out,
                  struct td_error *err)
 {
     memset(out, 0, sizeof *out);
-    int rc = check_roles(in, err);
+    int rc = check_request(in, err);
     if (rc == 0)
         rc = hash_messages(config, in, out);
     if (rc == 0)
         rc = find_conversation(config, in, out, err);
     if (rc == 0)
         rc = render(config, in, out, err);
+    if (rc == 0)
+        rc = check_repeat(out, err);
     if (rc == 0 && out->ids_count >= config->context_max)
         rc = td_fail(err, -TD_ERR_CONTEXT, "the prompt has %u tokens, the context %u", out->ids_count,
                      config->context_max);
