@@ -414,7 +414,8 @@ static int take_options(struct tandem *t, const struct tandem_options *o, struct
         (rc = keep(t, o->ca_path, &c->ca_path)) < 0 ||
         (rc = keep(t, o->client_cert_path, &c->cert_path)) < 0 ||
         (rc = keep(t, o->client_key_path, &c->key_path)) < 0 ||
-        (rc = keep(t, o->words_path, &c->words_path)) < 0)
+        (rc = keep(t, o->words_path, &c->words_path)) < 0 ||
+        (rc = keep(t, o->chat_template, &c->chat_template)) < 0)
         return rc;
     c->cloud_host = t->cloud_host;
     c->data_dir = t->data_dir;

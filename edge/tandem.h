@@ -65,6 +65,7 @@ struct tandem_options {
     const char *token_path;                         /* a file with it that only its owner can read */
     const char *data_dir;                           /* conversations, keys; NULL: as tandem-edge */
     const char *words_path;                         /* word list; NULL: none */
+    const char *chat_template;                      /* "chatml", "llama3", ...; NULL: the one in the file */
     int32_t edge_layers;                            /* layers to run here; -1: 8, or all if fewer */
     const char *codec;                              /* "raw", "l0", "l1"; NULL: "l1" */
     const char *hidden;                             /* "f32", "f16", "int8"; NULL: "f16" */
@@ -77,8 +78,8 @@ struct tandem_options {
 };
 #define TANDEM_OPTIONS_INIT                                                                                  \
     {                                                                                                        \
-        sizeof(struct tandem_options), NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, -1, NULL, NULL, \
-            NULL, 0, 0, 0, 0, 0                                                                              \
+        sizeof(struct tandem_options), NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, -1, NULL, \
+            NULL, NULL, 0, 0, 0, 0, 0                                                                        \
     }
 
 /* Loads the model and begins to connect; returns before the link is there. error may be NULL; it gets one line. */
