@@ -329,7 +329,7 @@ static void on_committed(struct io_job *job)
              "the conversation was continued by another request meanwhile; this turn is not part of it", 0);
         return;
     }
-    if (c->status < 0)
+    if (c->status < 0 && log_limit_allows(&c->direct->log_failures, clock_mono_us()))
         log_warn("cloud", "a turn of %s/%s was not saved: %s", c->tenant, c->principal,
                  td_status_text(c->status));
     answer(c);
@@ -343,8 +343,9 @@ static void commit(struct direct_call *c)
     if (io_worker_submit(c->direct->service->io, &c->job) == 0)
         return;
     metric_add(c->direct->save_failures, 1);
-    log_warn("cloud", "a turn of %s/%s was not saved: too much is waiting for the store", c->tenant,
-             c->principal);
+    if (log_limit_allows(&c->direct->log_failures, clock_mono_us()))
+        log_warn("cloud", "a turn of %s/%s was not saved: too much is waiting for the store", c->tenant,
+                 c->principal);
     answer(c);
 }
 

@@ -2,6 +2,7 @@
 #ifndef TANDEM_CLOUD_DIRECT_INTERNAL_H
 #define TANDEM_CLOUD_DIRECT_INTERNAL_H
 #include "cloud/direct.h"
+#include "cloud/log_limit.h"
 #include "shared/metrics.h"
 #include "store/turn.h"
 
@@ -14,6 +15,7 @@ struct direct {
     struct direct_call *calls;
     uint32_t call_count;
     struct metric *saved, *save_failures;
+    struct log_limit log_failures;
 };
 
 enum direct_state { DIRECT_PREPARING, DIRECT_RUNNING, DIRECT_COMMITTING };

@@ -11,7 +11,8 @@
 static int refuse(struct edge_connection *c, int code, const char *text)
 {
     metric_add(c->server->refused, 1);
-    log_warn("cloud", "edge at %s refused: %s", c->peer, text);
+    if (log_limit_allows(&c->server->log_refused, clock_mono_us()))
+        log_warn("cloud", "edge at %s refused: %s", c->peer, text);
     link_fail(c->link, code, text);
     return 0;
 }
@@ -174,7 +175,8 @@ static void on_message(void *user, const void *data, size_t size)
     c->receiving = false;
     if (rc < 0 && was_open) {
         metric_add(c->server->protocol_errors, 1);
-        log_warn("cloud", "edge at %s cut off: %s", c->peer, link_error_text(c->link));
+        if (log_limit_allows(&c->server->log_refused, clock_mono_us()))
+            log_warn("cloud", "edge at %s cut off: %s", c->peer, link_error_text(c->link));
     }
     edge_connection_flush(c);
 }

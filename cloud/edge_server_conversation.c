@@ -238,7 +238,7 @@ static void save_done(struct io_job *job)
 {
     struct conversation_save *s = (struct conversation_save *)job;
     metric_add(s->status == 0 ? s->server->saved : s->server->save_failures, 1);
-    if (s->status < 0)
+    if (s->status < 0 && log_limit_allows(&s->server->log_failures, clock_mono_us()))
         log_warn("cloud", "a conversation of %s/%s was not saved: %s", s->tenant, s->principal,
                  td_status_text(s->status));
     save_free(s);
@@ -271,8 +271,9 @@ void edge_conversation_save(struct edge_stream *s, const int32_t *ids, uint32_t 
     if (save && fill_save(save, s, ids, count) && io_worker_submit(server->service->io, &save->job) == 0)
         return;
     metric_add(server->save_failures, 1);
-    log_warn("cloud", "a conversation of %s/%s was not saved: too much is waiting for the store",
-             s->connection->who.tenant, s->connection->who.principal);
+    if (log_limit_allows(&server->log_failures, clock_mono_us()))
+        log_warn("cloud", "a conversation of %s/%s was not saved: too much is waiting for the store",
+                 s->connection->who.tenant, s->connection->who.principal);
     if (save)
         save_free(save);
 }

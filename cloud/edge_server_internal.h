@@ -3,6 +3,7 @@
 #ifndef TANDEM_CLOUD_EDGE_SERVER_INTERNAL_H
 #define TANDEM_CLOUD_EDGE_SERVER_INTERNAL_H
 #include "cloud/edge_server.h"
+#include "cloud/log_limit.h"
 #include "protocol/link.h"
 #include "shared/metrics.h"
 
@@ -15,6 +16,7 @@ struct edge_server {
     struct ws_handler handler;
     struct edge_connection *connections;
     uint32_t connection_count, stream_count;
+    struct log_limit log_refused, log_failures;
     struct metric *connections_gauge, *streams_gauge, *refused, *protocol_errors, *saved, *save_failures;
 };
 

@@ -31,9 +31,12 @@ static int serve(int argc, char **argv)
     log_set_level(settings.level);
     rc = node_start(&settings, &node, &err);
     if (rc == 0) {
-        node_run(node);
+        rc = node_run(node);
         node_destroy(node);
-        log_info("cloud", "stopped");
+        if (rc < 0)
+            log_error("cloud", "the network loop failed: %s", td_status_text(rc));
+        else
+            log_info("cloud", "stopped");
     } else {
         fprintf(stderr, "tandem-cloud: %s\n", err.text);
     }

@@ -181,9 +181,9 @@ int node_start(const struct settings *settings, struct node **out, struct td_err
     return 0;
 }
 
-void node_run(struct node *n)
+int node_run(struct node *n)
 {
-    net_loop_run(n->service.loop);
+    return net_loop_run(n->service.loop);
 }
 
 /* Numbered, because the order matters:

@@ -17,8 +17,8 @@ struct node;
 /* Before any thread is started: the signals that a node takes are blocked in this thread and all that come after it. */
 void node_block_signals(void);
 int node_start(const struct settings *settings, struct node **out, struct td_error *err);
-/* Until a signal ends it. */
-void node_run(struct node *n);
+/* Until a signal ends it: 0; or the network loop failed. */
+int node_run(struct node *n);
 void node_destroy(struct node *n);
 
 #endif

@@ -410,6 +410,51 @@ static void test_engine_fails(void **state)
     assert_true(fake_is_quiet());
 }
 
+/* An event that cannot be copied: nobody may go on with a gap, everybody is told to try again. */
+static void test_lost_event(void **state)
+{
+    (void)state;
+    struct edge_client *c = edge_client_ready("alice");
+    Tandem__Open m = edge_open(4);
+    edge_send_open(c, 1, &m, prompt, 4);
+    const struct fake_command *open = fake_next("open");
+    edge_send_open(c, 3, &m, prompt, 4);
+    fake_next("open");
+    struct engine_event e = {.type = ENGINE_DONE};
+    e.done.ids = prompt;
+    e.done.ids_count = ENGINE_PORT_SIZE_MAX / sizeof *prompt;
+    fake_emit(open, e);
+    uint32_t streams = 0;
+    for (int i = 0; i < 2; i++) {
+        struct wire_frame f = edge_client_next_frame(c, FRAME_ERROR);
+        assert_int_equal(f.error->code, TD_ERR_FULL);
+        assert_true(f.error->retry);
+        streams += f.stream;
+        assert_false(fake_next("cancel")->finished);
+    }
+    assert_int_equal(streams, 1 + 3);
+    edge_send_open(c, 5, &m, prompt, 4); /* and it goes on */
+    fake_opened(fake_next("open"), 0);
+    edge_client_next_frame(c, FRAME_OPEN_ACK);
+    edge_client_close(c);
+}
+
+/* What this node does not serve ends the stream that asked for it, nothing more. */
+static void test_fetch(void **state)
+{
+    (void)state;
+    struct edge_client *c = edge_client_ready("alice");
+    Tandem__Open m = edge_open(4);
+    edge_send_open(c, 1, &m, prompt, 4);
+    fake_next("open");
+    Tandem__Fetch fetch = TANDEM__FETCH__INIT;
+    fetch.layer_end = 1;
+    edge_client_send(c, FRAME_FETCH, 1, &fetch, NULL, 0);
+    assert_stream_error(c, 1, TD_ERR_UNSUPPORTED, false);
+    fake_next("cancel");
+    edge_client_close(c);
+}
+
 static void test_revoked_token(void **state)
 {
     (void)state;
@@ -717,6 +762,8 @@ int main(void)
         TEST(test_cancel_is_repeated),
         TEST(test_lost_connection),
         TEST(test_engine_fails),
+        TEST(test_lost_event),
+        TEST(test_fetch),
         TEST(test_revoked_token),
         TEST(test_goaway),
         TEST(test_credit_returns_with_the_stream),

@@ -13,7 +13,7 @@ static pthread_t runner;
 static void *run(void *arg)
 {
     (void)arg;
-    node_run(node);
+    assert_int_equal(node_run(node), 0);
     return NULL;
 }
 
