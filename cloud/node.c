@@ -131,6 +131,8 @@ static int start_steps(struct node *n, struct td_error *err)
         rc = node_load_model(n, err);
     if (rc == 0)
         rc = node_open_store(n, err);
+    if (rc == 0) /* a tenant whose keys cannot be kept, as on a full disk, would be refused at the door */
+        rc = node_warm_keys(n, err);
     if (rc == 0)
         rc = node_start_engine(n, err);
     if (rc == 0)
@@ -167,7 +169,6 @@ int node_start(const struct settings *settings, struct node **out, struct td_err
         node_destroy(n);
         return rc;
     }
-    node_warm_keys(n);
     node_gauges_update(n);
     char version[64];
     if (metric_label(version, sizeof version, "version", TANDEM_VERSION) == 0)

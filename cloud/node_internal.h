@@ -44,7 +44,8 @@ void node_gauges_update(struct node *n); /* what only the store knows, for /metr
 /* ---- node_watch.c ---- */
 int node_watch_start(struct node *n, struct td_error *err);
 void node_watch_stop(struct node *n);
-void node_warm_keys(struct node *n); /* the keys of every tenant of the tokens file */
+/* The keys of every tenant of the tokens file: 0, or why those of one are not there; the others are. */
+int node_warm_keys(struct node *n, struct td_error *err);
 
 /* ---- node.c ---- */
 void node_begin_drain(void *arg); /* loop's thread; arg: the node */

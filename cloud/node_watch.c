@@ -23,19 +23,28 @@ void node_block_signals(void)
     signal(SIGPIPE, SIG_IGN);
 }
 
+struct warming {
+    struct tenant_keys *keys;
+    int status;
+    struct td_error *err;
+};
+
 static void warm_key(void *ctx, const char *tenant)
 {
-    struct node *n = ctx;
+    struct warming *w = ctx;
     uint8_t key[CRYPTO_KEY_SIZE];
     struct td_error err;
-    if (tenant_keys_get(n->service.keys, tenant, key, &err) < 0)
-        log_error("cloud", "no keys for tenant %s: %s", tenant, err.text);
+    int rc = tenant_keys_get(w->keys, tenant, key, &err);
     crypto_wipe(key, sizeof key);
+    if (rc < 0 && w->status == 0)
+        w->status = td_fail(w->err, rc, "no keys for tenant %s: %s", tenant, err.text);
 }
 
-void node_warm_keys(struct node *n)
+int node_warm_keys(struct node *n, struct td_error *err)
 {
-    auth_each_tenant(n->service.auth, warm_key, n);
+    struct warming w = {n->service.keys, 0, err};
+    auth_each_tenant(n->service.auth, warm_key, &w);
+    return w.status;
 }
 
 /* The doors look at their connections in their own tick. */
@@ -47,7 +56,8 @@ static void reload_tokens(struct node *n, bool force)
         log_error("cloud", "%s; the tokens read before stay in force", err.text);
     if (rc <= 0)
         return;
-    node_warm_keys(n);
+    if (node_warm_keys(n, &err) < 0)
+        log_error("cloud", "%s", err.text);
     log_info("cloud", "tokens file read: %zu tokens", auth_count(n->service.auth));
 }
 
