@@ -17,7 +17,7 @@ static struct td_error err;
 /* argv up to NULL. */
 static int load(const char *first, ...)
 {
-    char *argv[16] = {(char *)(uintptr_t) "tandem-edge"};
+    char *argv[32] = {(char *)(uintptr_t) "tandem-edge"};
     int argc = 1;
     va_list args;
     va_start(args, first);
