@@ -261,6 +261,7 @@ static void publish(struct store *s, struct store_op *op)
     }
     if (op->kind == OP_BLOCK || op->kind == OP_CONVERSATION)
         counter_add(op->status < 0 ? &s->counters.put_failures : &s->counters.puts, NULL, 1);
+    op_queue_done(&s->queue, op->charge); /* before the caller hears of it: its next put must find the room */
     if (op->done)
         op->done(op->ctx, op->status);
 }
@@ -434,12 +435,11 @@ static void commit(struct store *s, struct store_op *batch)
         if (op->status == -TD_ERR_DISKFULL)
             health = op->status;
     }
-    commit_publish_synced(s);
     note_health(s, health);
+    commit_publish_synced(s);
     s->batch = NULL;
     for (struct store_op *next; batch; batch = next) {
         next = batch->next;
-        op_queue_done(&s->queue, batch->charge);
         op_release(batch);
     }
     store_void_now(s);

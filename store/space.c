@@ -248,23 +248,24 @@ void space_open_ballast(struct store *s)
 
 static int drop_until_fits(struct store *s, uint64_t size)
 {
-    int rc = 0;
-    for (int fruitless = 0; rc == 0 && fruitless < FRUITLESS_MAX;) {
+    size_t rounds = s->segments.count; /* every segment of now once; copies make new ones */
+    for (int fruitless = 0; rounds > 0 && fruitless < FRUITLESS_MAX; rounds--) {
         struct segment *v = oldest_sealed(s);
         if (!v && s->active && s->active->end > RECORD_PAGE) { /* all there is lies in the active one */
             v = s->active;
             append_seal(s);
         }
         if (!v)
-            return -TD_ERR_DISKFULL;
+            break;
         uint64_t before = segments_size(&s->segments);
-        rc = retire(s, v);
-        rc = rc == -TD_ERR_BUSY ? 0 : rc; /* the next one, then */
-        fruitless += segments_size(&s->segments) >= before;
+        int rc = retire(s, v);
+        if (rc < 0 && rc != -TD_ERR_BUSY) /* busy: the next one, then */
+            return rc;
+        fruitless += segments_size(&s->segments) + RECORD_PAGE >= before;
         if (rc == 0 && within_limit(s, size) && disk_has(s, size + STORE_SPACE_RESERVE))
             return 0;
     }
-    return rc < 0 ? rc : -TD_ERR_DISKFULL;
+    return -TD_ERR_DISKFULL;
 }
 
 int space_make_room(struct store *s, uint64_t size)

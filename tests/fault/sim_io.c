@@ -13,6 +13,7 @@ struct sim_change { /* of a file or of the directory, not yet synced */
     enum change_kind kind;
     uint64_t offset, size;
     uint8_t *data;
+    bool failed; /* a part of a write that was reported as failed */
     char name[64];
     struct sim_file *file;
 };
@@ -168,9 +169,14 @@ static int enter(struct sim *s, enum sim_kind kind, bool changes)
 uint64_t sim_used(struct sim *s)
 {
     uint64_t used = 0;
-    for (const struct sim_file *f = s->files; f; f = f->next)
-        used += f->seen.size - TD_MIN(f->punched, f->seen.size);
+    for (const struct sim_name *n = s->names; n; n = n->next)
+        used += n->file->seen.size - TD_MIN(n->file->punched, n->file->seen.size);
     return used;
+}
+
+static bool skips(const struct sim *s, enum sim_kind kind)
+{
+    return s->skip_sync[kind] && (!s->skip_when || s->skip_when(s->skip_ctx));
 }
 
 static struct sim *of(struct io *io)
@@ -231,8 +237,8 @@ static int64_t sim_pread(struct io *io, int fd, void *data, size_t size, uint64_
     return error ? -error : got;
 }
 
-static void file_change(struct sim_file *f, enum change_kind kind, uint64_t offset, uint64_t size,
-                        const void *data)
+static struct sim_change *file_change(struct sim_file *f, enum change_kind kind, uint64_t offset,
+                                      uint64_t size, const void *data)
 {
     struct sim_change *c = change_add(&f->changes, kind);
     c->offset = offset;
@@ -244,6 +250,7 @@ static void file_change(struct sim_file *f, enum change_kind kind, uint64_t offs
         memcpy(c->data, data, size);
     }
     bytes_apply(&f->seen, c, 0, size);
+    return c;
 }
 
 static int64_t sim_pwrite(struct io *io, int fd, const void *data, size_t size, uint64_t offset)
@@ -265,7 +272,7 @@ static int64_t sim_pwrite(struct io *io, int fd, const void *data, size_t size, 
         error = take == 0 ? ENOSPC : 0;
     }
     if (take && !was_off)
-        file_change(f, FILE_WRITE, offset, take, data);
+        file_change(f, FILE_WRITE, offset, take, data)->failed = error != 0;
     pthread_mutex_unlock(&s->lock);
     return error ? -error : (int64_t)take;
 }
@@ -305,7 +312,7 @@ static int sim_fsync(struct io *io, int fd)
     enum sim_kind kind = file_has_name(s->names, f, true) ? SIM_SYNC_SEGMENT : SIM_SYNC_OTHER;
     bool was_off = s->off;
     int error = enter(s, kind, true);
-    if (s->skip_sync[kind] && !error) {
+    if (!error && skips(s, kind)) {
         s->skipped++;
     } else if (!was_off) {
         for (struct sim_change *c = f->changes; c && !error; c = c->next)
@@ -374,6 +381,17 @@ static int sim_rename(struct io *io, const char *from, const char *to)
     return -error;
 }
 
+/* Does nobody count on this write: it failed, or a later change of the file cut it off again? */
+static bool is_void(const struct sim_change *write)
+{
+    if (write->failed)
+        return true;
+    for (const struct sim_change *c = write->next; c; c = c->next)
+        if (c->kind == FILE_TRUNCATE && c->size <= write->offset)
+            return true;
+    return false;
+}
+
 /* A rule that holds whenever a segment goes: what was copied out of it, and where to, is on the platter. Overwriting in place
  * (voids) is no copy; it lies below the durable size. */
 static void check_unlink(struct sim *s, const char *name)
@@ -387,7 +405,7 @@ static void check_unlink(struct sim *s, const char *name)
     for (const struct sim_name *n = s->names; n; n = n->next)
         for (const struct sim_change *c = n->file->changes; c; c = c->next)
             if (is_segment(n->name) && strcmp(n->name, name) != 0 && c->kind == FILE_WRITE &&
-                c->size > 4096 && c->offset >= n->file->durable.size)
+                c->size > 4096 && c->offset >= n->file->durable.size && !is_void(c))
                 s->violation = "a segment was removed before records in another one were synced";
 }
 
@@ -424,7 +442,7 @@ static int sim_sync_directory(struct io *io, const char *path)
     pthread_mutex_lock(&s->lock);
     enum sim_kind kind = strcmp(path, s->directory) == 0 ? SIM_SYNC_DIRECTORY : SIM_SYNC_PARENT;
     int error = enter(s, kind, true);
-    if (!error && s->skip_sync[kind]) {
+    if (!error && skips(s, kind)) {
         s->skipped++;
     } else if (!error && kind == SIM_SYNC_PARENT) {
         s->directory_durable = true;

@@ -47,7 +47,9 @@ struct sim {
     uint64_t counts[SIM_KINDS], fail_at[SIM_KINDS]; /* 1: the next; 0: none */
     uint64_t fail_for[SIM_KINDS];                   /* how many in a row; 0 = 1 */
     int fail_errno;
-    bool skip_sync[SIM_KINDS]; /* pretend that this kind of sync was done */
+    bool skip_sync[SIM_KINDS];    /* pretend that this kind of sync was done … */
+    bool (*skip_when)(void *ctx); /* … if this says so; NULL: always */
+    void *skip_ctx;
     uint64_t skipped;
     const char *violation; /* the first broken rule of ordering that the disk itself has seen */
 };

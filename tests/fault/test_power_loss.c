@@ -7,12 +7,13 @@
 #include "model.h"
 #include "shared/log.h"
 
-enum { RUNS = 150, CYCLES = 6, STEPS_MAX = 60, OPERATIONS_MAX = 150, SKIP_SEEDS = 600 };
+enum { RUNS = 100, CYCLES = 6, STEPS_MAX = 60, OPERATIONS_MAX = 150, SKIP_SEEDS = 2000 };
 
 struct scenario {
     uint64_t seed;
     uint64_t limit_size;     /* small: eviction */
     enum sim_kind skip;      /* a sync to leave out; SIM_KINDS: none */
+    bool skip_in_eviction;   /* only what belongs to dropping segments */
     bool skip_while_opening; /* else while running */
     uint64_t acknowledged;   /* out: how much there was to lose */
 };
@@ -50,6 +51,11 @@ static void shuffle_index(struct sim *sim, const char *dir, const char *backup, 
     }
 }
 
+static bool making_room(void *store)
+{
+    return ((const struct store *)store)->making_room; /* asked on the writer's thread, whose field it is */
+}
+
 static struct store *open_store(struct model *m, struct sim *sim, const struct scenario *c,
                                 const char *index_directory)
 {
@@ -62,7 +68,12 @@ static struct store *open_store(struct model *m, struct sim *sim, const struct s
     config.commit_interval_ms =
         1000000; /* commits happen at flushes alone, so that a seed says what happens */
     set_skip(sim, c, true);
+    sim->skip_when = NULL;
     int rc = store_open_with(&config, &env, &s, &err);
+    if (rc == 0 && c->skip_in_eviction) {
+        sim->skip_ctx = s;
+        sim->skip_when = making_room;
+    }
     set_skip(sim, c, false);
     if (rc < 0 && !sim->off)
         model_violate(m, err.text);
@@ -144,54 +155,59 @@ static void test_nothing_deleted_comes_back_through_eviction(void **state)
     play_many(600 << 10); /* some twenty blocks, in segments of 75 KiB */
 }
 
-static void expect_found(enum sim_kind skip, bool opening, uint64_t limit_size)
+static void expect_found(struct scenario c)
 {
     char why[160];
-    for (uint64_t seed = 1; seed <= SKIP_SEEDS; seed++) {
-        struct scenario c = {
-            .seed = seed, .skip = skip, .skip_while_opening = opening, .limit_size = limit_size};
+    for (c.seed = 1; c.seed <= SKIP_SEEDS; c.seed++) {
         if (play(&c, why)) {
-            print_message("[          ] found with seed %llu: %s\n", (unsigned long long)seed, why);
+            print_message("[          ] found with seed %llu: %s\n", (unsigned long long)c.seed, why);
             return;
         }
     }
-    fail_msg("no loss found with sync %d left out", (int)skip);
+    fail_msg("no loss found with sync %d left out", (int)c.skip);
 }
 
 static void test_checker_sees_a_missing_segment_sync(void **state)
 {
     (void)state;
-    expect_found(SIM_SYNC_SEGMENT, false, 0);
+    expect_found((struct scenario){.skip = SIM_SYNC_SEGMENT});
 }
 static void test_checker_sees_a_missing_directory_sync(void **state)
 {
     (void)state;
-    expect_found(SIM_SYNC_DIRECTORY, false, 0);
+    expect_found((struct scenario){.skip = SIM_SYNC_DIRECTORY});
 }
 static void test_checker_sees_a_missing_key_file_sync(void **state)
 {
     (void)state;
-    expect_found(SIM_SYNC_OTHER, false, 0);
+    expect_found((struct scenario){.skip = SIM_SYNC_OTHER});
 }
 static void test_checker_sees_a_missing_parent_sync(void **state)
 {
     (void)state;
-    expect_found(SIM_SYNC_PARENT, true, 0);
+    expect_found((struct scenario){.skip = SIM_SYNC_PARENT, .skip_while_opening = true});
 }
 static void test_checker_sees_a_missing_sync_after_recovery(void **state)
 {
     (void)state;
-    expect_found(SIM_SYNC_SEGMENT, true, 0);
+    expect_found((struct scenario){.skip = SIM_SYNC_SEGMENT, .skip_while_opening = true});
 }
 static void test_checker_sees_a_missing_directory_sync_after_recovery(void **state)
 {
     (void)state;
-    expect_found(SIM_SYNC_DIRECTORY, true, 0);
+    expect_found((struct scenario){.skip = SIM_SYNC_DIRECTORY, .skip_while_opening = true});
 }
 static void test_checker_sees_a_missing_sync_in_eviction(void **state)
 {
     (void)state;
-    expect_found(SIM_SYNC_SEGMENT, false, 600 << 10);
+    expect_found(
+        (struct scenario){.skip = SIM_SYNC_SEGMENT, .skip_in_eviction = true, .limit_size = 600 << 10});
+}
+static void test_checker_sees_a_missing_directory_sync_in_eviction(void **state)
+{
+    (void)state;
+    expect_found(
+        (struct scenario){.skip = SIM_SYNC_DIRECTORY, .skip_in_eviction = true, .limit_size = 600 << 10});
 }
 
 int main(void)
@@ -206,6 +222,7 @@ int main(void)
         cmocka_unit_test(test_checker_sees_a_missing_sync_after_recovery),
         cmocka_unit_test(test_checker_sees_a_missing_directory_sync_after_recovery),
         cmocka_unit_test(test_checker_sees_a_missing_sync_in_eviction),
+        cmocka_unit_test(test_checker_sees_a_missing_directory_sync_in_eviction),
     };
     log_set_level(getenv("TANDEM_FAULT_LOG")
                       ? LOG_DEBUG

@@ -1,0 +1,345 @@
+/* Disks that fail: every kind of operation fails once, at each position in turn, or for a while, or for good; the disk fills up.
+ * The store must go on, tell the truth about what is durable (model.h), never show wrong bytes, and after the trouble work as before. */
+#include "model.h"
+#include "shared/log.h"
+#include <errno.h>
+
+enum { STEPS = 40, POSITIONS_MAX = 60 };
+
+struct machine {
+    struct sim sim;
+    struct model model;
+    char *index_directory;
+    uint64_t limit_size;
+};
+
+static struct machine *machine_create(uint64_t seed)
+{
+    struct machine *m = calloc(1, sizeof *m);
+    sim_init(&m->sim, "/disk/store", seed);
+    model_init(&m->model);
+    m->index_directory = fixture_directory();
+    return m;
+}
+
+static void machine_destroy(struct machine *m)
+{
+    sim_deinit(&m->sim);
+    fixture_remove(m->index_directory);
+    free(m);
+}
+
+static int open_machine(struct machine *m, struct store **s)
+{
+    struct store_config config = fixture_config("/disk/store");
+    struct store_env env = {&m->sim.io, m->index_directory};
+    struct td_error err = {0};
+    config.segment_size = 128 << 10;
+    config.limit_size = m->limit_size ? m->limit_size : 1 << 30;
+    config.commit_interval_ms = 1000000;
+    int rc = store_open_with(&config, &env, s, &err);
+    assert_true(rc == 0 || err.text[0]); /* a refusal has its line */
+    return rc;
+}
+
+static void no_faults(struct machine *m)
+{
+    memset(m->sim.fail_at, 0, sizeof m->sim.fail_at);
+    memset(m->sim.counts, 0, sizeof m->sim.counts);
+    memset(m->sim.fail_for, 0, sizeof m->sim.fail_for);
+}
+
+static void assert_sound(struct machine *m, const char *what, uint64_t position)
+{
+    if (m->model.violation[0])
+        fail_msg("%s at %llu: %s", what, (unsigned long long)position, m->model.violation);
+    if (m->sim.violation)
+        fail_msg("%s at %llu: %s", what, (unsigned long long)position, m->sim.violation);
+}
+
+/* One life with a fault in it, then a power loss and a life without: everything acknowledged must be there. */
+static void live_with_fault(enum sim_kind kind, uint64_t position, uint64_t length, int error,
+                            bool reads_fail)
+{
+    struct machine *m = machine_create(position + 1000u * kind);
+    struct store *s;
+    assert_int_equal(open_machine(m, &s), 0);
+    for (int i = 0; i < STEPS; i++) /* something to find again */
+        model_step(&m->model, s, &m->sim);
+    store_flush(s);
+    store_close(s);
+    sim_process_death(&m->sim);
+
+    no_faults(m);
+    m->model.blocks_may_go = error == ENOSPC; /* a disk that is full makes room by eviction */
+    m->sim.fail_at[kind] = position;
+    m->sim.fail_for[kind] = length;
+    m->sim.fail_errno = error;
+    if (open_machine(m, &s) == 0) {
+        for (int i = 0; i < STEPS; i++)
+            model_step(&m->model, s, &m->sim);
+        store_flush(s);
+        no_faults(m);
+        if (!reads_fail) { /* the trouble is over and everything acknowledged is still readable */
+            store_flush(s);
+            model_check(&m->model, s, NULL);
+            assert_sound(m, "after the fault", position);
+        }
+        for (int i = 0; i < STEPS; i++)
+            model_step(&m->model, s, &m->sim);
+        store_close(s);
+    }
+    no_faults(m);
+    sim_power_loss(&m->sim);
+    assert_int_equal(open_machine(m, &s), 0);
+    model_check(&m->model, s, NULL);
+    assert_sound(m, "after the power loss", position);
+    store_close(s);
+    machine_destroy(m);
+}
+
+static void fail_everywhere(enum sim_kind kind, int error, bool reads_fail)
+{
+    for (uint64_t position = 1; position <= POSITIONS_MAX; position += 1 + position / 8) {
+        live_with_fault(kind, position, 1, error, reads_fail);
+        live_with_fault(kind, position, 5, error, reads_fail);
+    }
+}
+
+static void test_failing_writes(void **state)
+{
+    (void)state;
+    fail_everywhere(SIM_WRITE, EIO, false);
+    fail_everywhere(SIM_WRITE, ENOSPC, false);
+}
+static void test_failing_segment_syncs(void **state)
+{
+    (void)state;
+    fail_everywhere(SIM_SYNC_SEGMENT, EIO, false);
+    fail_everywhere(SIM_SYNC_SEGMENT, ENOSPC, false);
+}
+static void test_failing_directory_syncs(void **state)
+{
+    (void)state;
+    fail_everywhere(SIM_SYNC_DIRECTORY, EIO, false);
+}
+static void test_failing_opens(void **state)
+{
+    (void)state;
+    fail_everywhere(SIM_OPEN, EMFILE, true);
+}
+static void test_failing_reads(void **state)
+{
+    (void)state;
+    fail_everywhere(SIM_READ, EIO, true);
+}
+static void test_failing_truncates_and_unlinks(void **state)
+{
+    (void)state;
+    fail_everywhere(SIM_TRUNCATE, EIO, false);
+    fail_everywhere(SIM_UNLINK, EIO, false);
+}
+
+static void test_a_failed_sync_is_not_trusted_again(void **state)
+{
+    (void)state;
+    struct machine *m = machine_create(1);
+    struct store *s;
+    assert_int_equal(open_machine(m, &s), 0);
+    assert_int_equal(fixture_put(s, "acme", &m->model.content[0]), 0);
+    m->sim.fail_at[SIM_SYNC_SEGMENT] = m->sim.counts[SIM_SYNC_SEGMENT] + 1;
+    m->sim.fail_for[SIM_SYNC_SEGMENT] = 1;
+    assert_int_equal(fixture_put(s, "acme", &m->model.content[1]),
+                     0); /* written again, elsewhere, and synced there */
+    struct store_stats stats;
+    store_stats(s, &stats);
+    assert_int_equal(stats.segments, 2);
+    assert_false(stats.writes_off);
+    store_close(s);
+    sim_power_loss(&m->sim);
+    no_faults(m);
+    assert_int_equal(open_machine(m, &s), 0);
+    assert_true(fixture_block_reads(s, "acme", &m->model.content[0]));
+    assert_true(fixture_block_reads(s, "acme", &m->model.content[1]));
+    store_close(s);
+    machine_destroy(m);
+}
+
+static void test_a_dead_disk_turns_writes_off_and_reading_goes_on(void **state)
+{
+    (void)state;
+    struct machine *m = machine_create(1);
+    struct store *s;
+    struct store_stats stats;
+    struct store_block_info info;
+    assert_int_equal(open_machine(m, &s), 0);
+    assert_int_equal(fixture_put(s, "acme", &m->model.content[0]), 0);
+    m->sim.fail_at[SIM_SYNC_SEGMENT] = m->sim.counts[SIM_SYNC_SEGMENT] + 1;
+    m->sim.fail_for[SIM_SYNC_SEGMENT] = 1000;
+    assert_int_equal(fixture_put(s, "acme", &m->model.content[1]), -TD_ERR_IO);
+    store_stats(s, &stats);
+    assert_true(stats.writes_off);
+    assert_int_equal(store_find(s, "acme", &m->model.content[1].id, &info),
+                     -TD_ERR_NOTFOUND); /* a failed write is not visible */
+    assert_int_equal(store_put(s, "acme", &m->model.content[2].block, NULL, NULL),
+                     -TD_ERR_IO); /* refused at once */
+    assert_true(fixture_block_reads(s, "acme", &m->model.content[0]));
+    assert_int_equal(fixture_conv_put(s, "acme", "ann", "c", 0, "text"), -TD_ERR_IO);
+    no_faults(m);
+    assert_int_equal(fixture_conv_put(s, "acme", "ann", "c", 0, "text"),
+                     0); /* conversations always try: it is over */
+    store_stats(s, &stats);
+    assert_false(stats.writes_off);
+    assert_int_equal(fixture_put(s, "acme", &m->model.content[1]), 0);
+    store_close(s);
+    machine_destroy(m);
+}
+
+/* ---- space ------------------------------------------------------------------------------------------------ */
+
+static int put_many(struct store *s, uint64_t first, uint64_t count)
+{
+    int acknowledged = 0;
+    for (uint64_t i = first; i < first + count; i++) {
+        struct fixture_block f;
+        fixture_block_make(&f, i);
+        acknowledged += fixture_put(s, "acme", &f) == 0;
+    }
+    return acknowledged;
+}
+
+static bool is_there(struct store *s, uint64_t i)
+{
+    struct fixture_block f;
+    fixture_block_make(&f, i);
+    return fixture_block_reads(s, "acme", &f);
+}
+
+static void test_the_limit_holds_by_eviction(void **state)
+{
+    (void)state;
+    struct machine *m = machine_create(1);
+    struct store *s;
+    struct store_stats stats;
+    uint64_t version;
+    m->limit_size = 1 << 20;
+    assert_int_equal(open_machine(m, &s), 0);
+    assert_int_equal(fixture_conv_put(s, "acme", "ann", "kept", 0, "an old conversation"), 0);
+    for (uint64_t i = 0; i < 200; i += 10) {
+        assert_int_equal(put_many(s, 1000 + i, 10), 10);
+        store_stats(s, &stats);
+        assert_true(stats.segment_bytes <= m->limit_size);
+        assert_true(sim_used(&m->sim) <= m->limit_size + (128 << 10)); /* ballast and key file beside it */
+    }
+    assert_true(stats.blocks >= 30 && stats.blocks < 60);
+    for (int i = 0; i < 2; i++) {
+        assert_true(is_there(s, 1199)); /* the newest */
+        assert_false(is_there(s, 1000));
+        char *text = fixture_conv_get(s, "acme", "ann", "kept", &version);
+        assert_non_null(text);
+        assert_string_equal(text, "an old conversation");
+        assert_int_equal(version, 1);
+        free(text);
+        store_close(s);
+        sim_power_loss(&m->sim);
+        assert_int_equal(open_machine(m, &s), 0);
+    }
+    store_close(s);
+    assert_null(m->sim.violation);
+    machine_destroy(m);
+}
+
+static void test_conversations_alone_can_fill_the_limit(void **state)
+{
+    (void)state;
+    struct machine *m = machine_create(1);
+    struct store *s;
+    char text[20001];
+    int stored = 0;
+    uint64_t version;
+    memset(text, 'x', 20000);
+    text[20000] = '\0';
+    m->limit_size = 600 << 10;
+    assert_int_equal(open_machine(m, &s), 0);
+    for (int i = 0; i < 60; i++) {
+        char id[16];
+        snprintf(id, sizeof id, "c%d", i);
+        int rc = fixture_conv_put(s, "acme", "ann", id, 0, text);
+        assert_true(rc == 0 || rc == -TD_ERR_DISKFULL);
+        stored += rc == 0;
+    }
+    assert_in_range(stored, 15, 30);
+    for (int i = 0; i < stored; i++) { /* none of the acknowledged was sacrificed for another */
+        char id[16], *body;
+        snprintf(id, sizeof id, "c%d", i);
+        body = fixture_conv_get(s, "acme", "ann", id, &version);
+        assert_non_null(body);
+        free(body);
+    }
+    assert_int_equal(store_conv_delete(s, "acme", "ann", "c0", NULL, NULL),
+                     0); /* deleting works on a full store */
+    store_flush(s);
+    assert_null(fixture_conv_get(s, "acme", "ann", "c0", &version));
+    store_close(s);
+    machine_destroy(m);
+}
+
+static void test_a_full_disk(void **state)
+{
+    (void)state;
+    struct machine *m = machine_create(1);
+    struct store *s;
+    struct store_stats stats;
+    uint64_t version;
+    m->sim.capacity = 3 << 20; /* limit_size is far beyond: the disk itself says no */
+    assert_int_equal(open_machine(m, &s), 0);
+    assert_int_equal(fixture_conv_put(s, "acme", "ann", "kept", 0, "text"), 0);
+    assert_int_equal(put_many(s, 0, 200), 200); /* eviction makes room all the time */
+    store_stats(s, &stats);
+    assert_true(stats.blocks > 40 && stats.blocks < 150);
+    assert_false(stats.writes_off);
+
+    m->sim.capacity = sim_used(&m->sim) / 4; /* now others fill it: no eviction helps for long */
+    put_many(s, 300, 3);
+    store_stats(s, &stats);
+    char *text = fixture_conv_get(s, "acme", "ann", "kept", &version);
+    assert_non_null(text);
+    free(text);
+    m->sim.capacity = 0;
+    text = NULL;
+    assert_int_equal(fixture_conv_put(s, "acme", "ann", "kept", 1, "more"), 0);
+    assert_int_equal(put_many(s, 400, 20), 20);
+    store_stats(s, &stats);
+    assert_false(stats.writes_off);
+    store_close(s);
+    sim_power_loss(&m->sim);
+    assert_int_equal(open_machine(m, &s), 0);
+    text = fixture_conv_get(s, "acme", "ann", "kept", &version);
+    assert_string_equal(text, "more");
+    free(text);
+    for (uint64_t i = 400; i < 420; i++)
+        assert_true(is_there(s, i));
+    store_close(s);
+    assert_null(m->sim.violation);
+    machine_destroy(m);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_failing_writes),
+        cmocka_unit_test(test_failing_segment_syncs),
+        cmocka_unit_test(test_failing_directory_syncs),
+        cmocka_unit_test(test_failing_opens),
+        cmocka_unit_test(test_failing_reads),
+        cmocka_unit_test(test_failing_truncates_and_unlinks),
+        cmocka_unit_test(test_a_failed_sync_is_not_trusted_again),
+        cmocka_unit_test(test_a_dead_disk_turns_writes_off_and_reading_goes_on),
+        cmocka_unit_test(test_the_limit_holds_by_eviction),
+        cmocka_unit_test(test_conversations_alone_can_fill_the_limit),
+        cmocka_unit_test(test_a_full_disk),
+    };
+    /* Failing disks are the point here: their log lines only on request. */
+    log_set_level(getenv("TANDEM_FAULT_LOG") ? LOG_DEBUG : (enum log_level)(LOG_ERROR + 1));
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
