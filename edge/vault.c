@@ -227,7 +227,7 @@ static bool stands_alone(const char *text, size_t size, size_t begin, size_t end
         filter_is_word(filter_after(text, size, begin)) && filter_is_word(filter_before(text, begin));
     uint32_t after = filter_after(text, size, end);
     bool joined_after = filter_is_word(filter_before(text, end)) && filter_is_word(after);
-    return !joined_before && !joined_after && !filter_is_mark(after);
+    return !joined_before && !joined_after;
 }
 
 int vault_scan(struct vault *v, const char *text, size_t size, struct filter_spans *out)

@@ -26,7 +26,8 @@ static struct filter *filter_with(const char *list, bool pii)
 static int set_up(void **state)
 {
     (void)state;
-    filter = filter_with("block bomb\nmask damn\nmask example\nmask see you at a@b.com\nmask email\nmask big "
+    filter = filter_with("block bomb\nmask damn\nmask example\nmask see you at a@b.com\nmask email\nmask "
+                         "mail m@n.org now\nmask big "
                          "damn\nmask damn deal\n",
                          true);
     return 0;
@@ -122,14 +123,19 @@ static void test_overlaps(void **state)
     struct vault *v = vault_create();
     expect(filter, v, "damn it, ann@example.com", "*** it, [EMAIL_1]"); /* a masked word inside a value */
     expect(filter, v, "ok: see you at a@b.com!", "ok: ***[EMAIL_2]!");  /* a value inside a masked phrase */
-    expect(filter, v, "a big damn deal", "a ***");                      /* masks that overlap */
-    expect(filter, v, "x a@b.com.au y", "x [EMAIL_3] y");               /* longer than the known a@b.com */
-    expect_restored(v, "[EMAIL_3]", "a@b.com.au");
+    expect(filter, v, "so mail m@n.org now!", "so ***[EMAIL_3]***!");
+    expect(filter, v, "a big damn deal", "a ***");        /* masks that overlap */
+    expect(filter, v, "x a@b.com.au y", "x [EMAIL_4] y"); /* longer than the known a@b.com */
+    expect_restored(v, "[EMAIL_4]", "a@b.com.au");
     expect(filter, v, "::ffff:192.0.2.1", "[IP_1]");
     expect_restored(v, "[IP_1]", "::ffff:192.0.2.1");
-    expect(filter, v, "0612345678@x.org", "[EMAIL_4]");         /* the longest names it */
+    expect(filter, v, "0612345678@x.org", "[EMAIL_5]");         /* the longest names it */
     expect(filter, v, "4111 1111 1111 1111@x.org", "[CARD_1]"); /* they cross: nothing is left behind */
     expect_restored(v, "[CARD_1]", "4111 1111 1111 1111@x.org");
+    struct vault_placeholder p;
+    assert_int_equal(vault_put(v, 0, "q [IP", 5, &p), 0);
+    expect(filter, v, "q [IP_9]",
+           "[EMAIL_6]_9]"); /* what crosses a typed placeholder takes no more than its own */
     vault_destroy(v);
 }
 

@@ -220,6 +220,11 @@ static void test_scan(void **state)
     assert_int_equal(spans.items[1].end, 49);
     assert_int_equal(spans.items[1].kind, PII_PHONE);
     spans.count = 0;
+    put(v, PII_EMAIL, "b.com"); /* the end of another value: only the longest is given */
+    assert_int_equal(vault_scan(v, "a@b.com", 7, &spans), 0);
+    assert_int_equal(spans.count, 1);
+    assert_int_equal(spans.items[0].begin, 0);
+    spans.count = 0;
     put(v, PII_IP, "::1"); /* a new value is looked for as well */
     assert_int_equal(vault_scan(v, "at ::1", 6, &spans), 0);
     assert_int_equal(spans.count, 1);

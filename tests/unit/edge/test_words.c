@@ -240,7 +240,7 @@ static const char list[] =
     "block bomb\nmask damn\nmask stra\xc3\x9f"
     "e\nblock " BOMB_ZH "\nmask secret project\nmask caf\xc3\xa9\n"
     "mask \xea\xb0\x80\nmask \xe3\x81\x8b\nmask c++\nmask cat\nblock the cat sat\nblock twice\nmask twice\n"
-    "mask sat on the mat\nmask sat\n";
+    "mask sat on the mat\nmask sat\nmask on the fence\nblock fence\nmask e\xcc\xa3\xcc\x81z\n";
 
 /* expected: "B", or the masked parts with '|' between. */
 static const struct {
@@ -287,7 +287,9 @@ static const struct {
     {"the cat sat", "B"},
     {"the cat sang", "cat"},
     {"a cat sat on the mat", "cat|sat|sat on the mat"},
-    {"twice", "B"}, /* blocked and masked: blocked */
+    {"on the fence", "B"},                        /* a blocked word inside a longer masked one */
+    {"e\xcc\x81\xcc\xa3z", "e\xcc\x81\xcc\xa3z"}, /* marks in another order */
+    {"twice", "B"},                               /* blocked and masked: blocked */
     {"", ""},
 };
 
