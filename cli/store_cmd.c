@@ -88,9 +88,9 @@ static int list(struct store *s, bool json)
                cli_bytes(l.rows[i].size, size), (unsigned long long)l.rows[i].by_device,
                (unsigned long long)l.rows[i].lossless);
     printf("%llu blocks of %u tokens, %llu conversations, %llu segments (%s, of which %s dead)\n",
-           (unsigned long long)stats.blocks, KV_BLOCK_TOKENS, (unsigned long long)stats.conversations,
-           (unsigned long long)stats.segments, cli_bytes(stats.segment_bytes, total),
-           cli_bytes(stats.dead_bytes, size));
+           (unsigned long long)stats.blocks, (unsigned)KV_BLOCK_TOKENS,
+           (unsigned long long)stats.conversations, (unsigned long long)stats.segments,
+           cli_bytes(stats.segment_bytes, total), cli_bytes(stats.dead_bytes, size));
     return CLI_OK;
 }
 
