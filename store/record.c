@@ -188,8 +188,7 @@ static bool type_is_consistent(const struct record_head *h)
     switch (h->type) {
     case RECORD_BLOCK:
         return target_good && h->layer_begin < h->layer_end && h->layer_end <= KV_LAYERS_MAX &&
-               h->part_count == (uint32_t)(h->layer_end - h->layer_begin) && h->quality.fidelity <= KV_L4 &&
-               h->quality.reserved == 0;
+               h->part_count == (uint32_t)(h->layer_end - h->layer_begin) && h->quality.fidelity <= KV_L4;
     case RECORD_CONVERSATION:
         return target_good && h->part_count == 1 && h->version > 0;
     case RECORD_TOMBSTONE:
@@ -211,7 +210,8 @@ int record_head_parse(const uint8_t in[RECORD_PAGE], struct record_head *h)
     if (in[AT_VERSION] != RECORD_VERSION)
         return -TD_ERR_VERSION;
     head_read(in, h);
-    if (h->part_count > RECORD_PARTS_MAX || load_le32(in + AT_LAYER_END + 2) != 0 || !type_is_consistent(h))
+    if (h->part_count > RECORD_PARTS_MAX || load_le32(in + AT_LAYER_END + 2) != 0 ||
+        h->quality.reserved != 0 || !type_is_consistent(h))
         return -TD_ERR_FORMAT;
     return parts_read(in, h);
 }
