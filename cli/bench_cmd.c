@@ -4,8 +4,8 @@
 #include <stdio.h>
 
 struct bench_settings {
-    const char *model, *isa;
-    int64_t threads, prompt, gen, repeat;
+    const char *model, *isa, *device, *shape, *dtype;
+    int64_t threads, prompt, gen, repeat, batch, chunk;
     bool json;
 };
 
@@ -53,6 +53,39 @@ static const struct config_option OPTIONS[] = {
      .offset = FIELD(isa),
      .metavar = "NAME",
      .help = "instruction set: portable, avx2; the best by default"},
+    {.name = "device",
+     .type = CONFIG_STRING,
+     .offset = FIELD(device),
+     .fallback = "cpu",
+     .metavar = "NAME",
+     .help = "cpu, cuda or cuda:N"},
+    {.name = "shape",
+     .type = CONFIG_STRING,
+     .offset = FIELD(shape),
+     .metavar = "NAME",
+     .help = "random weights of this shape instead of a file: llama-8b"},
+    {.name = "dtype",
+     .type = CONFIG_STRING,
+     .offset = FIELD(dtype),
+     .fallback = "bf16",
+     .metavar = "NAME",
+     .help = "type of the random weights: bf16, f16, q8_0, q4_k, ..."},
+    {.name = "batch",
+     .type = CONFIG_INT,
+     .offset = FIELD(batch),
+     .fallback = "1",
+     .min = 1,
+     .max = 512,
+     .metavar = "N",
+     .help = "sequences decoded side by side"},
+    {.name = "chunk",
+     .type = CONFIG_INT,
+     .offset = FIELD(chunk),
+     .fallback = "0",
+     .min = 0,
+     .max = 4096,
+     .metavar = "TOKENS",
+     .help = "rows of one prefill step; 0: 512"},
     {.name = "json",
      .type = CONFIG_BOOL,
      .offset = FIELD(json),
@@ -78,16 +111,34 @@ static int engine(const struct bench_settings *s)
         .gen_tokens = (uint32_t)s->gen,
         .repeat_count = (uint32_t)s->repeat,
         .isa = s->isa[0] ? s->isa : NULL,
+        .device = s->device,
+        .shape = s->shape[0] ? s->shape : NULL,
+        .dtype = s->dtype,
+        .batch_count = (uint32_t)s->batch,
+        .chunk_tokens = (uint32_t)s->chunk,
     };
     if (bench_engine(&options, &r, &err) < 0)
         return cli_fail("bench engine", &err);
     if (s->json)
-        return cli_print_json(json_pack("{s:f,s:f,s:f,s:i,s:s}", "prefill_tps", r.prefill_tps, "decode_tps",
-                                        r.decode_tps, "load_s", r.load_s, "threads", (int)r.threads, "isa",
-                                        r.isa));
+        return cli_print_json(json_pack(
+            "{s:f,s:f,s:f,s:i,s:s,s:f,s:f,s:f,s:f,s:f,s:f,s:f,s:f}", "prefill_tps", r.prefill_tps,
+            "decode_tps", r.decode_tps, "load_s", r.load_s, "threads", (int)r.threads, "isa", r.isa,
+            "prefill_ms", r.prefill_ms, "decode_step_ms", r.decode_step_ms, "read_gb_s", r.read_gb_s,
+            "copy_gb_s", r.copy_gb_s, "matmul_tflop_s", r.matmul_tflop_s, "to_device_gb_s", r.to_device_gb_s,
+            "decode_floor_ms", r.decode_floor_ms, "prefill_floor_ms", r.prefill_floor_ms));
     printf("%-10s %8lld tokens  %9.1f tokens/s\n", "prefill", (long long)s->prompt, r.prefill_tps);
     printf("%-10s %8lld tokens  %9.1f tokens/s\n", "decode", (long long)s->gen, r.decode_tps);
     printf("%-10s %.3f s, %u threads, %s\n", "load", r.load_s, r.threads, r.isa);
+    if (r.read_gb_s > 0) {
+        printf("%-10s %9.2f ms  %5.1f %% of the floor %.2f ms\n", "prefill", r.prefill_ms,
+               100 * r.prefill_floor_ms / r.prefill_ms, r.prefill_floor_ms);
+        if (r.decode_step_ms > 0)
+            printf("%-10s %9.3f ms  %5.1f %% of the floor %.2f ms, %lld sequences\n", "step",
+                   r.decode_step_ms, 100 * r.decode_floor_ms / r.decode_step_ms, r.decode_floor_ms,
+                   (long long)s->batch);
+        printf("%-10s read %.0f GB/s, copy %.0f GB/s, products %.0f TFLOP/s, from the host %.1f GB/s\n",
+               "ceilings", r.read_gb_s, r.copy_gb_s, r.matmul_tflop_s, r.to_device_gb_s);
+    }
     return CLI_OK;
 }
 
@@ -99,9 +150,10 @@ int cli_bench(int argc, char **argv)
     int rest_count = 0, code = CLI_USAGE;
     if (cli_load(&SPEC, argc, argv, &s, &config, &rest, &rest_count, &code) != 0)
         return code;
-    if (rest_count != 1 || strcmp(rest[0], "engine") != 0 || !s.model[0])
-        fprintf(stderr, "usage: tandem bench engine --model FILE [--threads N] [--prompt TOKENS] [--gen "
-                        "TOKENS] [--json]\n");
+    if (rest_count != 1 || strcmp(rest[0], "engine") != 0 || (!s.model[0] && !s.shape[0]))
+        fprintf(stderr,
+                "usage: tandem bench engine --model FILE | --shape NAME [--device cpu|cuda:N] [--threads N] "
+                "[--prompt TOKENS] [--gen TOKENS] [--batch N] [--json]\n");
     else
         code = engine(&s);
     config_free(config);

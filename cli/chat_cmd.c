@@ -64,7 +64,7 @@ static const struct config_option OPTIONS[] = {
 };
 static const struct config_spec SPEC = {
     .program = "tandem chat",
-    .env_prefix = "TANDEM",
+    .env_prefix = "TANDEM_CHAT",
     .summary = "[MESSAGE]: talk to a model; without MESSAGE, line by line",
     .examples = "  tandem chat\n"
                 "  tandem chat --stats 'Name three rivers.'\n"

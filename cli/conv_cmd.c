@@ -17,7 +17,7 @@ static const struct config_option OPTIONS[] = {
 };
 static const struct config_spec SPEC = {
     .program = "tandem conv",
-    .env_prefix = "TANDEM",
+    .env_prefix = "TANDEM_CONV",
     .summary = "ls | show ID | rm ID: stored conversations",
     .examples = "  tandem conv ls\n  tandem conv show conv-1f0c…\n  tandem conv rm conv-1f0c…\n",
     .options = OPTIONS,
