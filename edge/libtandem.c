@@ -417,6 +417,8 @@ static int take_options(struct tandem *t, const struct tandem_options *o, struct
         (rc = keep(t, o->words_path, &c->words_path)) < 0 ||
         (rc = keep(t, o->chat_template, &c->chat_template)) < 0)
         return rc;
+    if (o->plain && !edge_is_loopback(t->cloud_host))
+        return td_fail(err, -TD_ERR_ARG, "plain: only for a cloud on this machine");
     c->cloud_host = t->cloud_host;
     c->data_dir = t->data_dir;
     c->token = t->token;

@@ -11,6 +11,7 @@
 #include "shared/crypto.h"
 #include <pthread.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/prctl.h>
@@ -28,6 +29,7 @@ struct program {
     struct net_timer *late, *settle;
     pthread_t watcher;
     bool watching;
+    atomic_bool started; /* there is a loop that can be asked to stop */
 };
 
 /* ---- signals ---- */
@@ -78,7 +80,7 @@ static void *watch_signals(void *arg)
         sigwait(&set, &signal_number);
         if (signal_number == SIGUSR1)
             return NULL;
-        if (!first || net_loop_post(p->loop, begin_stop, p) < 0)
+        if (!first || !atomic_load(&p->started) || net_loop_post(p->loop, begin_stop, p) < 0)
             _exit(0);
     }
 }
@@ -101,7 +103,8 @@ static int listen_on(struct program *p, const char *unix_path, struct td_error *
         .port = (uint16_t)s->listen_port,
         .unix_path = unix_path,
         .http = api_edge_http_handler(p->api),
-        .loopback_hosts_only = true,
+        /* Against pages that rebind a name to this machine; beyond it the key stands, and names are anybody's. */
+        .loopback_hosts_only = unix_path || edge_is_loopback(s->listen),
         .origins_allowed = s->origins[0] ? s->origins : NULL,
         .require_json = true,
     };
@@ -124,6 +127,9 @@ static int start(struct program *p, struct td_error *err)
     edge_settings_agent(&p->settings, &config);
     if (isatty(STDERR_FILENO))
         config.progress = show_progress;
+    p->watching = pthread_create(&p->watcher, NULL, watch_signals, p) == 0;
+    if (!p->watching)
+        return td_fail(err, -TD_ERR_NOMEM, "cannot start a thread for signals");
     p->loop = net_loop_create(err);
     if (!p->loop)
         return -TD_ERR_NOMEM;
@@ -138,9 +144,7 @@ static int start(struct program *p, struct td_error *err)
     if ((rc = listen_on(p, NULL, err)) < 0 ||
         (p->settings.unix_socket[0] && (rc = listen_on(p, p->settings.unix_socket, err)) < 0))
         return rc;
-    p->watching = pthread_create(&p->watcher, NULL, watch_signals, p) == 0;
-    if (!p->watching)
-        return td_fail(err, -TD_ERR_NOMEM, "cannot start a thread for signals");
+    atomic_store(&p->started, true);
     agent_connect(p->agent);
     return 0;
 }

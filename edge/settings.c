@@ -1,6 +1,7 @@
 /* settings: see settings.h. No option may be called `port`: container platforms set TANDEM_EDGE_PORT for a service called tandem-edge. */
 #include "edge/settings.h"
 #include "shared/workers.h"
+#include <arpa/inet.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
@@ -138,6 +139,32 @@ int edge_parse_address(const char *text, char *host, size_t size, uint16_t *port
     return 0;
 }
 
+bool edge_is_loopback(const char *host)
+{
+    struct in_addr v4;
+    struct in6_addr v6;
+    if (inet_pton(AF_INET, host, &v4) == 1)
+        return (ntohl(v4.s_addr) >> 24) == 127;
+    if (inet_pton(AF_INET6, host, &v6) == 1)
+        return IN6_IS_ADDR_LOOPBACK(&v6);
+    return strcmp(host, "localhost") == 0;
+}
+
+/* What is only safe on one machine stays there. */
+static int check_reach(const struct edge_settings *s, struct td_error *err)
+{
+    if (s->plain && !edge_is_loopback(s->cloud_host))
+        return td_fail(
+            err, -TD_ERR_ARG,
+            "--plain would send the credential to %s in the clear; it is for a cloud on this machine",
+            s->cloud_host);
+    if (!edge_is_loopback(s->listen) && !s->api_key[0])
+        return td_fail(err, -TD_ERR_ARG,
+                       "--listen %s: others than this machine could use the API; give --api-key-file too",
+                       s->listen);
+    return 0;
+}
+
 int edge_default_data_dir(char *out, size_t size, struct td_error *err)
 {
     const char *home = getenv("HOME"), *data = getenv("XDG_DATA_HOME");
@@ -221,7 +248,7 @@ int edge_settings_load(int argc, char **argv, struct edge_settings *out, struct 
         (rc = split_origins(out, err)) < 0 ||
         (rc = edge_parse_address(out->cloud, out->cloud_host, sizeof out->cloud_host, &out->cloud_port,
                                  err)) < 0 ||
-        (rc = read_secrets(out, err)) < 0)
+        (rc = read_secrets(out, err)) < 0 || (rc = check_reach(out, err)) < 0)
         goto fail;
     if (out->chunk % KV_BLOCK_TOKENS != 0) {
         rc = td_fail(err, -TD_ERR_ARG, "--chunk %lld: want a multiple of %d", (long long)out->chunk,

@@ -40,6 +40,8 @@ int edge_parse_address(const char *text, char *host, size_t size, uint16_t *port
 int edge_codec_parse(const char *text, uint8_t *out);  /* "raw", "l0", "l1" */
 int edge_hidden_parse(const char *text, uint8_t *out); /* "f32", "f16", "int8" */
 int edge_accept_parse(const char *text, enum kv_accept *out);
+/* Is it a name or address of this very machine? */
+bool edge_is_loopback(const char *host);
 /* Where data goes when nobody says: /var/lib/tandem/edge for root, else below the user's data folder. */
 int edge_default_data_dir(char *out, size_t size, struct td_error *err);
 /* The agent's part of the settings; borrows their strings. */

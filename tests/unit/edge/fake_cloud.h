@@ -56,6 +56,7 @@ struct fake_cloud {
     int refuse_code;
     uint32_t cached_tokens, token_count;
     bool need_ids, resumed, silent; /* silent: no tokens */
+    bool hold_done;                 /* no DONE for a reply that ended at the edge */
     bool wait_for_rows;             /* no token before the rows of the whole prompt are here */
     uint32_t cut_after;             /* reply tokens after which the connection is cut, once */
     int error_code;                 /* an ERROR instead of OPEN_ACK */
@@ -296,7 +297,8 @@ static inline void fake_step(struct fake_conn *c)
     if (!c->stream || !c->generating)
         return;
     if (c->finished) {
-        fake_done(c, c->keep_count);
+        if (!f->hold_done)
+            fake_done(c, c->keep_count);
         return;
     }
     uint32_t prompt = f->opens[(f->open_count - 1) % FAKE_OPENS].prompt_count;

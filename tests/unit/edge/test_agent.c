@@ -7,6 +7,18 @@ static const char long_text[] =
     "write down every ship that passed, and he "
     "did so for thirty years without a word, until one evening no ship came and no gull cried.";
 
+static bool planned_for_the_cloud(void *arg)
+{
+    struct rig *r = arg;
+    const struct fake_plan *p = &r->cloud.plans[(r->cloud.plan_count + FAKE_PLANS - 1) % FAKE_PLANS];
+    return r->cloud.plan_count > 1 && p->range_count == 1 && p->ranges[0].layers == 0;
+}
+
+static void let_tokens(void *arg)
+{
+    ((struct rig *)arg)->cloud.silent = false;
+}
+
 /* ---- the straight way ---- */
 
 static void ids_alone_go_to_the_cloud_at_k_0(void **state)
@@ -511,6 +523,109 @@ static void the_later_of_two_takes_over(void **state)
     rig_free(&r);
 }
 
+static bool sent_cancel(void *arg)
+{
+    return ((struct rig *)arg)->cloud.cancel_finished;
+}
+
+static void let_done(void *arg)
+{
+    ((struct rig *)arg)->cloud.hold_done = false;
+}
+
+static void one_that_is_ending_is_waited_for(void **state)
+{
+    (void)state;
+    struct rig r;
+    rig_make(&r, 0);
+    r.cloud.hold_done = true;
+    r.cloud.token_count = 300;
+    rig_run(&r);
+    struct client *a = client_make(&r), *b = client_make(&r);
+    client_says(a, "user", "hello");
+    client_says(b, "user", "hello");
+    strcpy(a->key, "k");
+    strcpy(b->key, "k");
+    a->finish_at = b->finish_at = 6;
+    on_loop(r.cloud.loop, client_begin, a);
+    assert_true(comes_true(r.cloud.loop, sent_cancel, &r));
+    on_loop(r.cloud.loop, client_begin, b);
+    nanosleep(&(struct timespec){.tv_nsec = 30000000}, NULL);
+    assert_int_equal(r.cloud.open_count, 1);
+    assert_int_equal(a->done + b->done, 0);
+    on_loop(r.cloud.loop, let_done, &r);
+    assert_true(comes_true(r.cloud.loop, client_ended, a));
+    assert_true(comes_true(r.cloud.loop, client_ended, b));
+    client_check_reply(a, 6);
+    client_check_reply(b, 6);
+    assert_string_equal(a->conversation, b->conversation);
+    char *json, tokens[32];
+    assert_int_equal(edge_conversation_show(r.agent, "local", a->conversation, &json), 0);
+    snprintf(tokens, sizeof tokens, "\"tokens\":%u,", a->usage.prompt_tokens + 6);
+    assert_non_null(strstr(json, tokens)); /* once */
+    free(json);
+    free(a);
+    free(b);
+    rig_free(&r);
+}
+
+/* ---- prompts that the device cannot do ---- */
+
+static void without_room_the_cloud_gets_the_prompt(void **state)
+{
+    (void)state;
+    struct rig r;
+    rig_make(&r, 1);
+    r.config.kv_memory = 1; /* two pages, the least there is; the prompt wants more */
+    rig_run(&r);
+    struct client *c = client_make(&r);
+    client_says(c, "user", long_text);
+    r.cloud.silent = true;
+    on_loop(r.cloud.loop, client_begin, c);
+    assert_true(comes_true(r.cloud.loop, planned_for_the_cloud, &r));
+    on_loop(r.cloud.loop, let_tokens, &r);
+    assert_true(comes_true(r.cloud.loop, client_ended, c));
+    client_check_reply(c, FAKE_REPLY);
+    free(c);
+    rig_free(&r);
+}
+
+static void send_need(void *arg)
+{
+    struct rig *r = arg;
+    Tandem__Need need = TANDEM__NEED__INIT;
+    need.count = 1;
+    for (size_t i = 0; i < FAKE_CONNS; i++)
+        if (r->cloud.conns[i])
+            fake_send(r->cloud.conns[i], FRAME_NEED, r->cloud.conns[i]->stream, &need.base, NULL, 0);
+}
+
+static bool has_planned(void *arg)
+{
+    return ((struct rig *)arg)->cloud.plan_count > 0;
+}
+
+static void what_was_damaged_is_left_to_the_cloud(void **state)
+{
+    (void)state;
+    struct rig r;
+    rig_make(&r, 1);
+    r.cloud.silent = true;
+    rig_run(&r);
+    struct client *c = client_make(&r);
+    client_says(c, "user", long_text);
+    on_loop(r.cloud.loop, client_begin, c);
+    assert_true(comes_true(r.cloud.loop, has_planned, &r));
+    assert_int_equal(r.cloud.plans[0].ranges[0].layers, 1);
+    on_loop(r.cloud.loop, send_need, &r);
+    assert_true(comes_true(r.cloud.loop, planned_for_the_cloud, &r));
+    on_loop(r.cloud.loop, let_tokens, &r);
+    assert_true(comes_true(r.cloud.loop, client_ended, c));
+    client_check_reply(c, FAKE_REPLY);
+    free(c);
+    rig_free(&r);
+}
+
 /* ---- many ---- */
 
 static void many_clients_at_once_hear_their_own(void **state)
@@ -603,6 +718,9 @@ int main(void)
         cmocka_unit_test(what_does_not_fit_is_refused_with_counts),
         cmocka_unit_test(a_key_names_one_generation),
         cmocka_unit_test(the_later_of_two_takes_over),
+        cmocka_unit_test(one_that_is_ending_is_waited_for),
+        cmocka_unit_test(without_room_the_cloud_gets_the_prompt),
+        cmocka_unit_test(what_was_damaged_is_left_to_the_cloud),
         cmocka_unit_test(many_clients_at_once_hear_their_own),
         cmocka_unit_test(shutdown_in_the_middle_leaves_nothing),
         cmocka_unit_test(layers_beyond_the_file_are_refused),

@@ -99,6 +99,8 @@ static void mistakes_get_one_line(void **state)
         {"--cloud=[::1", "'[::1' is no address"},
         {"--api-key-file=/nonexistent", "/nonexistent"},
         {"--nonsense", "nonsense"},
+        {"--listen=0.0.0.0", "give --api-key-file too"},
+        {"--listen=::", "give --api-key-file too"},
     };
     for (size_t i = 0; i < TD_COUNT(cases); i++) {
         assert_true(load("--model=m", "--token-file", secret_path, cases[i].flag, NULL) < 0);
@@ -129,6 +131,24 @@ static void the_credential_comes_from_file_or_environment_only(void **state)
     chmod(secret_path, 0644);
     assert_true(load("--model=m", "--token-file", secret_path, NULL) < 0); /* everybody can read it */
     chmod(secret_path, 0600);
+}
+
+static void plain_stays_on_the_machine(void **state)
+{
+    (void)state;
+    assert_true(load("--model=m", "--token-file", secret_path, "--plain", "--cloud=cloud.example:1", NULL) <
+                0);
+    assert_non_null(strstr(err.text, "in the clear"));
+    assert_int_equal(load("--model=m", "--token-file", secret_path, "--plain", "--cloud=127.0.0.2:1", NULL),
+                     0);
+    assert_int_equal(load("--model=m", "--token-file", secret_path, "--listen=0.0.0.0", "--api-key-file",
+                          secret_path, NULL),
+                     0);
+    assert_true(edge_is_loopback("localhost"));
+    assert_true(edge_is_loopback("::1"));
+    assert_false(edge_is_loopback("0.0.0.0"));
+    assert_false(edge_is_loopback("128.0.0.1"));
+    assert_false(edge_is_loopback("localhost.example"));
 }
 
 static void addresses(void **state)
@@ -178,6 +198,7 @@ int main(void)
         cmocka_unit_test(everything_can_be_said),
         cmocka_unit_test(mistakes_get_one_line),
         cmocka_unit_test(the_credential_comes_from_file_or_environment_only),
+        cmocka_unit_test(plain_stays_on_the_machine),
         cmocka_unit_test(addresses),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
