@@ -205,8 +205,7 @@ void sequence_consume(struct sequence *s, size_t size)
 
 void sequence_stage_piece(struct sequence *s, struct ingest_piece *piece)
 {
-    piece->next = NULL;
-    *s->pieces_last = piece;
+    *s->pieces_last = piece; /* a fresh one: no next */
     s->pieces_last = &piece->next;
 }
 

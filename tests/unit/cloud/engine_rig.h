@@ -81,7 +81,7 @@ static inline void rig_start_engine(struct rig *r)
                                    .sequences_max = o->sequences_max ? o->sequences_max : 20,
                                    .waiting_max = o->waiting_max,
                                    .context_max = o->context_max,
-                                   .kv_stall_ms = 50};
+                                   .kv_stall_ms = 2000};
     if (engine_build(&config, &r->engine, &err) < 0)
         fail_msg("%s", err.text);
     r->engine->clock = rig_clock;

@@ -114,6 +114,29 @@ static void slow_store_does_not_take_the_pages(void **state)
     blocked_close(&b);
 }
 
+/* Before a running sequence gives its pages up, blocks that wait for the store do. */
+static void waiting_blocks_go_before_running_sequences(void **state)
+{
+    (void)state;
+    struct blocked b = blocked_open(10);
+    int32_t ids[200];
+    static struct client closing, older, younger;
+    double preempted = metric_of("tandem_preemptions_total"),
+           dropped = metric_of("tandem_persist_dropped_total");
+    rig_ids(ids, 200, VOCAB, 1);
+    client_direct(b.rig, &older, ids + 100, 30, rig_greedy(440));
+    client_direct(b.rig, &closing, ids, 150, rig_greedy(2));
+    rig_until(b.rig, closing.count == 2);
+    assert_true(b.rig->engine->pending_count >= 2);
+    client_direct(b.rig, &younger, ids + 50, 10, rig_greedy(440));
+    rig_until(b.rig,
+              older.count ==
+                  240); /* five pages, as the younger has; the blocks of the third were in two of them */
+    assert_true(metric_of("tandem_persist_dropped_total") > dropped);
+    assert_int_equal(metric_of("tandem_preemptions_total"), preempted);
+    blocked_close(&b);
+}
+
 /* The end of a chain waits for the store, its beginning is only cached: that cannot be evicted before its child, and the child cannot while it waits. */
 static void stuck_store_is_given_up_on(void **state)
 {
@@ -326,6 +349,7 @@ int main(void)
         cmocka_unit_test(done_does_not_wait_for_a_store_for_ever),
         cmocka_unit_test(closing_can_be_cut_and_drained),
         cmocka_unit_test(slow_store_does_not_take_the_pages),
+        cmocka_unit_test(waiting_blocks_go_before_running_sequences),
         cmocka_unit_test(stuck_store_is_given_up_on),
         cmocka_unit_test(pieces_wait_until_there_is_a_page),
         cmocka_unit_test(staging_of_a_principal_is_bounded),
