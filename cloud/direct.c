@@ -323,13 +323,15 @@ static void answer(struct direct_call *c)
 static void on_committed(struct io_job *job)
 {
     struct direct_call *c = (struct direct_call *)((char *)job - offsetof(struct direct_call, job));
-    metric_add(c->status == 0 ? c->direct->saved : c->direct->save_failures, 1);
-    if (c->status == -TD_ERR_CONFLICT && c->conversation_named) {
+    if (c->status != -TD_ERR_CONFLICT)
+        metric_add(c->status == 0 ? c->direct->saved : c->direct->save_failures, 1);
+    else if (c->conversation_named) {
         fail(c, -TD_ERR_CONFLICT,
              "the conversation was continued by another request meanwhile; this turn is not part of it", 0);
         return;
     }
-    if (c->status < 0 && log_limit_allows(&c->direct->log_failures, clock_mono_us()))
+    if (c->status < 0 && c->status != -TD_ERR_CONFLICT &&
+        log_limit_allows(&c->direct->log_failures, clock_mono_us()))
         log_warn("cloud", "a turn of %s/%s was not saved: %s", c->tenant, c->principal,
                  td_status_text(c->status));
     answer(c);
