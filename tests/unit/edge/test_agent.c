@@ -690,6 +690,20 @@ static void layers_beyond_the_file_are_refused(void **state)
     rig_free(&r);
 }
 
+static void missing_certificates_are_told_at_the_start(void **state)
+{
+    (void)state;
+    struct rig r;
+    struct td_error err = {0};
+    rig_make(&r, 0);
+    r.config.tls = true;
+    r.config.ca_path = "/nonexistent/ca.crt";
+    assert_int_equal(agent_create(&r.config, r.cloud.loop, &r.agent, &err), -TD_ERR_IO);
+    assert_non_null(strstr(err.text, "/nonexistent/ca.crt"));
+    fake_cloud_free(&r.cloud);
+    nftw(r.dir, rig_remove, 16, FTW_DEPTH | FTW_PHYS);
+}
+
 static int set_up(void **state)
 {
     (void)state;
@@ -724,6 +738,7 @@ int main(void)
         cmocka_unit_test(many_clients_at_once_hear_their_own),
         cmocka_unit_test(shutdown_in_the_middle_leaves_nothing),
         cmocka_unit_test(layers_beyond_the_file_are_refused),
+        cmocka_unit_test(missing_certificates_are_told_at_the_start),
     };
     return cmocka_run_group_tests(tests, set_up, NULL);
 }
