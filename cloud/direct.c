@@ -320,20 +320,26 @@ static void answer(struct direct_call *c)
         api_done(api, finish, &usage, &timings);
 }
 
+static void report_save(struct direct_call *c)
+{
+    struct direct *d = c->direct;
+    metric_add(c->status == 0 ? d->saved : d->save_failures, 1);
+    if (c->status < 0 && log_limit_allows(&d->log_failures, clock_mono_us()))
+        log_warn("cloud", "a turn of %s/%s was not saved: %s", c->tenant, c->principal,
+                 td_status_text(c->status));
+}
+
+/* A client that named no conversation is matched by what it sends next: coming second costs it nothing. */
 static void on_committed(struct io_job *job)
 {
     struct direct_call *c = (struct direct_call *)((char *)job - offsetof(struct direct_call, job));
-    if (c->status != -TD_ERR_CONFLICT)
-        metric_add(c->status == 0 ? c->direct->saved : c->direct->save_failures, 1);
-    else if (c->conversation_named) {
+    if (c->status == -TD_ERR_CONFLICT && c->conversation_named) {
         fail(c, -TD_ERR_CONFLICT,
              "the conversation was continued by another request meanwhile; this turn is not part of it", 0);
         return;
     }
-    if (c->status < 0 && c->status != -TD_ERR_CONFLICT &&
-        log_limit_allows(&c->direct->log_failures, clock_mono_us()))
-        log_warn("cloud", "a turn of %s/%s was not saved: %s", c->tenant, c->principal,
-                 td_status_text(c->status));
+    if (c->status != -TD_ERR_CONFLICT)
+        report_save(c);
     answer(c);
 }
 
