@@ -244,7 +244,7 @@ static int open_store(struct agent *a, struct td_error *err)
 
 /* ---- creation: prefill ---- */
 
-/* Pages by the memory given, but enough for one whole context if that is possible at all. */
+/* Pages by the memory given. A prompt that wants more than there are is the cloud's. */
 static uint32_t page_count(const struct agent *a)
 {
     const struct model_params *p = &a->model->params;
