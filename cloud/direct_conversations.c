@@ -1,6 +1,6 @@
 /* direct_conversations: a principal's conversations as JSON: list, show, delete. Another principal's is simply not there. */
 #include "cloud/direct_internal.h"
-#include "shared/utf8.h"
+#include "protocol/api_text.h"
 #include <jansson.h>
 #include <stdlib.h>
 
@@ -57,19 +57,11 @@ int direct_conversation_list(void *ctx, const struct api_identity *who, char **j
 
 /* ---- show ---- */
 
-/* A JSON text out of any bytes: those that are no UTF-8 become U+FFFD. */
+/* A JSON text out of any bytes. */
 static json_t *text_json(const char *bytes, size_t size)
 {
-    char *text = malloc(3 * size + 1); /* each bad byte may become the three of U+FFFD */
     size_t used = 0;
-    for (size_t at = 0; text && at < size;) {
-        uint32_t code_point;
-        size_t length = utf8_decode(bytes + at, size - at, &code_point);
-        bool bad = code_point == UTF8_INVALID;
-        memcpy(text + used, bad ? "\xef\xbf\xbd" : bytes + at, bad ? 3 : length);
-        used += bad ? 3 : length;
-        at += length;
-    }
+    char *text = api_utf8_repair(bytes, size, &used);
     json_t *value = text ? json_stringn(text, used) : NULL;
     if (text)
         crypto_wipe(text, used);

@@ -1,7 +1,7 @@
 /* conversations: those of the device's user as JSON. They are stored as the model saw them, with placeholders; here, on the device, the vault's values
  * are put back before they are shown. */
 #include "edge/api_edge.h"
-#include "protocol/api_internal.h"
+#include "protocol/api_text.h"
 #include "shared/crypto.h"
 #include <jansson.h>
 #include <stdlib.h>

@@ -1,7 +1,7 @@
 /* edge_turn: see edge_turn.h. */
 #include "edge/edge_turn.h"
 #include "edge/local_kv.h"
-#include "protocol/api_internal.h"
+#include "protocol/api_text.h"
 #include "shared/crypto.h"
 #include <stdio.h>
 #include <stdlib.h>

@@ -7,7 +7,9 @@
  * The rule for bytes that are no UTF-8 is the Unicode standard's recommended one
  * (chapter 3, "maximal subparts", the same as in the WHATWG decoder): a sequence that stops being valid is
  * one U+FFFD up to the byte where it stopped. */
-#include "protocol/api_internal.h"
+#include "protocol/api_text.h"
+#include "shared/base.h"
+#include "shared/status.h"
 #include <stdlib.h>
 
 /* Length of the sequence that `lead` opens and the range of the byte after it; 0 if it opens none. */
@@ -35,7 +37,10 @@ static int sequence_of(uint8_t lead, uint8_t *low, uint8_t *high)
     return 0;
 }
 
-int api_utf8_step(const uint8_t *data, size_t size)
+/* Bytes of the UTF-8 sequence at the start of data: its length if it is valid; 0 if it is the beginning of a
+ * valid one that the data cuts short; -n if the first n bytes can be no part of any, and stand for one
+ * U+FFFD. size > 0. */
+static int utf8_step(const uint8_t *data, size_t size)
 {
     uint8_t low, high;
     int length = sequence_of(data[0], &low, &high);
@@ -60,7 +65,7 @@ char *api_utf8_repair(const char *data, size_t size, size_t *out_size)
     if (!out)
         return NULL;
     for (size_t i = 0; i < size;) {
-        int step = api_utf8_step((const uint8_t *)data + i, size - i);
+        int step = utf8_step((const uint8_t *)data + i, size - i);
         if (step > 0) {
             memcpy(out + used, data + i, (size_t)step);
             used += (size_t)step, i += (size_t)step;
@@ -109,7 +114,7 @@ static int take_characters(struct api_text_stream *t, const uint8_t *data, size_
         memcpy(window, t->partial, t->partial_size);
         if (fresh)
             memcpy(window + t->partial_size, data + i, fresh);
-        int step = api_utf8_step(window, t->partial_size + fresh);
+        int step = utf8_step(window, t->partial_size + fresh);
         if (step == 0 && !flush) { /* all that there is, and too short */
             memcpy(t->partial, window, t->partial_size + fresh);
             t->partial_size += fresh;

@@ -11,7 +11,6 @@
 #include "tandem.pb-c.h"
 
 #define WIRE_PROTOCOL      1
-#define WIRE_SUBPROTOCOL   "tandem.v1"
 #define WIRE_HEAD_SIZE     16
 #define WIRE_FLAG_OPTIONAL 1u /* a receiver that does not know the type skips the frame */
 #define WIRE_ARENA_SIZE                                                                                      \
