@@ -14,11 +14,9 @@ struct queue {
     pthread_mutex_t lock;
     pthread_cond_t filled; /* an item came, or the queue was closed */
     size_t capacity;
-    size_t first, count;     /* under lock */
-    bool closed;             /* under lock */
-    void (*wake)(void *ctx); /* set before use, then constant */
-    void *wake_ctx;
-    void *ring[]; /* under lock */
+    size_t first, count; /* under lock */
+    bool closed;         /* under lock */
+    void *ring[];        /* under lock */
 };
 
 struct queue *queue_create(size_t capacity)
@@ -47,19 +45,10 @@ void queue_destroy(struct queue *q)
     free(q);
 }
 
-void queue_set_wake(struct queue *q, void (*wake)(void *ctx), void *ctx)
-{
-    q->wake = wake;
-    q->wake_ctx = ctx;
-}
-
 int queue_push(struct queue *q, void *item)
 {
     if (!item)
         return -TD_ERR_ARG; /* NULL is how queue_pop says "nothing" */
-    /* Copied before the item is visible: its consumer may close down and free the queue's owner. */
-    void (*wake)(void *ctx) = q->wake;
-    void *wake_ctx = q->wake_ctx;
     int status = 0;
     pthread_mutex_lock(&q->lock);
     if (q->closed) {
@@ -72,8 +61,6 @@ int queue_push(struct queue *q, void *item)
         pthread_cond_signal(&q->filled);
     }
     pthread_mutex_unlock(&q->lock);
-    if (status == 0 && wake)
-        wake(wake_ctx);
     return status;
 }
 

@@ -1,5 +1,5 @@
 /* queue: a bounded FIFO of pointers between threads (many producers, many consumers).
- * The only way in which threads of Tandem meet. A producer never blocks: a full queue is an answer. */
+ * A producer never blocks: a full queue is an answer. */
 #ifndef TANDEM_SHARED_QUEUE_H
 #define TANDEM_SHARED_QUEUE_H
 #include <stddef.h>
@@ -9,8 +9,6 @@ struct queue;
 
 struct queue *queue_create(size_t capacity); /* NULL without memory */
 void queue_destroy(struct queue *q);         /* must be empty or its items owned elsewhere */
-/* wake(ctx) is called, outside the lock, after each push (e.g. to wake a network loop). Set before use. */
-void queue_set_wake(struct queue *q, void (*wake)(void *ctx), void *ctx);
 int queue_push(struct queue *q, void *item); /* 0, -TD_ERR_FULL, -TD_ERR_CLOSED */
 /* queue_pop: wait up to timeout_us (0: do not wait). NULL on time-out, or when closed and empty. */
 void *queue_pop(struct queue *q, uint64_t timeout_us);

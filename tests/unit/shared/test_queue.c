@@ -103,38 +103,6 @@ static void test_waiting_pop_wakes_up(void **state)
     queue_destroy(q);
 }
 
-struct wake_log {
-    struct queue *q;
-    int calls;
-    size_t count_seen;
-};
-
-static void on_wake(void *ctx)
-{
-    struct wake_log *log = ctx;
-    log->calls++;
-    log->count_seen = queue_count(log->q); /* would hang if the lock were held */
-}
-
-static void test_wake_after_each_push(void **state)
-{
-    (void)state;
-    struct wake_log log = {.q = queue_create(2)};
-    queue_set_wake(log.q, on_wake, &log);
-    queue_push(log.q, &items[0]);
-    assert_int_equal(log.calls, 1);
-    assert_int_equal(log.count_seen, 1);
-    queue_push(log.q, &items[1]);
-    assert_int_equal(log.calls, 2);
-    assert_int_equal(log.count_seen, 2);
-    queue_push(log.q, &items[2]); /* full */
-    queue_pop(log.q, 0);
-    queue_close(log.q);
-    queue_push(log.q, &items[2]); /* closed */
-    assert_int_equal(log.calls, 2);
-    queue_destroy(log.q);
-}
-
 #define PRODUCERS    3
 #define CONSUMERS    3
 #define PER_PRODUCER 4000
@@ -200,7 +168,6 @@ int main(void)
         cmocka_unit_test(test_full_closed_and_bad),
         cmocka_unit_test(test_timeout),
         cmocka_unit_test(test_waiting_pop_wakes_up),
-        cmocka_unit_test(test_wake_after_each_push),
         cmocka_unit_test(test_many_producers_and_consumers),
     };
     return cmocka_run_group_tests_name("queue", tests, NULL, NULL);
