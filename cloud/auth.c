@@ -63,7 +63,8 @@ static bool take_name(const char **at, const char *end, char out[LIMIT_NAME_SIZE
     return auth_name_valid(out);
 }
 
-int auth_parse_time(const char *text, uint64_t *out_s)
+/* "2027-01-31T00:00:00Z" or "2027-01-31" -> Unix time, or -TD_ERR_FORMAT. */
+static int parse_time(const char *text, uint64_t *out_s)
 {
     struct tm t = {0};
     const char *rest = strptime(text, "%Y-%m-%d", &t);
@@ -103,7 +104,7 @@ int auth_parse_line(const char *line, size_t size, struct auth_entry *out, struc
         return td_fail(err, -TD_ERR_FORMAT, "the expiry is not a time such as 2027-01-31T00:00:00Z");
     memcpy(text, word, length);
     text[length] = '\0';
-    if (auth_parse_time(text, &out->expires_s) < 0)
+    if (parse_time(text, &out->expires_s) < 0)
         return td_fail(err, -TD_ERR_FORMAT, "the expiry is not a time such as 2027-01-31T00:00:00Z");
     if (next_word(&at, end, &word))
         return td_fail(err, -TD_ERR_FORMAT, "there is something after the expiry");

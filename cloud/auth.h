@@ -49,8 +49,6 @@ struct auth_entry {
 };
 /* 1 with *out, 0 for a blank or comment line, or -TD_ERR_FORMAT with err->text (which does not quote the line). */
 int auth_parse_line(const char *line, size_t size, struct auth_entry *out, struct td_error *err);
-/* "2027-01-31T00:00:00Z" or "2027-01-31" -> Unix time, or -TD_ERR_FORMAT. */
-int auth_parse_time(const char *text, uint64_t *out_s);
 /* malloc'ed text of the file, NUL-terminated, after the checks of owner and mode. -TD_ERR_NOTFOUND: there is none. */
 int auth_read_file(const char *path, char **text, size_t *size, struct td_error *err);
 

@@ -332,8 +332,3 @@ uint32_t edge_server_connections(const struct edge_server *s)
 {
     return s->connection_count;
 }
-
-uint32_t edge_server_streams(const struct edge_server *s)
-{
-    return s->stream_count;
-}

@@ -26,6 +26,5 @@ void edge_server_goaway(struct edge_server *s, const char *node, const char *rea
 /* Close every connection, once what is queued has been sent. */
 void edge_server_close(struct edge_server *s, const char *why);
 uint32_t edge_server_connections(const struct edge_server *s);
-uint32_t edge_server_streams(const struct edge_server *s);
 
 #endif

@@ -81,7 +81,6 @@ void edge_connection_flush(struct edge_connection *c);
 /* ---- streams ---- */
 int edge_stream_frame(struct edge_connection *c,
                       const struct wire_frame *f); /* what link_config.on_frame returns */
-struct edge_stream *edge_stream_find(struct edge_connection *c, uint32_t id);
 /* The stream is over; ends nothing at the engine. */
 void edge_stream_free(struct edge_stream *s);
 /* ERROR to the edge, the sequence cancelled, the stream freed. */

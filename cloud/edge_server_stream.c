@@ -127,7 +127,7 @@ static int command_wait(struct edge_stream *s, const struct edge_command *cmd)
 
 /* ---- streams ---- */
 
-struct edge_stream *edge_stream_find(struct edge_connection *c, uint32_t id)
+static struct edge_stream *edge_stream_find(struct edge_connection *c, uint32_t id)
 {
     struct edge_stream *s = c->streams;
     while (s && s->id != id)

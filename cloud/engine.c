@@ -286,7 +286,8 @@ bool engine_turn(struct engine *e)
     return ran || e->running_count < running; /* somebody left: who waits may have its place */
 }
 
-uint64_t engine_wait_us(const struct engine *e)
+/* How long the thread may sleep when there is nothing to do. */
+static uint64_t wait_us(const struct engine *e)
 {
     uint64_t now = e->clock(), wait = e->short_of_pages ? ENGINE_RETRY_US : ENGINE_IDLE_US;
     for (uint32_t i = 0; i < e->live_count; i++) {
@@ -304,7 +305,7 @@ static void *engine_main(void *arg)
     struct engine *e = arg;
     while (!atomic_load(&e->stopping))
         if (!engine_turn(e))
-            take_item(e, queue_pop(e->commands, engine_wait_us(e)));
+            take_item(e, queue_pop(e->commands, wait_us(e)));
     return NULL;
 }
 

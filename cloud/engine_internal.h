@@ -128,9 +128,8 @@ struct engine {
 /* engine.c */
 int engine_build(const struct engine_config *config, struct engine **out,
                  struct td_error *err); /* everything but the thread */
-/* Commands, results, one step, events. True: call again at once; false: nothing to do for engine_wait_us. */
+/* Commands, results, one step, events. True: call again at once; false: nothing to do for now. */
 bool engine_turn(struct engine *e);
-uint64_t engine_wait_us(const struct engine *e);
 
 /* engine_open.c */
 void engine_do_open(struct engine *e, uint64_t handle, struct engine_open *open);

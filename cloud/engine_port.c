@@ -99,11 +99,6 @@ void engine_port_unbind(struct engine_port *p, struct engine_listener *l)
     p->count--;
 }
 
-size_t engine_port_count(const struct engine_port *p)
-{
-    return p->count;
-}
-
 struct engine *engine_port_engine(struct engine_port *p)
 {
     return p->engine;

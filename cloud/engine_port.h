@@ -34,7 +34,6 @@ void engine_port_unbind(struct engine_port *p, struct engine_listener *l);
 void engine_port_cancel(struct engine_port *p, struct engine_listener *l, bool finished, uint32_t keep_count);
 void engine_port_detach(struct engine_port *p, struct engine_listener *l); /* unbinds */
 void engine_port_tick(struct engine_port *p);             /* repeat what the engine had no room for */
-size_t engine_port_count(const struct engine_port *p);    /* bound listeners */
 struct engine *engine_port_engine(struct engine_port *p); /* NULL: it is gone */
 
 #endif

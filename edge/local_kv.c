@@ -7,7 +7,7 @@ struct local_kv {
     pthread_mutex_t lock; /* of pool and cache */
     struct page_pool *pool;
     struct prefix_cache *cache;
-    uint32_t layers, page_count;
+    uint32_t layers;
 };
 
 struct local_kv *local_kv_create(uint32_t page_count, uint32_t layers)
@@ -17,7 +17,6 @@ struct local_kv *local_kv_create(uint32_t page_count, uint32_t layers)
         return NULL;
     pthread_mutex_init(&kv->lock, NULL);
     kv->layers = layers;
-    kv->page_count = page_count;
     kv->pool = page_pool_create(page_count);
     kv->cache = kv->pool ? prefix_cache_create(kv->pool) : NULL;
     if (!kv->cache) {
@@ -114,17 +113,4 @@ int local_kv_publish(struct local_kv *kv, const struct kv_block_id *chain, uint3
     int rc = prefix_cache_put(kv->cache, &entry, index > 0 ? &chain[index - 1] : &root);
     pthread_mutex_unlock(&kv->lock);
     return rc;
-}
-
-uint32_t local_kv_block_count(struct local_kv *kv)
-{
-    pthread_mutex_lock(&kv->lock);
-    uint32_t count = prefix_cache_count(kv->cache);
-    pthread_mutex_unlock(&kv->lock);
-    return count;
-}
-
-uint32_t local_kv_page_count(const struct local_kv *kv)
-{
-    return kv->page_count;
 }

@@ -32,7 +32,5 @@ void local_kv_release(struct local_kv *kv, uint32_t page);
 /* Block `index` of the chain is complete in `page`. 0, or -TD_ERR_NOMEM (then it is not kept). */
 int local_kv_publish(struct local_kv *kv, const struct kv_block_id *chain, uint32_t index, uint32_t page,
                      enum kv_numerics numerics);
-uint32_t local_kv_block_count(struct local_kv *kv); /* published */
-uint32_t local_kv_page_count(const struct local_kv *kv);
 
 #endif

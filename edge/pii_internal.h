@@ -20,7 +20,4 @@ size_t pii_digit(const char *text, size_t size, size_t at, unsigned *value);
 size_t pii_gap(const char *text, size_t size, size_t at, enum pii_gap *kind);
 bool pii_date_at(const char *text, size_t size, size_t at); /* 2026-01-31, 31.1.2026, 1/31/26 */
 
-size_t pii_card_at(const char *text, size_t size, size_t at);
-size_t pii_phone_at(const char *text, size_t size, size_t at);
-
 #endif

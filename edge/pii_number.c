@@ -110,7 +110,7 @@ static bool is_card_grouping(const struct groups *g, size_t last)
     return alike || large;
 }
 
-size_t pii_card_at(const char *text, size_t size, size_t at)
+static size_t card_at(const char *text, size_t size, size_t at)
 {
     struct groups g;
     if (filter_is_word(filter_before(text, at)))
@@ -304,7 +304,7 @@ static size_t national_at(const char *text, size_t size, size_t at)
     return g.items[last].end - at;
 }
 
-size_t pii_phone_at(const char *text, size_t size, size_t at)
+static size_t phone_at(const char *text, size_t size, size_t at)
 {
     if (text[at] == '+')
         return international_at(text, size, at, 1);
@@ -328,8 +328,8 @@ int pii_scan_numbers(const char *text, size_t size, struct filter_spans *out)
         unsigned value;
         size_t digit = pii_digit(text, size, at, &value);
         bool begins = digit ? !in_digits : text[at] == '+' || text[at] == '(';
-        size_t card = begins && digit ? pii_card_at(text, size, at) : 0;
-        size_t phone = begins && !card ? pii_phone_at(text, size, at) : 0;
+        size_t card = begins && digit ? card_at(text, size, at) : 0;
+        size_t phone = begins && !card ? phone_at(text, size, at) : 0;
         in_digits = digit > 0 || card || phone;
         if (card || phone)
             rc = filter_spans_add(out, at, at + card + phone, card ? PII_CARD : PII_PHONE);

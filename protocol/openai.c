@@ -32,8 +32,7 @@ static bool put(json_t *object, const char *key, json_t *value)
     return json_object_set_new(object, key, value) == 0;
 }
 
-/* ---- logprobs
- * ---------------------------------------------------------------------------------------------- */
+/* ---- logprobs ---- */
 
 /* Chat: {"token","logprob","bytes"}. A token may hold part of a character: bytes is exact, token is for the
  * eyes. */
@@ -139,8 +138,7 @@ static json_t *logprobs_of(const struct api_reply *r, const struct api_token_log
     return r->chat ? chat_logprobs(tokens, count) : completion_logprobs(tokens, count, r->text_offset);
 }
 
-/* ---- usage, timings
- * ---------------------------------------------------------------------------------------- */
+/* ---- usage, timings ---- */
 
 static json_t *usage_of(const struct api_usage *u)
 {
@@ -182,8 +180,7 @@ static json_t *timings_of(const struct api_timings *t)
     return o;
 }
 
-/* ---- responses and chunks
- * ---------------------------------------------------------------------------------- */
+/* ---- responses and chunks ---- */
 
 static json_t *reply_head(const struct api_reply *r, bool chunk)
 {
@@ -263,8 +260,7 @@ char *api_json_models(const char *const *ids, size_t count, uint64_t created_s)
     return print_and_free(json_pack("{s:s,s:o}", "object", "list", "data", data));
 }
 
-/* ---- errors
- * ------------------------------------------------------------------------------------------------ */
+/* ---- errors ---- */
 
 static const char *error_type(int http_status)
 {

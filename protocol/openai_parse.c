@@ -5,7 +5,7 @@
  * wrote: messages may end in a log.
  *
  * jansson spends up to 250 bytes on a two-byte value, so the text is first scanned for how many containers
- * and values it holds and how deep they nest (api_json_check); what passes costs a bounded multiple of the
+ * and values it holds and how deep they nest (json_check); what passes costs a bounded multiple of the
  * body's size. */
 #include "protocol/openai.h"
 #include "protocol/api_internal.h"
@@ -49,8 +49,7 @@ static json_t *field(const struct parse *p, const char *name)
     return v && !json_is_null(v) ? v : NULL;
 }
 
-/* ---- scalars ----------------------------------------------------------------------------------------------
- */
+/* ---- scalars ---- */
 
 struct number_field {
     const char *name;
@@ -156,8 +155,7 @@ static int parse_integers(struct parse *p)
     return 0;
 }
 
-/* ---- stream, extensions
- * ------------------------------------------------------------------------------------ */
+/* ---- stream, extensions ---- */
 
 static int parse_stream(struct parse *p)
 {
@@ -234,8 +232,7 @@ static int parse_extensions(struct parse *p)
     return 0;
 }
 
-/* ---- stop, bias, logprobs
- * ---------------------------------------------------------------------------------- */
+/* ---- stop, bias, logprobs ---- */
 
 static int add_stop(struct parse *p, const json_t *v)
 {
@@ -322,8 +319,7 @@ static int parse_logprobs(struct parse *p)
     return 0;
 }
 
-/* ---- what is not served
- * ------------------------------------------------------------------------------------ */
+/* ---- what is not served ---- */
 
 static bool is_text(const json_t *v)
 {
@@ -367,8 +363,7 @@ static int refuse_unserved(struct parse *p)
     return 0;
 }
 
-/* ---- messages
- * ---------------------------------------------------------------------------------------------- */
+/* ---- messages ---- */
 
 /* The template's name of a role, or NULL. */
 static const char *role_of(const json_t *v)
@@ -474,8 +469,7 @@ static int parse_messages(struct parse *p)
     return 0;
 }
 
-/* ---- prompt
- * ------------------------------------------------------------------------------------------------ */
+/* ---- prompt ---- */
 
 static int parse_prompt_ids(struct parse *p, json_t *v)
 {
@@ -521,10 +515,11 @@ static int parse_prompt(struct parse *p)
     return 0;
 }
 
-/* ---- the whole
- * --------------------------------------------------------------------------------------------- */
+/* ---- the whole ---- */
 
-int api_json_check(const char *text, size_t size)
+/* -TD_ERR_LIMIT for a text whose values would cost the JSON library memory out of proportion, or recurse too
+ * deep. */
+static int json_check(const char *text, size_t size)
 {
     size_t depth = 0, containers = 0, values = 0;
     bool in_string = false;
@@ -552,7 +547,7 @@ int api_json_check(const char *text, size_t size)
 
 json_t *api_json_load(const char *body, size_t size, struct td_error *err)
 {
-    if (api_json_check(body, size)) {
+    if (json_check(body, size)) {
         td_fail(err, -TD_ERR_LIMIT, "the body holds more values, or nests deeper, than is accepted");
         return NULL;
     }

@@ -33,7 +33,8 @@ void ws_because(struct ws_conn *c, const char *why)
             *p = ' ';
 }
 
-void ws_tune_socket(struct lws *wsi)
+/* Socket options of a connection that carries frames. */
+static void tune_socket(struct lws *wsi)
 {
     int fd = (int)lws_get_socket_fd(wsi), on = 1, lowat = NET_NOTSENT_LOWAT;
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on,
@@ -122,7 +123,7 @@ static int on_server_open(struct lws *wsi)
     c->loop = l->loop, c->wsi = wsi, c->handler = l->ws;
     c->open = true;
     lws_set_opaque_user_data(wsi, c);
-    ws_tune_socket(wsi);
+    tune_socket(wsi);
     char peer[64];
     net_peer_text(l, wsi, peer, sizeof peer);
     if (l->ws->on_open(l->ws->ctx, c, peer, &c->user)) {
@@ -136,7 +137,7 @@ static int on_client_open(struct ws_conn *c)
 {
     ws_connect_done(c);
     c->open = true;
-    ws_tune_socket(c->wsi);
+    tune_socket(c->wsi);
     char peer[320];
     snprintf(peer, sizeof peer, "%.255s:%u", c->host, c->port);
     if (c->handler->on_open && c->handler->on_open(c->handler->ctx, c, peer, &c->user)) {

@@ -32,8 +32,6 @@ struct ws_conn {
 void ws_conn_free(struct ws_conn *c);
 /* The first reason given stays. */
 void ws_because(struct ws_conn *c, const char *why);
-/* Socket options of a connection that carries frames. */
-void ws_tune_socket(struct lws *wsi);
 /* libwebsockets could not connect: text is its reason (may be NULL). */
 void ws_connect_failed(struct ws_conn *c, const char *text, size_t size);
 void ws_connect_done(struct ws_conn *c); /* open: no longer on the loop's list of connecting ones */

@@ -28,7 +28,8 @@ static void name_hmac(const struct tenant_keys *keys, const char *principal, con
     hmac_sha256(keys->conversation_key, parts, conv_id ? 4 : 3, out);
 }
 
-int conversation_body_parse(struct span plain, struct span *id, struct span *principal, struct span *body)
+/* Body of a conversation record: u16 id size ‖ id ‖ u16 principal size ‖ principal ‖ body. */
+static int body_parse(struct span plain, struct span *id, struct span *principal, struct span *body)
 {
     struct reader r = reader_over(plain.data, plain.size);
     id->size = reader_u16(&r);
@@ -174,7 +175,7 @@ int store_conv_get(struct store *s, const char *tenant, const char *principal, c
     if (rc < 0)
         return rc;
     struct span id, name, inner;
-    rc = conversation_body_parse((struct span){*body, *size}, &id, &name, &inner);
+    rc = body_parse((struct span){*body, *size}, &id, &name, &inner);
     if (rc < 0) {
         free(*body);
         return -TD_ERR_NOTFOUND;
@@ -245,7 +246,7 @@ static int visit(struct store *s, const struct target *t, const uint8_t hmac[32]
         return 0;
     struct span id, principal, body;
     int rc = 0;
-    if (conversation_body_parse((struct span){plain, size}, &id, &principal, &body) == 0) {
+    if (body_parse((struct span){plain, size}, &id, &principal, &body) == 0) {
         char conv_id[STORE_CONV_ID_MAX + 1];
         memcpy(conv_id, id.data, id.size);
         conv_id[id.size] = '\0';

@@ -25,7 +25,6 @@ enum { /* entry */
        PLAIN_AT_DATA_KEY = 96,
        PLAIN_AT_CHAIN_KEY = 128,
        PLAIN_SIZE = 160,
-       ENTRY_END = ENTRY_AT_SEALED + PLAIN_SIZE + CRYPTO_TAG_SIZE,
 };
 
 struct keys {

@@ -14,7 +14,6 @@
 #define RECORD_PARTS_MAX  448 /* layers of a block record */
 #define RECORD_KEY_ID     16  /* bytes of a tenant's key id */
 #define RECORD_SALT       32
-#define RECORD_AAD_MAX    (256 + 8 * RECORD_PARTS_MAX)
 #define RECORD_BODY_MAX   (1ull << 31)
 #define RECORD_ANY_TENANT 0xff /* tombstone of all that a tenant has */
 

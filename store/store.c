@@ -188,7 +188,8 @@ int store_waiter_wait(struct store_waiter *w)
     return w->status;
 }
 
-int store_wait_op(struct store *s, struct store_op *op)
+/* Push, wait for the end, return its status. */
+static int wait_op(struct store *s, struct store_op *op)
 {
     struct store_waiter w = STORE_WAITER;
     op->done = store_waiter_done;
@@ -206,7 +207,7 @@ int store_flush(struct store *s)
     if (s->read_only)
         return 0;
     struct store_op *op = op_create(OP_BARRIER, 0, 0);
-    return op ? store_wait_op(s, op) : -TD_ERR_NOMEM;
+    return op ? wait_op(s, op) : -TD_ERR_NOMEM;
 }
 
 int store_push_entry(struct store *s, struct table_shard *shard, struct entry *e, struct store_op *op)
@@ -223,7 +224,8 @@ int store_push_entry(struct store *s, struct table_shard *shard, struct entry *e
     return rc;
 }
 
-int store_write_gate(struct store *s)
+/* 0, or why writes are refused now. */
+static int write_gate(struct store *s)
 {
     if (s->read_only)
         return -TD_ERR_UNSUPPORTED;
@@ -391,7 +393,7 @@ int store_put(struct store *s, const char *tenant, const struct store_block *blo
     uint8_t codec;
     size_t size;
     uint32_t number = 0;
-    int rc = store_write_gate(s);
+    int rc = write_gate(s);
     rc = rc < 0 ? rc : check_block(block, &codec, &size);
     rc = rc < 0 ? rc : keys_ensure(s->keys, tenant, &number, NULL);
     rc = rc < 0 ? rc : put_block(s, number, block, codec, size, done, ctx);
@@ -435,7 +437,7 @@ int store_erase_tenant(struct store *s, const char *tenant, struct td_error *err
     if (op) {
         op->tenant = number;
         op->time_us = clock_wall_us();
-        rc = store_wait_op(s, op);
+        rc = wait_op(s, op);
     }
     return rc < 0 ? td_fail(err, rc, "cannot erase tenant %s: %s", tenant, td_status_text(rc)) : 0;
 }

@@ -209,18 +209,12 @@ void read_drop_damaged(struct store *s, uint8_t type, uint32_t tenant, const uin
 int read_conversation(struct store *s, const struct tenant_keys *keys, uint32_t tenant, const uint8_t id[32], uint64_t *version,
                       uint64_t *updated_us, uint8_t **plain, size_t *size);
 
-/* conversations.c */
-/* Body of a conversation record: u16 id size ‖ id ‖ u16 principal size ‖ principal ‖ body. */
-int conversation_body_parse(struct span plain, struct span *id, struct span *principal, struct span *body);
-
 /* store.c */
 /* Queue an operation of an entry; takes the reference. The shard is locked; the entry may be removed on failure. */
 int store_push_entry(struct store *s, struct table_shard *shard, struct entry *e, struct store_op *op);
-int store_write_gate(struct store *s); /* 0, or why writes are refused now */
 int store_delete_id(struct store *s, uint8_t type, uint32_t tenant, const uint8_t id[32], store_done done, void *ctx);
 
 void counter_add(_Atomic uint64_t *counter, struct metric *m, uint64_t amount);
-int store_wait_op(struct store *s, struct store_op *op); /* push, wait for the end, return its status */
 
 /* A store_done that wakes the thread that waits. */
 struct store_waiter {
