@@ -2,7 +2,7 @@
  * (host or device). A page holds one block: KV_BLOCK_TOKENS positions of the layers that this side keeps.
  *   layout of a page's bytes: [layer][K|V][kv_head][token][head_dim] f16, K after RoPE; one layer is contiguous.
  * References: alloc gives one; share adds one; release drops one; a page at zero is free again. A page with more than
- * one reference is read-only: page_pool_make_private gives a copy (copy on write). One thread owns a pool. */
+ * one reference is read-only; who wants to write takes a page of its own. One thread owns a pool. */
 #ifndef TANDEM_KERNELS_PAGE_POOL_H
 #define TANDEM_KERNELS_PAGE_POOL_H
 #include "shared/base.h"
