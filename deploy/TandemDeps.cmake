@@ -69,4 +69,3 @@ _td_system(curl libcurl)
 
 message(STATUS "Tandem's libraries: ${_td_prefix}")
 unset(_td_prefix)
-unset(_td_name)
