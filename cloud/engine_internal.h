@@ -171,7 +171,7 @@ void engine_extend_reply(struct engine *e, struct sequence *s); /* sample if log
 /* engine_publish.c */
 void engine_publish(struct engine *e, struct sequence *s);
 void engine_flush_pending(struct engine *e);
-bool engine_drop_pending(struct engine *e); /* the oldest, to free its page; false: none */
+bool engine_drop_pending(struct engine *e);            /* the oldest, to free its page; false: none */
 uint32_t engine_pending_pages(const struct engine *e); /* pages that dropping all of them would free */
 void engine_take_acknowledgements(struct engine *e);
 

@@ -13,7 +13,8 @@
 #include "shared/status.h"
 
 /* Called for each setting, in the order of the file; key is not empty. Another result than 0 ends the reading. */
-typedef int (*ini_entry_fn)(void *ctx, const char *key, const char *value, unsigned line, struct td_error *err);
+typedef int (*ini_entry_fn)(void *ctx, const char *key, const char *value, unsigned line,
+                            struct td_error *err);
 
 /* ini_parse: text has size bytes and room for one more; it is cut up in place. path is for messages only.
  * Returns 0, the first other result of `entry`, or -TD_ERR_FORMAT. */

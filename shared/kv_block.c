@@ -2,10 +2,9 @@
 #include "shared/kv_block.h"
 #include "shared/crypto.h"
 
-#define LAYOUT_LABEL  "tandem-kv-layout"
-#define OWN_LABEL     "tandem-own"
-#define PRINCIPAL_MAX 1024 /* bytes of a name that enter the key; names are far shorter (STORE_TENANT_MAX)   \
-                            */
+#define LAYOUT_LABEL     "tandem-kv-layout"
+#define OWN_LABEL        "tandem-own"
+#define PRINCIPAL_MAX    1024 /* bytes of a name that enter the key; STORE_TENANT_MAX is far below */
 #define LAYOUT_BYTES_MAX 128
 
 static uint8_t *put(uint8_t *at, const void *data, size_t size)

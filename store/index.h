@@ -43,8 +43,8 @@ uint64_t index_next_lsn(struct index *x); /* as of the last transaction; 0: none
 
 /* One transaction: all rows, all segments (those absent from the list are forgotten), the next lsn. -TD_ERR_BUSY: locked, try
  * later; another code: the index is of no use any more. */
-int index_apply(struct index *x, const struct index_row *rows, size_t row_count, const struct index_segment *segments,
-                size_t segment_count, uint64_t next_lsn);
+int index_apply(struct index *x, const struct index_row *rows, size_t row_count,
+                const struct index_segment *segments, size_t segment_count, uint64_t next_lsn);
 int index_checkpoint(struct index *x); /* move the WAL into the file and sync */
 
 #endif

@@ -25,7 +25,8 @@ struct io {
     int (*fsync)(struct io *io, int fd);
     int (*truncate)(struct io *io, int fd, uint64_t size);
     int (*allocate)(struct io *io, int fd, uint64_t size); /* reserve space; the file grows to `size` */
-    int (*punch)(struct io *io, int fd, uint64_t offset, uint64_t size); /* give the space back; reads as zeros */
+    int (*punch)(struct io *io, int fd, uint64_t offset,
+                 uint64_t size); /* give the space back; reads as zeros */
     void (*advise)(struct io *io, int fd, uint64_t offset, uint64_t size, enum io_advice advice);
     int (*rename)(struct io *io, const char *from, const char *to);
     int (*unlink)(struct io *io, const char *path);

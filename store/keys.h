@@ -25,8 +25,8 @@ struct tenant_keys {
 
 /* Read directory/keys.td. A missing file is an empty set (*found = false); a wrong master key and a damaged file are errors
  * with their own line. */
-int keys_open(struct io *io, const char *directory, const uint8_t master[CRYPTO_KEY_SIZE], bool read_only, bool *found,
-              struct keys **out, struct td_error *err);
+int keys_open(struct io *io, const char *directory, const uint8_t master[CRYPTO_KEY_SIZE], bool read_only,
+              bool *found, struct keys **out, struct td_error *err);
 void keys_close(struct keys *k); /* wipes */
 
 /* Tenants are numbered from 1 for the life of the process; 0: none. */

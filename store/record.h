@@ -21,7 +21,7 @@ enum record_type {
     RECORD_BLOCK = 1,
     RECORD_CONVERSATION = 2,
     RECORD_TOMBSTONE = 3,
-    RECORD_PIN = 4, /* number reserved */
+    RECORD_PIN = 4,  /* number reserved */
     RECORD_SEAL = 5, /* end of a segment that was closed in good order */
     RECORD_VOID = 6, /* was a record; its body is punched out, its key material gone */
 };
@@ -31,7 +31,8 @@ struct segment_head {
 };
 
 struct record_part {
-    uint32_t first_size, second_size; /* of the plain text: K and V piece; a conversation has only the first */
+    uint32_t first_size,
+        second_size; /* of the plain text: K and V piece; a conversation has only the first */
 };
 
 struct record_head {
@@ -59,7 +60,8 @@ struct record_head {
 };
 
 void segment_head_write(const struct segment_head *h, uint8_t out[RECORD_PAGE]);
-int segment_head_parse(const uint8_t in[RECORD_PAGE], struct segment_head *h); /* -TD_ERR_FORMAT, _VERSION, _CHECKSUM */
+int segment_head_parse(const uint8_t in[RECORD_PAGE],
+                       struct segment_head *h); /* -TD_ERR_FORMAT, _VERSION, _CHECKSUM */
 
 /* Serialise; record_head_finish adds the body's CRC and the head's own once the body is known. */
 void record_head_write(const struct record_head *h, uint8_t out[RECORD_PAGE]);
@@ -77,7 +79,7 @@ static inline uint64_t record_part_sealed_size(const struct record_part *p)
     return (uint64_t)p->first_size + p->second_size + CRYPTO_TAG_SIZE;
 }
 uint64_t record_part_offset(const struct record_head *h, uint32_t part); /* within the body */
-static inline uint64_t record_size(uint64_t body_size)                  /* on disk, head and padding included */
+static inline uint64_t record_size(uint64_t body_size) /* on disk, head and padding included */
 {
     return RECORD_PAGE + (body_size + RECORD_PAGE - 1) / RECORD_PAGE * RECORD_PAGE;
 }
@@ -86,15 +88,18 @@ static inline uint64_t record_size(uint64_t body_size)                  /* on di
 
 /* The key of a record's parts: for a block derived from data key, salt, type, codec and id; for a conversation the random key that this
  * derived one wraps in the head. */
-void record_derive_key(const uint8_t data_key[CRYPTO_KEY_SIZE], const struct record_head *h, uint8_t out[CRYPTO_KEY_SIZE]);
-int record_wrap_key(const uint8_t data_key[CRYPTO_KEY_SIZE], struct record_head *h, const uint8_t body_key[CRYPTO_KEY_SIZE]);
+void record_derive_key(const uint8_t data_key[CRYPTO_KEY_SIZE], const struct record_head *h,
+                       uint8_t out[CRYPTO_KEY_SIZE]);
+int record_wrap_key(const uint8_t data_key[CRYPTO_KEY_SIZE], struct record_head *h,
+                    const uint8_t body_key[CRYPTO_KEY_SIZE]);
 /* Key to open the parts of a parsed head with; head_page is the page that it was parsed from. */
-int record_open_key(const uint8_t data_key[CRYPTO_KEY_SIZE], const struct record_head *h, uint8_t out[CRYPTO_KEY_SIZE]);
+int record_open_key(const uint8_t data_key[CRYPTO_KEY_SIZE], const struct record_head *h,
+                    uint8_t out[CRYPTO_KEY_SIZE]);
 /* Seal part `part` (plain = first ‖ second) into out, tag after it; page is the written head. */
-int record_seal_part(const uint8_t key[CRYPTO_KEY_SIZE], const struct record_head *h, const uint8_t *page, uint32_t part,
-                     const uint8_t *plain, uint8_t *out);
+int record_seal_part(const uint8_t key[CRYPTO_KEY_SIZE], const struct record_head *h, const uint8_t *page,
+                     uint32_t part, const uint8_t *plain, uint8_t *out);
 /* Open in place: data holds the part's cipher text without the tag. */
-int record_open_part(const uint8_t key[CRYPTO_KEY_SIZE], const struct record_head *h, const uint8_t *page, uint32_t part,
-                     uint8_t *data, const uint8_t tag[CRYPTO_TAG_SIZE]);
+int record_open_part(const uint8_t key[CRYPTO_KEY_SIZE], const struct record_head *h, const uint8_t *page,
+                     uint32_t part, uint8_t *data, const uint8_t tag[CRYPTO_TAG_SIZE]);
 
 #endif

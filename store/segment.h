@@ -21,10 +21,11 @@ struct segment {
     uint32_t next_sequence;
     uint32_t tombstone_count;
     bool sealed;
-    bool name_durable; /* the directory was synced after the file was made */
+    bool name_durable;                      /* the directory was synced after the file was made */
     _Atomic uint64_t live_count, live_size; /* records that the tables point to */
     _Atomic uint64_t hole_size;             /* punched out */
-    _Atomic bool suspect; /* reading failed: what looks dead in it may live, so it is not dropped for being empty */
+    _Atomic bool
+        suspect; /* reading failed: what looks dead in it may live, so it is not dropped for being empty */
     /* guarded by segment_set.lock */
     int fd; /* -1: closed */
     unsigned users;
@@ -50,7 +51,8 @@ bool segment_name_parse(const char *name, uint64_t *id);
 /* Register a segment (recovery, or just created). Takes ownership of the struct on success. */
 int segments_add(struct segment_set *set, struct segment *s);
 /* Make a new file with its head written, not yet synced, and register it. */
-int segment_create(struct segment_set *set, uint64_t id, uint64_t first_lsn, uint64_t now_us, struct segment **out);
+int segment_create(struct segment_set *set, uint64_t id, uint64_t first_lsn, uint64_t now_us,
+                   struct segment **out);
 /* On the appending thread: find without pinning; NULL. */
 struct segment *segment_find(struct segment_set *set, uint64_t id);
 /* Find and pin an open segment. Read s->fd while pinned. NULL with *rc (may be NULL): -TD_ERR_NOTFOUND, there is none, or its file has
@@ -78,8 +80,8 @@ struct segment_scan {
 typedef int (*segment_scan_fn)(void *ctx, const struct record_head *head, const uint8_t *page);
 /* Visit the record heads of [from, size) of a file. A page that should hold a head and does not is skipped and the next one
  * tried, so damage costs the records that it hit. Reads heads only, with the next ones asked for ahead of time. */
-int segment_scan(struct io *io, int fd, const struct segment *s, uint64_t from, uint64_t size, segment_scan_fn fn, void *ctx,
-                 struct segment_scan *out);
+int segment_scan(struct io *io, int fd, const struct segment *s, uint64_t from, uint64_t size,
+                 segment_scan_fn fn, void *ctx, struct segment_scan *out);
 /* Does the body of a record have the CRC that its head states? 0, -TD_ERR_CHECKSUM, or a reading error. */
 int segment_check_body(struct io *io, int fd, const struct record_head *head);
 

@@ -23,14 +23,14 @@
 #define STORE_SEGMENT_SIZE      (256u << 20) /* defaults of store_config */
 #define STORE_BALLAST_SIZE      (16u << 20)
 #define STORE_COMMIT_MS         5
-#define STORE_SEGMENTS_MIN      8            /* a limit_size holds at least so many segments */
+#define STORE_SEGMENTS_MIN      8 /* a limit_size holds at least so many segments */
 #define STORE_SEGMENT_SIZE_MIN  (64u << 10)
-#define STORE_COMMIT_ATTEMPTS   3            /* segments tried for one batch when syncs or writes fail */
-#define STORE_WRITE_RETRY_US    1000000      /* after a failed commit, blocks are refused for so long */
-#define STORE_INDEX_ROWS        4096         /* rows that wait for the index before it is written at once */
-#define STORE_INDEX_ROWS_MAX    (1u << 20)   /* and beyond which an index that stays locked is given up */
+#define STORE_COMMIT_ATTEMPTS   3          /* segments tried for one batch when syncs or writes fail */
+#define STORE_WRITE_RETRY_US    1000000    /* after a failed commit, blocks are refused for so long */
+#define STORE_INDEX_ROWS        4096       /* rows that wait for the index before it is written at once */
+#define STORE_INDEX_ROWS_MAX    (1u << 20) /* and beyond which an index that stays locked is given up */
 #define STORE_INDEX_INTERVAL_US 500000
-#define STORE_SPACE_RESERVE     (1u << 20)   /* left free for the index when judging whether a record fits */
+#define STORE_SPACE_RESERVE     (1u << 20) /* left free for the index when judging whether a record fits */
 
 /* ---- operations ------------------------------------------------------------------------------------------- */
 
@@ -60,8 +60,8 @@ struct store_op {
     struct record_part *parts; /* in the same allocation, as is data */
     uint8_t *data;             /* plain parts, one after the other */
     size_t size;               /* of data */
-    size_t charge;             /* counted against STORE_QUEUE_SIZE; 0 for barriers, which must always get in */
-    struct store_op *follows;  /* a reference */
+    size_t charge;            /* counted against STORE_QUEUE_SIZE; 0 for barriers, which must always get in */
+    struct store_op *follows; /* a reference */
     store_done done;
     void *ctx;
     /* the writer's */
@@ -153,7 +153,8 @@ struct store_env { /* what tests replace */
     struct io *io;
     const char *index_directory; /* SQLite's; NULL: the store's */
 };
-int store_open_with(const struct store_config *config, const struct store_env *env, struct store **out, struct td_error *err);
+int store_open_with(const struct store_config *config, const struct store_env *env, struct store **out,
+                    struct td_error *err);
 
 static inline struct table *store_table(struct store *s, uint8_t type)
 {
@@ -163,14 +164,16 @@ static inline struct table *store_table(struct store *s, uint8_t type)
 /* append.c: records into the active segment. All on the writer thread. */
 /* Seal and append one record; the caller has set type, ids, parts, version …; place, lsn, salt and keys are set here. plain: the
  * parts' bytes. Rolls to a new segment when the active one is full. */
-int append_record(struct store *s, struct record_head *h, const struct tenant_keys *keys, const uint8_t *plain);
-int append_sync(struct store *s);    /* make all that was appended durable; marks the batch's operations */
+int append_record(struct store *s, struct record_head *h, const struct tenant_keys *keys,
+                  const uint8_t *plain);
+int append_sync(struct store *s);     /* make all that was appended durable; marks the batch's operations */
 void append_abandon(struct store *s); /* after a failed write or sync: never write to this segment again */
-void append_seal(struct store *s);   /* the active segment, which is synced, ends in good order */
+void append_seal(struct store *s);    /* the active segment, which is synced, ends in good order */
 
 /* commit.c: the writer thread. */
 void *writer_main(void *store);
-void commit_publish_synced(struct store *s); /* make the batch's synced operations visible and call them back */
+void commit_publish_synced(
+    struct store *s); /* make the batch's synced operations visible and call them back */
 void store_void_later(struct store *s, const struct entry *e);
 void store_void_now(struct store *s); /* all that wait */
 void store_note_change(struct store *s, uint8_t type, const struct entry *e, bool deleted);
@@ -179,7 +182,8 @@ struct index_row *store_row_add(struct store *s); /* for the caller to fill; NUL
 void store_index_flush(struct store *s, bool checkpoint);
 /* Take the place out of an entry (it keeps only what is pending). True: nothing is left, remove it. */
 bool entry_clear_place(struct store *s, struct entry *e);
-void entry_set_place(struct store *s, struct entry *e, uint64_t segment_id, uint64_t offset, uint64_t lsn, uint32_t stored_size);
+void entry_set_place(struct store *s, struct entry *e, uint64_t segment_id, uint64_t offset, uint64_t lsn,
+                     uint32_t stored_size);
 
 /* space.c: limits, eviction, ballast. Writer thread. */
 bool space_fits(struct store *s, uint64_t size);
@@ -204,15 +208,17 @@ void read_close(struct store *s, struct read_head *r);
 /* Read, verify and decrypt one part into plain (its size is known from the head). */
 int read_part(struct store *s, const struct read_head *r, uint32_t part, uint8_t *plain);
 /* The entry's record is damaged: forget it if it is still the one at `place`. */
-void read_drop_damaged(struct store *s, uint8_t type, uint32_t tenant, const uint8_t id[32], const struct record_place *place);
+void read_drop_damaged(struct store *s, uint8_t type, uint32_t tenant, const uint8_t id[32],
+                       const struct record_place *place);
 /* The newest body of a conversation, pending ones included; malloc'ed, to be wiped and freed. */
-int read_conversation(struct store *s, const struct tenant_keys *keys, uint32_t tenant, const uint8_t id[32], uint64_t *version,
-                      uint64_t *updated_us, uint8_t **plain, size_t *size);
+int read_conversation(struct store *s, const struct tenant_keys *keys, uint32_t tenant, const uint8_t id[32],
+                      uint64_t *version, uint64_t *updated_us, uint8_t **plain, size_t *size);
 
 /* store.c */
 /* Queue an operation of an entry; takes the reference. The shard is locked; the entry may be removed on failure. */
 int store_push_entry(struct store *s, struct table_shard *shard, struct entry *e, struct store_op *op);
-int store_delete_id(struct store *s, uint8_t type, uint32_t tenant, const uint8_t id[32], store_done done, void *ctx);
+int store_delete_id(struct store *s, uint8_t type, uint32_t tenant, const uint8_t id[32], store_done done,
+                    void *ctx);
 
 void counter_add(_Atomic uint64_t *counter, struct metric *m, uint64_t amount);
 
@@ -223,7 +229,10 @@ struct store_waiter {
     bool done;
     int status;
 };
-#define STORE_WAITER {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, false, 0}
+#define STORE_WAITER                                                                                         \
+    {                                                                                                        \
+        PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, false, 0                                        \
+    }
 void store_waiter_done(void *waiter, int status);
 int store_waiter_wait(struct store_waiter *w);
 

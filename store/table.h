@@ -12,9 +12,9 @@
 struct store_op;
 
 struct entry_conversation {
-    uint8_t principal[32];  /* HMAC */
-    uint64_t durable;       /* version on disk; 0: none */
-    uint64_t written;       /* version appended last, synced or not */
+    uint8_t principal[32]; /* HMAC */
+    uint64_t durable;      /* version on disk; 0: none */
+    uint64_t written;      /* version appended last, synced or not */
     uint64_t updated_us;
 };
 
@@ -27,7 +27,8 @@ struct entry {
     struct kv_quality quality;
     uint32_t block_index;
     uint16_t layer_begin, layer_end;
-    struct store_op *pending; /* the newest operation that waits for the writer; NULL: none. Owned by the queue */
+    struct store_op
+        *pending; /* the newest operation that waits for the writer; NULL: none. Owned by the queue */
     struct entry_conversation *conversation; /* owned; conversations only */
 };
 

@@ -73,7 +73,8 @@ static inline void fixture_block_make(struct fixture_block *f, uint64_t seed)
 /* In memory where that is possible: these tests are about what is written, not about waiting for a disk. */
 static inline char *fixture_directory(void)
 {
-    char *path = strdup(access("/dev/shm", W_OK) == 0 ? "/dev/shm/tandem-store-XXXXXX" : "/tmp/tandem-store-XXXXXX");
+    char *path =
+        strdup(access("/dev/shm", W_OK) == 0 ? "/dev/shm/tandem-store-XXXXXX" : "/tmp/tandem-store-XXXXXX");
     assert_non_null(mkdtemp(path));
     return path;
 }
