@@ -33,10 +33,28 @@ struct sim_name {
     struct sim_file *file;
 };
 
+static uint32_t next_random(uint64_t *rng, uint32_t bound)
+{
+    *rng = *rng * 6364136223846793005u + 1442695040888963407u;
+    return (uint32_t)(*rng >> 33) % bound;
+}
+
 uint32_t sim_random(struct sim *s, uint32_t bound)
 {
-    s->rng = s->rng * 6364136223846793005u + 1442695040888963407u;
-    return (uint32_t)(s->rng >> 33) % bound;
+    return next_random(&s->rng, bound);
+}
+
+static uint32_t disk_random(struct sim *s, uint32_t bound)
+{
+    return next_random(&s->disk_rng, bound);
+}
+
+const char *sim_violation(struct sim *s)
+{
+    pthread_mutex_lock(&s->lock);
+    const char *violation = s->violation;
+    pthread_mutex_unlock(&s->lock);
+    return violation;
 }
 
 /* ---- bytes ------------------------------------------------------------------------------------------------ */
@@ -166,11 +184,19 @@ static int enter(struct sim *s, enum sim_kind kind, bool changes)
     return first && n >= first && n < last ? s->fail_errno : 0;
 }
 
-uint64_t sim_used(struct sim *s)
+static uint64_t used_now(const struct sim *s)
 {
     uint64_t used = 0;
     for (const struct sim_name *n = s->names; n; n = n->next)
         used += n->file->seen.size - TD_MIN(n->file->punched, n->file->seen.size);
+    return used;
+}
+
+uint64_t sim_used(struct sim *s)
+{
+    pthread_mutex_lock(&s->lock);
+    uint64_t used = used_now(s);
+    pthread_mutex_unlock(&s->lock);
     return used;
 }
 
@@ -262,12 +288,12 @@ static int64_t sim_pwrite(struct io *io, int fd, const void *data, size_t size, 
     struct sim_file *f = s->handles[fd].file;
     size_t take = size;
     if (s->off && !was_off) /* the power goes in the middle of this write */
-        take = sim_random(s, (uint32_t)size + 1);
+        take = disk_random(s, (uint32_t)size + 1);
     else if (error)
-        take = sim_random(s, 2) * size / 2; /* a failed write may have written a part */
+        take = disk_random(s, 2) * size / 2; /* a failed write may have written a part */
     if (!error && s->capacity && offset + size > f->seen.size &&
-        sim_used(s) + (offset + size - f->seen.size) > s->capacity) {
-        uint64_t room = s->capacity - TD_MIN(s->capacity, sim_used(s));
+        used_now(s) + (offset + size - f->seen.size) > s->capacity) {
+        uint64_t room = s->capacity - TD_MIN(s->capacity, used_now(s));
         take = (size_t)TD_MIN((uint64_t)size, room / SECTOR * SECTOR);
         error = take == 0 ? ENOSPC : 0;
     }
@@ -339,7 +365,7 @@ static int sim_allocate(struct io *io, int fd, uint64_t size)
 {
     struct sim *s = of(io);
     pthread_mutex_lock(&s->lock);
-    int error = s->off ? EIO : s->capacity && sim_used(s) + size > s->capacity ? ENOSPC : 0;
+    int error = s->off ? EIO : s->capacity && used_now(s) + size > s->capacity ? ENOSPC : 0;
     if (!error)
         file_change(s->handles[fd].file, FILE_TRUNCATE, 0, size, NULL);
     pthread_mutex_unlock(&s->lock);
@@ -473,7 +499,7 @@ static int sim_space(struct io *io, const char *path, uint64_t *total_size, uint
     struct sim *s = of(io);
     pthread_mutex_lock(&s->lock);
     *total_size = s->capacity ? s->capacity : 1ull << 40;
-    *free_size = *total_size - TD_MIN(*total_size, sim_used(s));
+    *free_size = *total_size - TD_MIN(*total_size, used_now(s));
     pthread_mutex_unlock(&s->lock);
     return 0;
 }
@@ -510,6 +536,7 @@ void sim_init(struct sim *s, const char *directory, uint64_t seed)
     };
     s->directory = directory;
     s->rng = seed * 0x9e3779b97f4a7c15u + 1;
+    s->disk_rng = ~s->rng;
     s->fail_errno = EIO;
     pthread_mutex_init(&s->lock, NULL);
 }
@@ -548,12 +575,12 @@ enum survival { SURVIVE_NONE, SURVIVE_ALL, SURVIVE_SOME, SURVIVE_SECTORS };
 static void survive_file(struct sim *s, struct sim_file *f, enum survival mode)
 {
     for (const struct sim_change *c = f->changes; c; c = c->next) {
-        if (mode == SURVIVE_ALL || (mode != SURVIVE_NONE && c->kind != FILE_WRITE && sim_random(s, 2)) ||
-            (mode == SURVIVE_SOME && sim_random(s, 2)))
+        if (mode == SURVIVE_ALL || (mode != SURVIVE_NONE && c->kind != FILE_WRITE && disk_random(s, 2)) ||
+            (mode == SURVIVE_SOME && disk_random(s, 2)))
             bytes_apply(&f->durable, c, 0, c->size);
         else if (mode == SURVIVE_SECTORS && c->kind == FILE_WRITE)
             for (uint64_t at = 0; at < c->size; at += SECTOR)
-                if (sim_random(s, 2))
+                if (disk_random(s, 2))
                     bytes_apply(&f->durable, c, at, TD_MIN(at + SECTOR, c->size));
     }
     changes_free(&f->changes);
@@ -573,14 +600,14 @@ static void restart(struct sim *s)
 
 void sim_power_loss(struct sim *s)
 {
-    enum survival mode = (enum survival)sim_random(s, 4);
-    if (s->directory_made && !s->directory_durable && sim_random(s, 2)) {
+    enum survival mode = (enum survival)disk_random(s, 4);
+    if (s->directory_made && !s->directory_durable && disk_random(s, 2)) {
         names_free(&s->durable_names); /* the directory itself is not there */
         changes_free(&s->changes);
         s->directory_made = false;
     }
     for (const struct sim_change *c = s->changes; c; c = c->next)
-        if (mode == SURVIVE_ALL || (mode != SURVIVE_NONE && sim_random(s, 2)))
+        if (mode == SURVIVE_ALL || (mode != SURVIVE_NONE && disk_random(s, 2)))
             apply_name(&s->durable_names, c);
     changes_free(&s->changes);
     for (struct sim_file *f = s->files; f; f = f->next)

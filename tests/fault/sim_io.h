@@ -38,12 +38,12 @@ struct sim {
     struct sim_handle {
         struct sim_file *file; /* NULL: free */
     } handles[512];
-    uint64_t rng;
-    uint64_t capacity; /* bytes; 0: no end */
+    uint64_t rng, disk_rng; /* the test's random numbers; the disk's own, under the lock */
+    uint64_t capacity;      /* bytes; 0: no end */
     /* power */
     uint64_t operations, power_off_at; /* changing operations so far; off when that many are done; 0: never */
-    bool off;
-    /* faults */
+    _Atomic bool off;
+    /* faults; set them with the lock held while a store is open */
     uint64_t counts[SIM_KINDS], fail_at[SIM_KINDS]; /* 1: the next; 0: none */
     uint64_t fail_for[SIM_KINDS];                   /* how many in a row; 0 = 1 */
     int fail_errno;
@@ -60,7 +60,8 @@ void sim_deinit(struct sim *s);
 void sim_power_loss(struct sim *s);
 /* The process stops, the machine goes on: everything written stays, synced or not. */
 void sim_process_death(struct sim *s);
-uint32_t sim_random(struct sim *s, uint32_t bound);
+uint32_t sim_random(struct sim *s, uint32_t bound); /* for the test's thread */
+const char *sim_violation(struct sim *s);
 uint64_t sim_used(struct sim *s);
 
 #endif

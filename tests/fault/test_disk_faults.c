@@ -44,17 +44,34 @@ static int open_machine(struct machine *m, struct store **s)
 
 static void no_faults(struct machine *m)
 {
+    pthread_mutex_lock(&m->sim.lock);
     memset(m->sim.fail_at, 0, sizeof m->sim.fail_at);
     memset(m->sim.counts, 0, sizeof m->sim.counts);
     memset(m->sim.fail_for, 0, sizeof m->sim.fail_for);
+    pthread_mutex_unlock(&m->sim.lock);
+}
+
+static void fail_next(struct machine *m, enum sim_kind kind, uint64_t count)
+{
+    pthread_mutex_lock(&m->sim.lock);
+    m->sim.fail_at[kind] = m->sim.counts[kind] + 1;
+    m->sim.fail_for[kind] = count;
+    pthread_mutex_unlock(&m->sim.lock);
+}
+
+static void set_capacity(struct machine *m, uint64_t capacity)
+{
+    pthread_mutex_lock(&m->sim.lock);
+    m->sim.capacity = capacity;
+    pthread_mutex_unlock(&m->sim.lock);
 }
 
 static void assert_sound(struct machine *m, const char *what, uint64_t position)
 {
     if (m->model.violation[0])
         fail_msg("%s at %llu: %s", what, (unsigned long long)position, m->model.violation);
-    if (m->sim.violation)
-        fail_msg("%s at %llu: %s", what, (unsigned long long)position, m->sim.violation);
+    if (sim_violation(&m->sim))
+        fail_msg("%s at %llu: %s", what, (unsigned long long)position, sim_violation(&m->sim));
 }
 
 /* One life with a fault in it, then a power loss and a life without: everything acknowledged must be there. */
@@ -147,8 +164,7 @@ static void test_a_failed_sync_is_not_trusted_again(void **state)
     struct store *s;
     assert_int_equal(open_machine(m, &s), 0);
     assert_int_equal(fixture_put(s, "acme", &m->model.content[0]), 0);
-    m->sim.fail_at[SIM_SYNC_SEGMENT] = m->sim.counts[SIM_SYNC_SEGMENT] + 1;
-    m->sim.fail_for[SIM_SYNC_SEGMENT] = 1;
+    fail_next(m, SIM_SYNC_SEGMENT, 1);
     assert_int_equal(fixture_put(s, "acme", &m->model.content[1]),
                      0); /* written again, elsewhere, and synced there */
     struct store_stats stats;
@@ -174,8 +190,7 @@ static void test_a_dead_disk_turns_writes_off_and_reading_goes_on(void **state)
     struct store_block_info info;
     assert_int_equal(open_machine(m, &s), 0);
     assert_int_equal(fixture_put(s, "acme", &m->model.content[0]), 0);
-    m->sim.fail_at[SIM_SYNC_SEGMENT] = m->sim.counts[SIM_SYNC_SEGMENT] + 1;
-    m->sim.fail_for[SIM_SYNC_SEGMENT] = 1000;
+    fail_next(m, SIM_SYNC_SEGMENT, 1000);
     assert_int_equal(fixture_put(s, "acme", &m->model.content[1]), -TD_ERR_IO);
     store_stats(s, &stats);
     assert_true(stats.writes_off);
@@ -299,13 +314,13 @@ static void test_a_full_disk(void **state)
     assert_true(stats.blocks > 40 && stats.blocks < 150);
     assert_false(stats.writes_off);
 
-    m->sim.capacity = sim_used(&m->sim) / 4; /* now others fill it: no eviction helps for long */
+    set_capacity(m, sim_used(&m->sim) / 4); /* now others fill it: no eviction helps for long */
     put_many(s, 300, 3);
     store_stats(s, &stats);
     char *text = fixture_conv_get(s, "acme", "ann", "kept", &version);
     assert_non_null(text);
     free(text);
-    m->sim.capacity = 0;
+    set_capacity(m, 0);
     text = NULL;
     assert_int_equal(fixture_conv_put(s, "acme", "ann", "kept", 1, "more"), 0);
     assert_int_equal(put_many(s, 400, 20), 20);

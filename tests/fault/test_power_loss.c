@@ -26,8 +26,10 @@ static uint64_t number_from_environment(const char *name, uint64_t fallback)
 
 static void set_skip(struct sim *sim, const struct scenario *c, bool opening)
 {
+    pthread_mutex_lock(&sim->lock);
     if (c->skip < SIM_KINDS)
         sim->skip_sync[c->skip] = opening == c->skip_while_opening;
+    pthread_mutex_unlock(&sim->lock);
 }
 
 /* What a restart finds of the index: the last state, none, or one from an earlier life. */
@@ -70,10 +72,12 @@ static struct store *open_store(struct model *m, struct sim *sim, const struct s
     set_skip(sim, c, true);
     sim->skip_when = NULL;
     int rc = store_open_with(&config, &env, &s, &err);
+    pthread_mutex_lock(&sim->lock);
     if (rc == 0 && c->skip_in_eviction) {
         sim->skip_ctx = s;
         sim->skip_when = making_room;
     }
+    pthread_mutex_unlock(&sim->lock);
     set_skip(sim, c, false);
     if (rc < 0 && !sim->off)
         model_violate(m, err.text);
