@@ -3,17 +3,8 @@
 #include "edge/api_edge.h"
 #include "protocol/api_text.h"
 #include "shared/crypto.h"
-#include <jansson.h>
+#include "store/conversation_json.h"
 #include <stdlib.h>
-
-#define LISTED_MAX 1000u /* newest first */
-
-static int dump(json_t *root, char **json)
-{
-    *json = root ? json_dumps(root, JSON_COMPACT) : NULL;
-    json_decref(root);
-    return *json ? 0 : -TD_ERR_NOMEM;
-}
 
 /* Valid text with the values of the conversation's vault in it; NULL without memory. */
 static json_t *restored(const struct conversation *c, const char *bytes, size_t size)
@@ -38,71 +29,15 @@ static json_t *restored(const struct conversation *c, const char *bytes, size_t 
     return value;
 }
 
-static json_t *summary_of(const struct conversation *c)
-{
-    json_t *title = restored(c, c->title, strlen(c->title));
-    return json_pack(
-        "{s:s,s:s,s:o,s:I,s:I,s:I,s:I}", "id", c->id, "object", "conversation", "title",
-        title ? title : json_string(""), "created", (json_int_t)(c->created_us / 1000000), "updated",
-        (json_int_t)(c->updated_us / 1000000), "tokens", (json_int_t)c->ids_count, "messages",
-        (json_int_t)(2 * c->boundary_count)); /* each boundary ends a turn: what was asked, and its reply */
-}
-
-static int append_summary(void *ctx, const char *conv_id, uint64_t version, uint64_t updated_us,
-                          const void *body, size_t size)
-{
-    json_t *data = ctx;
-    struct conversation c;
-    (void)conv_id, (void)version, (void)updated_us;
-    if (conv_parse(body, size, &c) < 0)
-        return 0; /* damaged: not shown, never in the way */
-    json_array_append_new(data, summary_of(&c));
-    conv_free(&c);
-    return json_array_size(data) >= LISTED_MAX;
-}
-
 int edge_conversations_list(struct agent *a, const char *principal, char **json)
 {
-    json_t *data = json_array();
-    if (!data)
-        return -TD_ERR_NOMEM;
-    int rc = store_conv_each(agent_store(a), EDGE_TENANT, principal, append_summary, data);
-    if (rc < 0) {
-        json_decref(data);
-        return rc;
-    }
-    return dump(json_pack("{s:s,s:o}", "object", "list", "data", data), json);
-}
-
-static json_t *decoded(const struct tokenizer *t, const struct conversation *c)
-{
-    int64_t size = tokenizer_decode(t, c->ids, c->ids_count, true, NULL, 0);
-    char *bytes = size < 0 ? NULL : malloc((size_t)size + 1);
-    if (!bytes)
-        return NULL;
-    tokenizer_decode(t, c->ids, c->ids_count, true, bytes, (size_t)size);
-    json_t *value = restored(c, bytes, (size_t)size);
-    crypto_wipe(bytes, (size_t)size);
-    free(bytes);
-    return value;
+    return conversation_list_json(agent_store(a), EDGE_TENANT, principal, restored, json);
 }
 
 int edge_conversation_show(struct agent *a, const char *principal, const char *id, char **json)
 {
-    struct conversation c;
-    uint64_t version;
-    int rc = conv_load(agent_conversations(a), EDGE_TENANT, principal, id, &version, &c);
-    if (rc < 0)
-        return rc;
-    json_t *root = summary_of(&c), *text = decoded(agent_tokenizer(a), &c);
-    conv_free(&c);
-    if (!root || !text) {
-        json_decref(root);
-        json_decref(text);
-        return -TD_ERR_NOMEM;
-    }
-    json_object_set_new(root, "text", text);
-    return dump(root, json);
+    return conversation_show_json(agent_conversations(a), agent_tokenizer(a), EDGE_TENANT, principal, id,
+                                  restored, json);
 }
 
 int edge_conversation_delete(struct agent *a, const char *principal, const char *id)
