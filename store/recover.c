@@ -132,10 +132,7 @@ static int open_segments(struct store *s)
         s->next_segment_id = list.ids[i] + 1;
         if (rc == 0 && g) {
             s->next_lsn = TD_MAX(s->next_lsn, g->first_lsn);
-            struct segment *pinned =
-                segment_acquire(&s->segments, g->id, NULL); /* closes others above the limit */
-            if (pinned)
-                segment_release(&s->segments, pinned);
+            segments_trim(&s->segments);
         }
     }
     free(list.ids);

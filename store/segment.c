@@ -127,12 +127,13 @@ int segment_create(struct segment_set *set, uint64_t id, uint64_t first_lsn, uin
         free(s);
         return rc;
     }
+    segments_trim(set);
     *out = s;
     return 0;
 }
 
-/* Close the descriptor that was idle longest. Caller holds the lock. */
-static void close_one_idle(struct segment_set *set)
+/* Close the descriptor that was idle longest; false when all are in use. Caller holds the lock. */
+static bool close_one_idle(struct segment_set *set)
 {
     struct segment *oldest = NULL;
     for (size_t i = 0; i < set->count; i++) {
@@ -140,11 +141,20 @@ static void close_one_idle(struct segment_set *set)
         if (s->fd >= 0 && s->users == 0 && s->sealed && (!oldest || s->used_at < oldest->used_at))
             oldest = s;
     }
-    if (oldest) {
-        set->io->close(set->io, oldest->fd);
-        oldest->fd = -1;
-        set->open_count--;
-    }
+    if (!oldest)
+        return false;
+    set->io->close(set->io, oldest->fd);
+    oldest->fd = -1;
+    set->open_count--;
+    return true;
+}
+
+void segments_trim(struct segment_set *set)
+{
+    pthread_mutex_lock(&set->lock);
+    while (set->open_count > SEGMENT_FDS_MAX && close_one_idle(set))
+        ;
+    pthread_mutex_unlock(&set->lock);
 }
 
 /* Open the file of a registered segment. Caller holds the lock. */

@@ -59,6 +59,7 @@ struct segment *segment_find(struct segment_set *set, uint64_t id);
  * gone; -TD_ERR_IO, it cannot be opened. */
 struct segment *segment_acquire(struct segment_set *set, uint64_t id, int *rc);
 void segment_release(struct segment_set *set, struct segment *s);
+void segments_trim(struct segment_set *set); /* close descriptors above SEGMENT_FDS_MAX */
 /* Count a live record in (added) or out; a segment that is gone is ignored. */
 void segment_account(struct segment_set *set, uint64_t id, uint32_t stored_size, bool added);
 void segment_suspect(struct segment_set *set, uint64_t id);

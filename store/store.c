@@ -130,6 +130,8 @@ int store_open_with(const struct store_config *config, const struct store_env *e
     s->lock_fd = -1;
     s->io = env->io;
     int length = snprintf(s->directory, sizeof s->directory, "%s", config->directory);
+    while (length > 1 && length < IO_PATH_MAX && s->directory[length - 1] == '/')
+        s->directory[--length] = '\0';
     segments_init(&s->segments, s->io, s->directory);
     rc = op_queue_init(&s->queue);
     rc = rc < 0 ? rc : table_init(&s->blocks);

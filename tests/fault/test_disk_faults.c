@@ -210,6 +210,38 @@ static void test_a_dead_disk_turns_writes_off_and_reading_goes_on(void **state)
     machine_destroy(m);
 }
 
+/* A disk that hangs: the queue fills up to its limit, puts answer at once, and what was accepted is written when it goes on. */
+static void test_a_full_queue(void **state)
+{
+    (void)state;
+    enum { BODY = 8 << 20, FIT = STORE_QUEUE_SIZE / BODY };
+    struct machine *m = machine_create(1);
+    struct store *s;
+    struct fixture_done done = {0, 1};
+    char *body = calloc(1, BODY), id[16];
+    int accepted = 0, rc = 0;
+    assert_int_equal(open_machine(m, &s), 0);
+    assert_int_equal(fixture_conv_put(s, "acme", "ann", "first", 0, "x"), 0);
+    pthread_mutex_lock(&m->sim.lock);
+    for (int i = 0; i <= FIT && rc == 0; i++) {
+        snprintf(id, sizeof id, "c%d", i);
+        rc = store_conv_put(s, "acme", "ann", id, 0, body, BODY, fixture_on_done, &done);
+        accepted += rc == 0;
+    }
+    assert_int_equal(rc, -TD_ERR_FULL);
+    assert_in_range(accepted, FIT - 2, FIT);
+    uint64_t version;
+    assert_null(fixture_conv_get(s, "acme", "ann", id, &version)); /* the refused one left nothing behind */
+    pthread_mutex_unlock(&m->sim.lock);
+    store_flush(s);
+    assert_int_equal(done.calls, accepted);
+    assert_int_equal(done.status, 0);
+    assert_int_equal(store_conv_put(s, "acme", "ann", id, 0, body, BODY, NULL, NULL), 0);
+    store_close(s);
+    free(body);
+    machine_destroy(m);
+}
+
 /* ---- space ------------------------------------------------------------------------------------------------ */
 
 static int put_many(struct store *s, uint64_t first, uint64_t count)
@@ -350,6 +382,7 @@ int main(void)
         cmocka_unit_test(test_failing_truncates_and_unlinks),
         cmocka_unit_test(test_a_failed_sync_is_not_trusted_again),
         cmocka_unit_test(test_a_dead_disk_turns_writes_off_and_reading_goes_on),
+        cmocka_unit_test(test_a_full_queue),
         cmocka_unit_test(test_the_limit_holds_by_eviction),
         cmocka_unit_test(test_conversations_alone_can_fill_the_limit),
         cmocka_unit_test(test_a_full_disk),

@@ -1,6 +1,6 @@
 /* kill -9 at random moments: a child works on a store, the parent kills it, opens the store and compares it with the model
  * (model.h), which lies in memory that both share, so what was acknowledged is known up to the last instant.
- * TANDEM_FAULT_RUNS sets the number of kills. */
+ * TANDEM_KILLS sets the number of kills. */
 #include "model.h"
 #include "shared/log.h"
 #include <signal.h>
@@ -60,7 +60,7 @@ static void kill_once(struct shared *sh, const char *directory, bool evict)
 
 static void kill_many(bool evict)
 {
-    const char *runs = getenv("TANDEM_FAULT_RUNS");
+    const char *runs = getenv("TANDEM_KILLS");
     unsigned long kills = runs && *runs ? strtoul(runs, NULL, 10) : KILLS;
     struct shared *sh = mmap(NULL, sizeof *sh, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     assert_true(sh != MAP_FAILED);

@@ -550,6 +550,71 @@ static void test_deleted_text_is_gone_from_the_file(void **state)
     fixture_remove(dir);
 }
 
+static int open_descriptors(void)
+{
+    int count = 0;
+    DIR *d = opendir("/proc/self/fd");
+    while (readdir(d))
+        count++;
+    closedir(d);
+    return count;
+}
+
+static void test_more_segments_than_descriptors(void **state)
+{
+    (void)state;
+    enum { BLOCKS = 4 * SEGMENT_FDS_MAX }; /* three fit into a segment */
+    char *dir = fixture_directory();
+    struct store_config c = fixture_config(dir);
+    c.segment_size = 64 << 10;
+    int before = open_descriptors();
+    struct store *s = fixture_open(&c);
+    struct fixture_block f;
+    struct store_stats stats;
+    for (int round = 0; round < 3; round++) {
+        for (uint64_t i = 0; i < BLOCKS; i++) {
+            fixture_block_make(&f, i);
+            if (round == 0)
+                assert_int_equal(store_put(s, "acme", &f.block, NULL, NULL), 0);
+            else
+                assert_true(fixture_block_reads(s, "acme", &f));
+        }
+        store_flush(s);
+        store_stats(s, &stats);
+        assert_true(stats.segments > SEGMENT_FDS_MAX + 20);
+        assert_true(open_descriptors() - before <= SEGMENT_FDS_MAX + 10);
+        store_close(s);
+        if (round == 1)
+            index_set_aside(dir, false);
+        s = fixture_open(&c);
+        assert_true(open_descriptors() - before <= SEGMENT_FDS_MAX + 10);
+    }
+    store_close(s);
+    fixture_remove(dir);
+}
+
+static void test_metric_names(void **state)
+{
+    (void)state;
+    static const char *const names[] = {
+        "tandem_kv_tier_bytes{tier=\"disk\"}",
+        "tandem_kv_tier_blocks{tier=\"disk\"}",
+        "tandem_kv_tier_hits_total{tier=\"disk\"}",
+        "tandem_kv_tier_misses_total{tier=\"disk\"}",
+        "tandem_kv_tier_damaged_total{tier=\"disk\"}",
+        "tandem_store_fsyncs_total",
+        "tandem_store_write_bytes_total",
+        "tandem_store_queue_bytes",
+        "tandem_store_writes_off",
+    };
+    size_t size;
+    char *text = metrics_render(&size);
+    for (size_t i = 0; i < TD_COUNT(names); i++)
+        if (!strstr(text, names[i]))
+            fail_msg("no metric %s", names[i]);
+    free(text);
+}
+
 struct storm {
     struct store *s;
     int thread;
@@ -627,6 +692,8 @@ int main(void)
         cmocka_unit_test(test_master_key_and_key_file_are_needed),
         cmocka_unit_test(test_nothing_readable_on_disk),
         cmocka_unit_test(test_deleted_text_is_gone_from_the_file),
+        cmocka_unit_test(test_more_segments_than_descriptors),
+        cmocka_unit_test(test_metric_names),
         cmocka_unit_test(test_threads),
     };
     log_set_level(LOG_ERROR);
