@@ -283,7 +283,7 @@ static int run_command(char **words, int count, const struct token_settings *s, 
 static int choose_path(const struct token_settings *s, char *out, size_t size, struct td_error *err)
 {
     if (!s->tokens_file[0])
-        return settings_default_path(out, size, "tokens", err);
+        return path_default(out, size, "tokens", "--tokens-file", err);
     if (strlen(s->tokens_file) >= size)
         return td_fail(err, -TD_ERR_LIMIT, "the path of the tokens file is too long");
     strcpy(out, s->tokens_file);
@@ -315,7 +315,7 @@ int auth_command(int argc, char **argv)
     }
     rc = choose_path(&settings, path, sizeof path, &err);
     if (rc == 0 && count > 0 && strcmp(words[0], "new") == 0)
-        rc = settings_make_parents(path, &err);
+        rc = path_make_parents(path, &err);
     if (rc == 0)
         rc = run_command(words, count, &settings, path, &err);
     config_free(config);

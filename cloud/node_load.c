@@ -84,9 +84,9 @@ int node_open_store(struct node *n, struct td_error *err)
 {
     const struct settings *s = n->settings;
     struct store_config config = {.directory = s->store_path, .limit_size = s->store_size};
-    int rc = settings_make_parents(s->store_key_path, err);
+    int rc = path_make_parents(s->store_key_path, err);
     if (rc == 0)
-        rc = settings_make_parents(s->store_path, err);
+        rc = path_make_parents(s->store_path, err);
     if (rc == 0)
         rc = store_master_key_load(s->store_key_path, true, config.master_key, err);
     if (rc == 0)

@@ -3,11 +3,8 @@
 #include "kernels/backend.h"
 #include "protocol/limits.h"
 #include <arpa/inet.h>
-#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #define OPTION(field, kind) .type = kind, .offset = offsetof(struct settings, field)
 
@@ -53,41 +50,6 @@ static const struct config_spec spec = {
     .options = options,
     .option_count = TD_COUNT(options),
 };
-
-int settings_default_path(char *out, size_t size, const char *name, struct td_error *err)
-{
-    const char *home = getenv("HOME"), *data = getenv("XDG_DATA_HOME");
-    int length;
-    if (geteuid() == 0)
-        length = snprintf(out, size, "/var/lib/tandem/%s", name);
-    else if (data && data[0] == '/')
-        length = snprintf(out, size, "%s/tandem/%s", data, name);
-    else if (home && home[0] == '/')
-        length = snprintf(out, size, "%s/.local/share/tandem/%s", home, name);
-    else
-        return td_fail(err, -TD_ERR_NOTFOUND,
-                       "cannot tell where to keep data: HOME is not set; name --store, --store-key-file and "
-                       "--tokens-file");
-    if (length < 0 || (size_t)length >= size)
-        return td_fail(err, -TD_ERR_LIMIT, "the path to the data folder is too long");
-    return 0;
-}
-
-int settings_make_parents(const char *path, struct td_error *err)
-{
-    char folder[4096];
-    if (strlen(path) >= sizeof folder)
-        return td_fail(err, -TD_ERR_LIMIT, "cannot make the folder of %.60s...: the path is too long", path);
-    strcpy(folder, path);
-    for (char *slash = strchr(folder + 1, '/'); slash; slash = strchr(slash + 1, '/')) {
-        *slash = '\0';
-        if (mkdir(folder, 0700) < 0 && errno != EEXIST)
-            return td_fail(err, errno == ENOSPC ? -TD_ERR_DISKFULL : -TD_ERR_IO,
-                           "cannot make the folder %s: %s", folder, strerror(errno));
-        *slash = '/';
-    }
-    return 0;
-}
 
 bool settings_is_loopback(const char *address)
 {
@@ -138,23 +100,11 @@ static int check(struct settings *s, struct td_error *err)
 static int choose_path(char *out, size_t size, const char *given, const char *name, struct td_error *err)
 {
     if (!given[0])
-        return settings_default_path(out, size, name, err);
+        return path_default(out, size, name, "--store, --store-key-file and --tokens-file", err);
     if (strlen(given) >= size)
         return td_fail(err, -TD_ERR_LIMIT, "the path %.60s... is too long", given);
     strcpy(out, given);
     return 0;
-}
-
-/* "models/SmolLM2.Q4_1.gguf" -> "SmolLM2.Q4_1" */
-static void name_after_file(struct settings *s)
-{
-    const char *slash = strrchr(s->model, '/'), *base = slash ? slash + 1 : s->model;
-    size_t size = strlen(base);
-    if (size > 5 && strcmp(base + size - 5, ".gguf") == 0)
-        size -= 5;
-    snprintf(s->model_name_default, sizeof s->model_name_default, "%.*s", (int)size, base);
-    if (!s->model_name[0])
-        s->model_name = s->model_name_default;
 }
 
 int settings_load(int argc, char **argv, struct settings *out, struct config **config, struct td_error *err)
@@ -176,6 +126,8 @@ int settings_load(int argc, char **argv, struct settings *out, struct config **c
         *config = NULL;
         return rc;
     }
-    name_after_file(out);
+    path_model_name(out->model, out->model_name_default, sizeof out->model_name_default);
+    if (!out->model_name[0])
+        out->model_name = out->model_name_default;
     return 0;
 }

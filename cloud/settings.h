@@ -5,6 +5,7 @@
 #include "shared/base.h"
 #include "shared/config.h"
 #include "shared/log.h"
+#include "shared/paths.h"
 
 struct settings {
     const char *model, *model_name, *chat_template;
@@ -20,16 +21,13 @@ struct settings {
     const char *log_level;
     /* filled in by settings_load */
     enum log_level level;
-    char model_name_default[128];                                   /* of the model's file, without ".gguf" */
-    char tokens_path[4096], store_path[4096], store_key_path[4096]; /* given, or the defaults */
+    char model_name_default[128]; /* of the model's file, without ".gguf" */
+    char tokens_path[PATH_SIZE_MAX], store_path[PATH_SIZE_MAX],
+        store_key_path[PATH_SIZE_MAX]; /* given, or the defaults */
 };
 
 /* 0 with *config to be freed by config_free when the settings are no longer used; 1: help or version was printed; negative with err. */
 int settings_load(int argc, char **argv, struct settings *out, struct config **config, struct td_error *err);
-/* A path below the program's own folder: /var/lib/tandem for root, else $XDG_DATA_HOME/tandem or ~/.local/share/tandem. */
-int settings_default_path(char *out, size_t size, const char *name, struct td_error *err);
-/* Make the folders that lead to `path` (0700), not `path` itself. */
-int settings_make_parents(const char *path, struct td_error *err);
 bool settings_is_loopback(const char *address); /* localhost, 127.x.x.x, ::1 */
 
 #endif

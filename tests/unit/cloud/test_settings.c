@@ -105,31 +105,12 @@ static void test_loopback(void **state)
         assert_false(settings_is_loopback(no[i]));
 }
 
-static void test_parents(void **state)
-{
-    (void)state;
-    char folder[64], path[96];
-    struct stat st;
-    snprintf(folder, sizeof folder, "/tmp/td-test-settings-%d", (int)getpid());
-    snprintf(path, sizeof path, "%s/a/b/store.key", folder);
-    assert_int_equal(settings_make_parents(path, &err), 0);
-    assert_int_equal(settings_make_parents(path, &err), 0);
-    snprintf(path, sizeof path, "%s/a/b", folder);
-    assert_int_equal(stat(path, &st), 0);
-    assert_int_equal(st.st_mode & 0777, 0700);
-    rmdir(path);
-    snprintf(path, sizeof path, "%s/a", folder);
-    rmdir(path);
-    rmdir(folder);
-    assert_refused(settings_make_parents("/proc/nothing/here", &err), "/proc/nothing");
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_defaults), cmocka_unit_test(test_given),
         cmocka_unit_test(test_refused),  cmocka_unit_test(test_foreign_environment),
-        cmocka_unit_test(test_loopback), cmocka_unit_test(test_parents),
+        cmocka_unit_test(test_loopback),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
