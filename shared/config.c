@@ -46,9 +46,7 @@ struct config {
     const char *file_path; /* --config, or NULL */
 };
 
-/* --- values
- * ---------------------------------------------------------------------------------------------------------
- */
+/* --- values --- */
 
 static bool equals_any(const char *text, const char *const *words, size_t count)
 {
@@ -206,8 +204,7 @@ static int load_defaults(struct config *c, const struct config_spec *spec, struc
     return 0;
 }
 
-/* --- the INI file
- * --------------------------------------------------------------------------------------------------- */
+/* --- the INI file --- */
 
 /* Same name, with '-' and '_' alike. */
 static bool names_match(const char *a, const char *b, size_t b_size)
@@ -296,8 +293,7 @@ static int load_file(struct config *c, const struct config_spec *spec, struct td
     return status;
 }
 
-/* --- the environment
- * ------------------------------------------------------------------------------------------------ */
+/* --- the environment --- */
 
 static void env_name(const struct config_spec *spec, const char *option, char out[CONFIG_NAME_SIZE])
 {
@@ -325,8 +321,7 @@ static int load_environment(struct config *c, const struct config_spec *spec, st
     return 0;
 }
 
-/* --- the command line
- * ----------------------------------------------------------------------------------------------- */
+/* --- the command line --- */
 
 struct flag { /* one argument that starts with "--", taken apart */
     const struct config_option *option;
@@ -444,8 +439,7 @@ static int walk_arguments(struct config *c, const struct config_spec *spec, int 
     return 0;
 }
 
-/* --- loading
- * -------------------------------------------------------------------------------------------------------- */
+/* --- loading --- */
 
 static int load_sources(struct config *c, const struct config_spec *spec, int argc, char **argv,
                         struct td_error *err)
@@ -502,8 +496,7 @@ void config_free(struct config *c)
     free(c);
 }
 
-/* --- secrets
- * -------------------------------------------------------------------------------------------------------- */
+/* --- secrets --- */
 
 static int check_secret_file(int fd, const char *path, struct td_error *err)
 {

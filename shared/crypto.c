@@ -36,8 +36,7 @@ int crypto_init(void)
     return init_status;
 }
 
-/* --- SHA-256
- * ---------------------------------------------------------------------------------------------------- */
+/* --- SHA-256 --- */
 
 _Static_assert(sizeof(mbedtls_sha256_context) <= sizeof(struct sha256), "the opaque state holds mbedTLS's");
 _Static_assert(_Alignof(mbedtls_sha256_context) <= _Alignof(struct sha256), "and is aligned for it");
@@ -79,8 +78,7 @@ void sha256_once(const void *data, size_t size, uint8_t out[TD_HASH_SIZE])
     sha256_final(&h, out);
 }
 
-/* --- HMAC (RFC 2104) and HKDF (RFC 5869)
- * ---------------------------------------------------------------------------- */
+/* --- HMAC (RFC 2104) and HKDF (RFC 5869) --- */
 
 static void hmac(const void *key, size_t key_size, const struct span *parts, size_t count,
                  uint8_t out[TD_HASH_SIZE])
@@ -128,8 +126,7 @@ void hkdf_sha256(const uint8_t key[CRYPTO_KEY_SIZE], const void *salt, size_t sa
     crypto_wipe(extracted, sizeof extracted);
 }
 
-/* --- AES-256-GCM
- * ---------------------------------------------------------------------------------------------------- */
+/* --- AES-256-GCM --- */
 
 static void make_nonce(uint32_t index, uint8_t nonce[GCM_NONCE_SIZE])
 {
@@ -171,8 +168,7 @@ int gcm_open(const uint8_t key[CRYPTO_KEY_SIZE], uint32_t nonce_index, const voi
     return -TD_ERR_CRYPTO;
 }
 
-/* --- random bytes, comparing, wiping
- * --------------------------------------------------------------------------------- */
+/* --- random bytes, comparing, wiping --- */
 
 /* The kernel's generator directly: it needs no lock, no seed and survives fork. */
 int crypto_random(void *out, size_t size)

@@ -37,8 +37,7 @@ const double METRIC_SECONDS_BOUNDS[] = {0.0005, 0.001, 0.0025, 0.005, 0.01, 0.02
                                         0.5,    1,     2.5,    5,     10,   25,    50,   100};
 const size_t METRIC_SECONDS_BOUNDS_COUNT = TD_COUNT(METRIC_SECONDS_BOUNDS);
 
-/* --- registration
- * --------------------------------------------------------------------------------------------------- */
+/* --- registration --- */
 
 static void *must(void *allocated, const char *name)
 {
@@ -138,8 +137,7 @@ int metric_label(char *out, size_t size, const char *name, const char *value)
     return 0;
 }
 
-/* --- updating
- * ------------------------------------------------------------------------------------------------------- */
+/* --- updating --- */
 
 static double double_of(uint64_t bits)
 {
@@ -197,8 +195,7 @@ double metric_value(const struct metric *m)
     return (double)count;
 }
 
-/* --- rendering
- * ------------------------------------------------------------------------------------------------------ */
+/* --- rendering --- */
 
 struct text { /* grows; `failed` once memory ran out, and nothing is added from then on */
     char *data;

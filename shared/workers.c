@@ -91,8 +91,7 @@ static void take_tasks(struct workers *w, unsigned worker_index)
     }
 }
 
-/* --- helpers
- * ------------------------------------------------------------------------------------------------------ */
+/* --- helpers --- */
 
 static bool job_waits(const struct workers *w, uint32_t served)
 {
@@ -155,8 +154,7 @@ static void *helper_main(void *arg)
     return NULL;
 }
 
-/* --- the pool
- * ------------------------------------------------------------------------------------------------------- */
+/* --- the pool --- */
 
 static unsigned usable_cores(void)
 {
@@ -230,9 +228,7 @@ unsigned workers_count(const struct workers *w)
     return w->count;
 }
 
-/* --- a job
- * ----------------------------------------------------------------------------------------------------------
- */
+/* --- a job --- */
 
 static void open_job(struct workers *w, size_t task_count, workers_task task, void *ctx)
 {

@@ -34,8 +34,7 @@ static float float_of(uint32_t bits)
     return f;
 }
 
-/* --- status
- * --------------------------------------------------------------------------------------------------- */
+/* --- status --- */
 
 static void test_status_texts(void **state)
 {
@@ -77,8 +76,7 @@ static void test_fail_cuts_between_characters(void **state)
     }
 }
 
-/* --- little-endian and readers
- * ---------------------------------------------------------------------------------- */
+/* --- little-endian and readers --- */
 
 static void test_little_endian(void **state)
 {
@@ -115,8 +113,7 @@ static void test_reader_stops_at_the_end(void **state)
     assert_int_equal(reader_u8(&r), 0); /* bad stays bad, though bytes are left */
 }
 
-/* --- clocks and hex
- * ---------------------------------------------------------------------------------------------- */
+/* --- clocks and hex --- */
 
 static void test_clocks(void **state)
 {
@@ -147,8 +144,7 @@ static void test_hex(void **state)
         assert_int_equal(hex_decode(bad[i], back, 4), -TD_ERR_FORMAT);
 }
 
-/* --- half precision
- * ---------------------------------------------------------------------------------------------- */
+/* --- half precision --- */
 
 /* The value of a finite half, and 2^16 for the place after the largest one, by its definition. */
 static double half_value(uint32_t h)
@@ -269,8 +265,7 @@ static void test_half_rows_write_only_their_count(void **state)
     }
 }
 
-/* --- CRC-32C
- * ------------------------------------------------------------------------------------------------------ */
+/* --- CRC-32C --- */
 
 static uint32_t crc_bitwise(uint32_t crc, const uint8_t *data, size_t size)
 {

@@ -43,8 +43,7 @@ static const struct config_spec spec = {
     .option_count = TD_COUNT(options),
 };
 
-/* --- the harness
- * ------------------------------------------------------------------------------------------------ */
+/* --- the harness --- */
 
 static char directory[] = "/tmp/td-config-XXXXXX", ini_path[64], secret_path[64];
 static struct settings got;
@@ -121,8 +120,7 @@ static int tear_down(void **state)
     return rmdir(directory);
 }
 
-/* --- sources
- * ------------------------------------------------------------------------------------------------------ */
+/* --- sources --- */
 
 static void test_defaults(void **state)
 {
@@ -173,8 +171,7 @@ static void test_order_of_sources(void **state)
     unsetenv("TDTEST_PORT");
 }
 
-/* --- flags
- * -------------------------------------------------------------------------------------------------------- */
+/* --- flags --- */
 
 static void test_flag_forms(void **state)
 {
@@ -226,9 +223,7 @@ static void test_positional_arguments(void **state)
     assert_int_equal(rest_count, 0);
 }
 
-/* --- types
- * ---------------------------------------------------------------------------------------------------------
- */
+/* --- types --- */
 
 static void test_numbers_at_their_edges(void **state)
 {
@@ -286,8 +281,7 @@ static void test_bools(void **state)
     assert_error(load("--verbose="), -TD_ERR_ARG, "verbose needs true or false");
 }
 
-/* --- the file
- * ------------------------------------------------------------------------------------------------------ */
+/* --- the file --- */
 
 static void test_file_form(void **state)
 {
@@ -368,8 +362,7 @@ static void test_file_size_limit(void **state)
     free(text);
 }
 
-/* --- secrets
- * ------------------------------------------------------------------------------------------------------- */
+/* --- secrets --- */
 
 static void test_secrets_stay_off_the_command_line(void **state)
 {
@@ -448,9 +441,7 @@ static void test_secret_file(void **state)
     }
 }
 
-/* --- help
- * ----------------------------------------------------------------------------------------------------------
- */
+/* --- help --- */
 
 static char printed[8192];
 

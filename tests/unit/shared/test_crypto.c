@@ -28,8 +28,7 @@ static int set_up(void **state)
     return crypto_init() == 0 && crypto_init() == 0 ? 0 : -1;
 }
 
-/* --- SHA-256: FIPS 180-4's examples
- * ------------------------------------------------------------------------------ */
+/* --- SHA-256: FIPS 180-4's examples --- */
 
 static void test_sha256_vectors(void **state)
 {
@@ -61,7 +60,7 @@ static void test_sha256_vectors(void **state)
 }
 
 /* --- HMAC: RFC 4231. Keys shorter than 32 bytes are padded with zeros, longer than 64 hashed: both as HMAC
- * itself does -- */
+ * itself does --- */
 
 static void check_hmac(const void *key, size_t key_size, const char *text, const char *expected)
 {
@@ -98,9 +97,7 @@ static void test_hmac_vectors(void **state)
                "9b09ffa71b942fcb27635fbcd5b0e944bfdc63644f0713938a7f51535c3a35e2");
 }
 
-/* --- HKDF
- * ------------------------------------------------------------------------------------------------------------
- */
+/* --- HKDF --- */
 
 /* RFC 5869, case 1: its input key has 22 bytes, so the two steps are checked through HMAC, of which HKDF is
  * made. */
@@ -135,9 +132,7 @@ static void test_hkdf_against_openssl(void **state)
     assert_hex(out, sizeof out, "a644f26e117b50632944d9ac7dd4a85d7d756ddee82c02742263d92a43a766b4");
 }
 
-/* --- GCM
- * -------------------------------------------------------------------------------------------------------------
- */
+/* --- GCM --- */
 
 /* Test cases 13 and 14 of the GCM specification: key, nonce and text all zero. */
 static void test_gcm_vectors_of_the_specification(void **state)
@@ -207,9 +202,7 @@ static void test_gcm_refuses_every_change(void **state)
     assert_memory_equal(good.text, plain, sizeof plain);
 }
 
-/* --- the rest
- * ---------------------------------------------------------------------------------------------------------
- */
+/* --- the rest --- */
 
 static void test_random_equal_wipe(void **state)
 {
