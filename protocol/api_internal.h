@@ -13,9 +13,6 @@
 
 /* ---- JSON text (openai_parse.c) ---- */
 
-/* -TD_ERR_LIMIT for a text whose values would cost the JSON library memory out of proportion, or recurse too
- * deep. */
-int api_json_check(const char *text, size_t size);
 /* An object, the caller's; NULL: err says why, without quoting the text. */
 json_t *api_json_load(const char *body, size_t size, struct td_error *err);
 /* What may stand in a header and in a path: 1 to LIMIT_NAME_SIZE letters, digits, - _ . : */
