@@ -250,7 +250,7 @@ static bool admit_one(struct engine *e, struct sequence *s)
     }
     s->state = SEQ_LOADING;
     s->load_id = e->next_load_id++;
-    s->load_next = s->load_done = 0;
+    s->load_next = 0;
     s->load_end = s->load_cut = blocks;
     s->deadline_us = load_deadline(e, disk, now);
     return true;

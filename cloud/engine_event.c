@@ -31,9 +31,8 @@ void engine_emit_tokens(struct sequence *s, uint32_t index, uint32_t count)
     }
 }
 
-void engine_emit_done(struct engine *e, struct sequence *s)
+void engine_emit_done(struct sequence *s)
 {
-    (void)e;
     uint64_t first = s->first_token_us ? s->first_token_us : s->opened_us;
     engine_emit(s, &(struct engine_event){.type = ENGINE_DONE,
                                           .done = {.finish = s->finish,

@@ -180,7 +180,7 @@ void engine_metrics_init(struct engine_metrics *m);
 void engine_update_stats(struct engine *e);
 void engine_emit(struct sequence *s, struct engine_event *event);
 void engine_emit_tokens(struct sequence *s, uint32_t index, uint32_t count);
-void engine_emit_done(struct engine *e, struct sequence *s);
+void engine_emit_done(struct sequence *s);
 void engine_emit_failed(struct sequence *s, int code, const char *text, uint32_t retry_after_ms);
 void engine_emit_ingested(struct engine *e, struct sequence *s); /* when there is news */
 uint32_t engine_queue_tokens(const struct engine *e, const struct sequence *before);

@@ -72,7 +72,7 @@ void engine_fail(struct engine *e, struct sequence *s, int code, const char *tex
 
 static void end(struct engine *e, struct sequence *s)
 {
-    engine_emit_done(e, s);
+    engine_emit_done(s);
     s->handle = 0;
     s->state = SEQ_ENDED;
     live_remove(e, s);
@@ -234,7 +234,7 @@ static void reattach(struct engine *e, struct sequence *s, uint64_t handle, stru
     if (count > held)
         engine_emit_tokens(s, held, count - held);
     if (s->state == SEQ_ENDED) {
-        engine_emit_done(e, s);
+        engine_emit_done(s);
         s->handle = 0;
         sequence_seal(s, e->seal_key);
     }

@@ -99,9 +99,8 @@ struct sequence {
     uint32_t unpersisted;      /* blocks that the store has not acknowledged */
 
     /* loading */
-    uint64_t load_id; /* of the reads in flight that still count */
-    uint32_t load_next, load_end, load_done,
-        load_cut; /* blocks: to ask for next, behind the last, read, first that failed */
+    uint64_t load_id;                       /* of the reads in flight that still count */
+    uint32_t load_next, load_end, load_cut; /* blocks: to ask for next, behind the last, first that failed */
 
     /* plan and what came of it */
     bool planned;
