@@ -1,7 +1,9 @@
 /* bench: see bench.h. Each run starts with an empty context, so runs are alike; medians keep a busy neighbour
  * out. */
 #include "kernels/bench.h"
+#include "kernels/bench_model.h"
 #include "kernels/cpu/cpu_backend.h"
+#include "kernels/cuda/cuda.h"
 #include <stdlib.h>
 
 #define CHUNK_TOKENS_DEFAULT 512
@@ -10,12 +12,14 @@
 struct bench {
     const struct bench_engine_options *options;
     struct gguf *file;
+    struct bench_model *random; /* the model's, when it has no file */
     struct model *model;
     struct backend *backend;
     int32_t *ids;
-    float *logits;
-    uint32_t *pages;
-    uint32_t total_tokens, chunk_tokens, repeats;
+    float *logits;   /* [seq_count][vocab] */
+    uint32_t *pages; /* [seq_count][pages_per_seq] */
+    uint32_t total_tokens, chunk_tokens, repeats, seq_count, pages_per_seq;
+    struct cuda_ceilings ceilings;
     double prefill_s[REPEATS_MAX], decode_s[REPEATS_MAX];
 };
 
@@ -24,17 +28,25 @@ static double seconds_since(uint64_t start_us)
     return (double)(clock_mono_us() - start_us) * 1e-6;
 }
 
+static bool on_gpu(const struct bench *b)
+{
+    return b->options->device && strcmp(b->options->device, "cpu") != 0;
+}
+
 static int bench_check(struct bench *b, struct td_error *err)
 {
     const struct bench_engine_options *o = b->options;
     uint64_t total = (uint64_t)o->prompt_tokens + o->gen_tokens;
     b->chunk_tokens = o->chunk_tokens ? o->chunk_tokens : CHUNK_TOKENS_DEFAULT;
     b->repeats = TD_MAX(1u, o->repeat_count);
-    if (o->prompt_tokens == 0 || b->chunk_tokens > BATCH_ROWS_MAX || b->repeats > REPEATS_MAX)
-        return td_fail(err, -TD_ERR_ARG,
-                       "cannot run the benchmark: it takes a prompt of 1 token or more, chunks of at most %d "
-                       "and %d runs",
-                       BATCH_ROWS_MAX, REPEATS_MAX);
+    b->seq_count = TD_MAX(1u, o->batch_count);
+    if (o->prompt_tokens == 0 || b->chunk_tokens > BATCH_ROWS_MAX || b->repeats > REPEATS_MAX ||
+        b->seq_count > BATCH_SEQS_MAX)
+        return td_fail(
+            err, -TD_ERR_ARG,
+            "cannot run the benchmark: it takes a prompt of 1 token or more, chunks of at most %d, "
+            "%d runs and %d sequences",
+            BATCH_ROWS_MAX, REPEATS_MAX, BATCH_SEQS_MAX);
     if (total > b->model->params.context_max)
         return td_fail(err, -TD_ERR_CONTEXT,
                        "cannot run the benchmark: %llu tokens wanted, the model's context holds %u",
@@ -46,68 +58,111 @@ static int bench_check(struct bench *b, struct td_error *err)
     return 0;
 }
 
+static int bench_open(struct bench *b, struct td_error *err)
+{
+    const struct bench_engine_options *o = b->options;
+    int rc;
+    if (o->shape) {
+        rc = bench_model_create(o->shape, o->dtype ? o->dtype : "bf16", &b->random, err);
+        b->model = rc ? NULL : bench_model_get(b->random);
+    } else if ((rc = gguf_open(o->model_path, &b->file, err)) == 0) {
+        rc = model_load(b->file, &b->model, err);
+    }
+    return rc ? rc : bench_check(b, err);
+}
+
+static int bench_start_engine(struct bench *b, struct td_error *err)
+{
+    const struct bench_engine_options *o = b->options;
+    struct backend_config config = {.page_count = b->pages_per_seq * b->seq_count,
+                                    .layers_paged = b->model->params.layer_count,
+                                    .threads = o->threads,
+                                    .rows_max =
+                                        TD_MAX(TD_MIN(b->chunk_tokens, o->prompt_tokens), b->seq_count),
+                                    .isa = o->isa};
+    if (!on_gpu(b))
+        return cpu_backend_create(b->model, &config, &b->backend, err);
+    int rc = cuda_measure_ceilings(o->device, &b->ceilings, err);
+    return rc ? rc : cuda_backend_create(b->model, &config, o->device, &b->backend, err);
+}
+
 static int bench_prepare(struct bench *b, struct td_error *err)
 {
-    int rc;
-    if ((rc = gguf_open(b->options->model_path, &b->file, err)) ||
-        (rc = model_load(b->file, &b->model, err)) || (rc = bench_check(b, err)))
+    int rc = bench_open(b, err);
+    if (rc)
         return rc;
     const struct model_params *p = &b->model->params;
-    uint32_t page_count = (b->total_tokens + KV_BLOCK_TOKENS - 1) / KV_BLOCK_TOKENS;
-    struct backend_config config = {.page_count = page_count,
-                                    .layers_paged = p->layer_count,
-                                    .threads = b->options->threads,
-                                    .rows_max = TD_MIN(b->chunk_tokens, b->options->prompt_tokens),
-                                    .isa = b->options->isa};
-    if ((rc = cpu_backend_create(b->model, &config, &b->backend, err)))
+    b->pages_per_seq = (b->total_tokens + KV_BLOCK_TOKENS - 1) / KV_BLOCK_TOKENS;
+    size_t page_count = (size_t)b->pages_per_seq * b->seq_count;
+    if ((rc = bench_start_engine(b, err)))
         return rc;
     b->ids = calloc(b->total_tokens, sizeof *b->ids);
-    b->logits = calloc(p->vocab_count, sizeof *b->logits);
+    b->logits = calloc((size_t)b->seq_count * p->vocab_count, sizeof *b->logits);
     b->pages = calloc(page_count, sizeof *b->pages);
     if (!b->ids || !b->logits || !b->pages)
         return td_fail(err, -TD_ERR_NOMEM, "cannot run the benchmark: out of memory");
     for (uint32_t i = 0; i < b->total_tokens; i++)
         b->ids[i] = (int32_t)((i * 2654435761u >> 8) % p->vocab_count);
-    for (uint32_t i = 0; i < page_count; i++)
-        b->pages[i] = i;
+    for (size_t i = 0; i < page_count; i++)
+        b->pages[i] = (uint32_t)i;
     return 0;
 }
 
-/* Rows [position, position + count) of the one sequence; logits of the last when wanted. */
-static int step(struct bench *b, uint32_t position, uint32_t count, bool want_logits, struct td_error *err)
+static struct batch_seq rows_of(const struct bench *b, uint32_t seq, uint32_t position, uint32_t count,
+                                bool want_logits)
 {
-    struct batch_seq seq = {.layer_end = b->model->params.layer_count,
-                            .position = position,
-                            .row_count = count,
-                            .ids = b->ids + position,
-                            .logits = want_logits ? b->logits : NULL,
-                            .logit_count = want_logits,
-                            .pages = b->pages};
-    int rc = b->backend->ops->forward(b->backend, &(struct batch){&seq, 1});
-    return rc ? td_fail(err, rc, "the benchmark's step at token %u failed: %s", position, td_status_text(rc))
+    const struct model_params *p = &b->model->params;
+    return (struct batch_seq){.layer_end = p->layer_count,
+                              .position = position,
+                              .row_count = count,
+                              .ids = b->ids + position,
+                              .logits = want_logits ? b->logits + (size_t)seq * p->vocab_count : NULL,
+                              .logit_count = want_logits,
+                              .pages = b->pages + (size_t)seq * b->pages_per_seq};
+}
+
+static int step(struct bench *b, const struct batch_seq *seqs, uint32_t count, struct td_error *err)
+{
+    int rc = b->backend->ops->forward(b->backend, &(struct batch){seqs, count});
+    return rc ? td_fail(err, rc, "the benchmark's step at token %u failed: %s", seqs[0].position,
+                        td_status_text(rc))
               : 0;
 }
 
-static int bench_run(struct bench *b, uint32_t run, struct td_error *err)
+static int prefill(struct bench *b, uint32_t seq, struct td_error *err)
 {
     uint32_t prompt = b->options->prompt_tokens;
-    uint64_t start = clock_mono_us();
     for (uint32_t at = 0; at < prompt;) {
         uint32_t count = TD_MIN(b->chunk_tokens, prompt - at);
-        int rc = step(b, at, count, at + count == prompt, err);
+        struct batch_seq rows = rows_of(b, seq, at, count, at + count == prompt);
+        int rc = step(b, &rows, 1, err);
         if (rc)
             return rc;
         at += count;
     }
+    return 0;
+}
+
+static int decode(struct bench *b, uint32_t position, struct td_error *err)
+{
+    struct batch_seq rows[BATCH_SEQS_MAX];
+    for (uint32_t i = 0; i < b->seq_count; i++)
+        rows[i] = rows_of(b, i, position, 1, true);
+    return step(b, rows, b->seq_count, err);
+}
+
+static int bench_run(struct bench *b, uint32_t run, struct td_error *err)
+{
+    int rc = 0;
+    uint64_t start = clock_mono_us();
+    for (uint32_t i = 0; i < b->seq_count && !rc; i++)
+        rc = prefill(b, i, err);
     b->prefill_s[run] = seconds_since(start);
     start = clock_mono_us();
-    for (uint32_t at = prompt; at < b->total_tokens; at++) {
-        int rc = step(b, at, 1, true, err);
-        if (rc)
-            return rc;
-    }
+    for (uint32_t at = b->options->prompt_tokens; at < b->total_tokens && !rc; at++)
+        rc = decode(b, at, err);
     b->decode_s[run] = seconds_since(start);
-    return 0;
+    return rc;
 }
 
 static int compare_doubles(const void *a, const void *b)
@@ -122,11 +177,52 @@ static double median(double *values, uint32_t count)
     return count % 2 ? values[count / 2] : 0.5 * (values[count / 2 - 1] + values[count / 2]);
 }
 
+/* What a step must read, and a prompt compute, over what the device can do. */
+static void fill_floors(const struct bench *b, struct bench_engine_result *r)
+{
+    const struct model_params *p = &b->model->params;
+    double prompt = b->options->prompt_tokens, context = prompt + b->options->gen_tokens * 0.5;
+    double kv = 4.0 * p->layer_count * p->kv_head_count * p->head_dim * context * b->seq_count;
+    double bytes = (double)model_weight_bytes(b->model, 0, p->layer_count) + kv;
+    double q = (double)p->head_count * p->head_dim, kv_size = (double)p->kv_head_count * p->head_dim;
+    double weights = p->embd_size * (2.0 * q + 2.0 * kv_size + 3.0 * p->ffn_size);
+    double flops = p->layer_count * (2.0 * weights * prompt + 2.0 * q * prompt * prompt);
+    r->read_gb_s = b->ceilings.read_gb_s, r->copy_gb_s = b->ceilings.copy_gb_s;
+    r->matmul_tflop_s = b->ceilings.matmul_tflop_s, r->to_device_gb_s = b->ceilings.to_device_gb_s;
+    if (r->read_gb_s > 0)
+        r->decode_floor_ms = bytes / r->read_gb_s * 1e-6;
+    if (r->matmul_tflop_s > 0)
+        r->prefill_floor_ms = flops / r->matmul_tflop_s * 1e-9;
+}
+
+static void fill_result(struct bench *b, struct bench_engine_result *r)
+{
+    const struct bench_engine_options *o = b->options;
+    double prefill_s = TD_MAX(median(b->prefill_s, b->repeats), 1e-9),
+           decode_s = median(b->decode_s, b->repeats);
+    r->prefill_tps = (double)o->prompt_tokens * b->seq_count / prefill_s;
+    r->prefill_ms = prefill_s / b->seq_count * 1e3;
+    if (o->gen_tokens > 0) {
+        r->decode_tps = (double)o->gen_tokens * b->seq_count / TD_MAX(decode_s, 1e-9);
+        r->decode_step_ms = decode_s / o->gen_tokens * 1e3;
+    }
+    if (on_gpu(b)) {
+        r->isa = b->backend->ops->name;
+        fill_floors(b, r);
+        return;
+    }
+    const struct cpu_backend *cpu = (const struct cpu_backend *)b->backend;
+    r->isa = cpu->ops->name;
+    r->threads = workers_count(cpu->workers);
+}
+
 static void bench_free(struct bench *b)
 {
     if (b->backend)
         b->backend->ops->destroy(b->backend);
-    model_free(b->model);
+    if (!b->random)
+        model_free(b->model);
+    bench_model_destroy(b->random);
     if (b->file)
         gguf_close(b->file);
     free(b->ids);
@@ -144,14 +240,8 @@ int bench_engine(const struct bench_engine_options *options, struct bench_engine
     result->load_s = seconds_since(start);
     for (uint32_t run = 0; !rc && run < b.repeats; run++)
         rc = bench_run(&b, run, err);
-    if (!rc) {
-        result->prefill_tps = options->prompt_tokens / TD_MAX(median(b.prefill_s, b.repeats), 1e-9);
-        if (options->gen_tokens > 0)
-            result->decode_tps = options->gen_tokens / TD_MAX(median(b.decode_s, b.repeats), 1e-9);
-        const struct cpu_backend *cpu = (const struct cpu_backend *)b.backend;
-        result->isa = cpu->ops->name;
-        result->threads = workers_count(cpu->workers);
-    }
+    if (!rc)
+        fill_result(&b, result);
     bench_free(&b);
     return rc;
 }

@@ -14,13 +14,22 @@ struct bench_engine_options {
     uint32_t chunk_tokens;  /* rows of one prefill step; 0: 512 */
     uint32_t repeat_count;  /* medians of so many runs; 0: 1 */
     const char *isa;        /* NULL: best */
+    const char *device;     /* NULL or "cpu"; "cuda", "cuda:N" */
+    const char *shape;      /* instead of model_path: random weights of a known shape (bench_model.h) ... */
+    const char *dtype;      /* ... and of this type; NULL: "bf16" */
+    uint32_t batch_count;   /* sequences decoded side by side, each with its own prompt; 0: 1 */
 };
 
 struct bench_engine_result {
     double prefill_tps, decode_tps; /* tokens a second, medians; decode_tps is 0 without gen_tokens */
     double load_s;                  /* opening the file and preparing the weights */
     unsigned threads;               /* that computed */
-    const char *isa;                /* static */
+    const char *isa;                /* static; the device's kind where it is not the CPU */
+    double prefill_ms;              /* of one sequence's prompt */
+    double decode_step_ms;          /* of all sequences' next tokens; the copy of their logits included */
+    /* Of a GPU, measured in the same run; 0 on the CPU. What a step cannot do without, over the ceilings: */
+    double read_gb_s, copy_gb_s, matmul_tflop_s, to_device_gb_s;
+    double decode_floor_ms, prefill_floor_ms;
 };
 
 /* Returns 0, or a negative code with one line in err: the file, its model, memory, context_max < prompt +

@@ -1,0 +1,27 @@
+# Cuda.cmake: is the CUDA engine part of this build? TANDEM_CUDA: AUTO (where nvcc is found), ON (or fail), OFF.
+# Sanitizer and fuzz builds leave it out. Sets TANDEM_HAS_CUDA. The run-time library is linked in; cuBLASLt is opened at run time,
+# so that programs start on machines without CUDA.
+set(TANDEM_CUDA AUTO CACHE STRING "The CUDA engine: AUTO, ON or OFF")
+set(TANDEM_HAS_CUDA OFF)
+if(TANDEM_SANITIZE OR TANDEM_FUZZ)
+  message(STATUS "CUDA engine: left out of a sanitizer or fuzz build")
+elseif(NOT TANDEM_CUDA)
+  message(STATUS "CUDA engine: left out (TANDEM_CUDA=OFF)")
+else()
+  include(CheckLanguage)
+  if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
+    set(CMAKE_CUDA_ARCHITECTURES 80 90a-real) # machine code for both, and PTX of 80 for what comes later
+  endif()
+  check_language(CUDA)
+  if(CMAKE_CUDA_COMPILER)
+    enable_language(CUDA)
+    set(CMAKE_CUDA_STANDARD 17)
+    find_package(CUDAToolkit REQUIRED)
+    set(TANDEM_HAS_CUDA ON)
+    message(STATUS "CUDA engine: built with ${CMAKE_CUDA_COMPILER} for ${CMAKE_CUDA_ARCHITECTURES}")
+  elseif(TANDEM_CUDA STREQUAL "ON")
+    message(FATAL_ERROR "CUDA engine: TANDEM_CUDA is ON, but no nvcc was found; set CUDACXX to its path")
+  else()
+    message(STATUS "CUDA engine: left out, no nvcc was found; programs will run on the CPU alone")
+  endif()
+endif()

@@ -1,0 +1,191 @@
+/* attention_decode: the work of a split, for the kernel that holds one layer's attention (attention_decode.cu, which says how it works)
+ * and the one that holds a whole step (step.cu). */
+#pragma once
+#include "device.cuh"
+#include "kernels.h"
+#include <math_constants.h>
+
+#define HEADS 8 /* of a block */
+
+struct decode_args {
+    cuda_attention a;
+    const cuda_split *splits;
+    float *partial;     /* [split][parts][HEADS][HD + 2]: values, then max and sum */
+    uint32_t *counters; /* [row][parts] */
+    uint32_t parts;     /* KV heads x groups of up to HEADS query heads */
+};
+
+template <int HD, int WARPS> struct decode_shared {
+    half kv[2][2][64 * (HD + 8)]; /* [stage][K, V]; at the end: the warps' results */
+    float max[WARPS][HEADS], sum[WARPS][HEADS];
+    uint32_t is_last;
+};
+
+template <int HD, int WARPS>
+__device__ __forceinline__ void start_page(decode_shared<HD, WARPS> &sh, const decode_args &d,
+                                           const cuda_split &s, uint32_t i, uint32_t kv_head)
+{
+    if (i < s.page_count) {
+        const half *page = (const half *)d.a.kv + d.a.tables[s.table + s.page_begin + i] * d.a.page_values;
+        copy_page<HD, 32 * WARPS>(sh.kv[i % 2][0], page + (uint64_t)kv_head * 64 * HD);
+        copy_page<HD, 32 * WARPS>(sh.kv[i % 2][1], page + (uint64_t)(d.a.kv_head_count + kv_head) * 64 * HD);
+    }
+    copies_commit();
+}
+
+template <int HD> struct decode_state { /* of a warp: heads 2q and 2q + 1 of a lane */
+    float o[HD / 16][4], max[2], sum[2];
+};
+
+template <int HD>
+__device__ __forceinline__ void use_page(decode_state<HD> &st, const half *k, const half *v,
+                                         const uint32_t q[HD / 16][2], uint32_t token, uint32_t token_count)
+{
+    constexpr int STRIDE = HD + 8;
+    uint32_t lane = threadIdx.x % 32;
+    float s[4] = {};
+#pragma unroll
+    for (int i = 0; i < HD / 16; i++) {
+        uint32_t a[4];
+        ldmatrix(a, k + (lane % 16) * STRIDE + i * 16 + lane / 16 * 8);
+        mma<false>(s, a[0], a[1], a[2], a[3], q[i][0], q[i][1]);
+    }
+    for (int i = 0; i < 4; i++)
+        if (token + lane / 4 + i / 2 * 8 >= token_count)
+            s[i] = -CUDART_INF_F;
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        float max = fmaxf(s[h], s[h + 2]);
+        for (int i = 4; i < 32; i *= 2)
+            max = fmaxf(max, __shfl_xor_sync(0xffffffffu, max, i));
+        max = fmaxf(max, st.max[h]);
+        float alpha = exp2_fast(st.max[h] - max); /* maxima start finite, so this is never inf - inf */
+        st.max[h] = max;
+        s[h] = exp2_fast(s[h] - max), s[h + 2] = exp2_fast(s[h + 2] - max);
+        st.sum[h] = st.sum[h] * alpha + s[h] + s[h + 2];
+#pragma unroll
+        for (int i = 0; i < HD / 16; i++)
+            st.o[i][h] *= alpha, st.o[i][h + 2] *= alpha;
+    }
+    uint32_t b0 = transpose8x8(to_pair<false>(s[0], s[1])), b1 = transpose8x8(to_pair<false>(s[2], s[3]));
+#pragma unroll
+    for (int i = 0; i < HD / 16; i++) {
+        uint32_t a[4];
+        ldmatrix_trans(a, v + (lane % 8 + lane / 16 * 8) * STRIDE + i * 16 + lane / 8 % 2 * 8);
+        mma<false>(st.o[i], a[0], a[1], a[2], a[3], b0, b1);
+    }
+}
+
+/* The warps' results to shared memory: [warp][head][HD], maxima and sums beside them. */
+template <int HD, int WARPS>
+__device__ __forceinline__ void share_state(decode_shared<HD, WARPS> &sh, const decode_state<HD> &st)
+{
+    uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, q = lane % 4;
+    float *o = reinterpret_cast<float *>(sh.kv) + warp * HEADS * HD;
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        float sum = st.sum[h];
+        for (int i = 4; i < 32; i *= 2)
+            sum += __shfl_xor_sync(0xffffffffu, sum, i);
+        if (g == 0)
+            sh.max[warp][2 * q + h] = st.max[h], sh.sum[warp][2 * q + h] = sum;
+#pragma unroll
+        for (int i = 0; i < HD / 16; i++) {
+            o[(2 * q + h) * HD + 16 * i + g] = st.o[i][h];
+            o[(2 * q + h) * HD + 16 * i + g + 8] = st.o[i][h + 2];
+        }
+    }
+}
+
+__device__ __forceinline__ void store_out(const cuda_attention &a, uint64_t at, float x)
+{
+    ((uint16_t *)a.out)[at] = a.out_bf16 ? to_bits<true>(x) : to_bits<false>(x);
+}
+
+/* Add up the splits of a row; every thread of the last block. */
+template <int HD, int WARPS>
+__device__ __forceinline__ void combine_splits(const decode_args &d, const cuda_split &s, uint32_t part,
+                                               uint32_t first_head, uint32_t heads)
+{
+    constexpr int SIZE = HEADS * (HD + 2), AT_ONCE = 16; /* splits whose loads are on their way together */
+    for (uint32_t i = threadIdx.x; i < heads * HD; i += 32 * WARPS) {
+        uint32_t head = i / HD, dim = i % HD;
+        const float *p = d.partial + ((uint64_t)s.first_split * d.parts + part) * SIZE + head * (HD + 2);
+        uint64_t stride = (uint64_t)d.parts * SIZE;
+        float max = -1e30f, sum = 0.0f, o = 0.0f;
+        for (uint32_t k = 0; k < s.split_count; k += AT_ONCE, p += AT_ONCE * stride) {
+            float m[AT_ONCE], l[AT_ONCE], v[AT_ONCE], before = max;
+#pragma unroll
+            for (int j = 0; j < AT_ONCE; j++) {
+                bool inside = k + j < s.split_count;
+                m[j] = inside ? __ldcg(p + j * stride + HD) : -CUDART_INF_F;
+                l[j] = inside ? __ldcg(p + j * stride + HD + 1) : 0.0f;
+                v[j] = inside ? __ldcg(p + j * stride + dim) : 0.0f;
+            }
+#pragma unroll
+            for (int j = 0; j < AT_ONCE; j++)
+                max = fmaxf(max, m[j]);
+            sum *= exp2_fast(before - max), o *= exp2_fast(before - max);
+#pragma unroll
+            for (int j = 0; j < AT_ONCE; j++) {
+                float scale = exp2_fast(m[j] - max);
+                sum += l[j] * scale, o += v[j] * scale;
+            }
+        }
+        store_out(d.a, ((uint64_t)s.row * d.a.head_count + first_head + head) * HD + dim, o / sum);
+    }
+}
+
+template <int HD, int WARPS>
+__device__ __forceinline__ void finish(decode_shared<HD, WARPS> &sh, const decode_args &d,
+                                       const cuda_split &s, uint32_t split, uint32_t part,
+                                       uint32_t first_head, uint32_t heads)
+{
+    float *partial = d.partial + ((uint64_t)split * d.parts + part) * HEADS * (HD + 2);
+    const float *o = reinterpret_cast<const float *>(sh.kv);
+    for (uint32_t i = threadIdx.x; i < heads * HD; i += 32 * WARPS) {
+        uint32_t head = i / HD, dim = i % HD;
+        float max = -CUDART_INF_F, sum = 0.0f, value = 0.0f;
+        for (int w = 0; w < WARPS; w++)
+            max = fmaxf(max, sh.max[w][head]);
+        for (int w = 0; w < WARPS; w++) {
+            float scale = exp2_fast(sh.max[w][head] - max);
+            sum += sh.sum[w][head] * scale;
+            value += o[(w * HEADS + head) * HD + dim] * scale;
+        }
+        if (s.split_count == 1) {
+            store_out(d.a, ((uint64_t)s.row * d.a.head_count + first_head + head) * HD + dim, value / sum);
+        } else {
+            partial[head * (HD + 2) + dim] = value;
+            if (dim == 0)
+                partial[head * (HD + 2) + HD] = max, partial[head * (HD + 2) + HD + 1] = sum;
+        }
+    }
+}
+
+/* The results of a split; the last block of a row and part adds them up. Every thread of the block; shared memory is free after it. */
+template <int HD, int WARPS>
+__device__ __forceinline__ void finish_split(decode_shared<HD, WARPS> &sh, const decode_state<HD> &st,
+                                             const decode_args &d, const cuda_split &s, uint32_t split,
+                                             uint32_t part, uint32_t first_head, uint32_t heads)
+{
+    share_state<HD, WARPS>(sh, st);
+    __syncthreads();
+    finish<HD, WARPS>(sh, d, s, split, part, first_head, heads);
+    if (s.split_count > 1) {
+        __threadfence();
+        __syncthreads();
+        if (threadIdx.x == 0) {
+            uint32_t *counter = d.counters + (uint64_t)s.row * d.parts + part;
+            sh.is_last = atomicAdd(counter, 1) == s.split_count - 1;
+            if (sh.is_last)
+                *counter = 0;
+        }
+        __syncthreads();
+        if (sh.is_last) {
+            __threadfence();
+            combine_splits<HD, WARPS>(d, s, part, first_head, heads);
+        }
+    }
+    __syncthreads();
+}

@@ -1,0 +1,415 @@
+/* backend: makes and unmakes the CUDA backend: the device chosen, memory planned and taken once, weights copied; and pages in and
+ * out. */
+#include "kernels/cuda/cuda_backend.h"
+#include "kernels/cpu/numerics.h"
+#include "shared/log.h"
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#define MIB            ((uint64_t)1 << 20)
+#define RESERVE        (512 * MIB) /* for the driver, the library's workspace and the loading buffer */
+#define SCRATCH_MAX    (256 * MIB)
+#define COPY_THREADS   8u
+#define CAPABILITY     80    /* the oldest device that the kernels are built for */
+#define WIDTH_MAX      16384 /* of a normed row: norm_kernel keeps it in registers */
+#define MATVEC_ROWS_16 8     /* with more, cuBLASLt is faster on 16-bit weights */
+
+/* --- the device ------------------------------------------------------------------------------- */
+
+int cuda_note(struct cuda_backend *b, cudaError_t rc, const char *what)
+{
+    if (rc == cudaSuccess)
+        return 0;
+    int code = rc == cudaErrorMemoryAllocation ? -TD_ERR_NOMEM : -TD_ERR_INTERNAL;
+    if (!b->failed)
+        log_error("cuda", "%s on cuda:%d failed: %s", what, b->device, cudaGetErrorString(rc));
+    return b->failed = b->failed ? b->failed : code;
+}
+
+static bool device_fits(int device, char *why, size_t size)
+{
+    int major = 0, minor = 0;
+    cudaError_t rc = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+    if (!rc)
+        rc = cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device);
+    if (rc)
+        snprintf(why, size, "cuda:%d does not answer: %s", device, cudaGetErrorString(rc));
+    else if (major * 10 + minor < CAPABILITY)
+        snprintf(why, size, "cuda:%d has compute capability %d.%d; %d.%d is needed", device, major, minor,
+                 CAPABILITY / 10, CAPABILITY % 10);
+    return !rc && major * 10 + minor >= CAPABILITY;
+}
+
+static int device_total(char *why, size_t size)
+{
+    int count = 0;
+    cudaError_t rc = cudaGetDeviceCount(&count);
+    if (rc || count == 0)
+        snprintf(why, size, "no GPU: %s", rc ? cudaGetErrorString(rc) : "no device was found");
+    return rc ? 0 : count;
+}
+
+bool cuda_available(char *why, size_t size)
+{
+    return device_total(why, size) > 0 && device_fits(0, why, size);
+}
+
+int cuda_device_parse(const char *name)
+{
+    char *end;
+    if (strcmp(name, "cuda") == 0)
+        return 0;
+    if (strncmp(name, "cuda:", 5) != 0 || name[5] < '0' || name[5] > '9')
+        return -1;
+    errno = 0;
+    long n = strtol(name + 5, &end, 10);
+    return errno || *end || n > 1023 ? -1 : (int)n;
+}
+
+static int open_device(struct cuda_backend *b, const char *name, struct td_error *err)
+{
+    char why[160];
+    int count = device_total(why, sizeof why);
+    b->device = cuda_device_parse(name);
+    if (b->device < 0)
+        return td_fail(err, -TD_ERR_ARG, "cannot start an engine on '%s': write cuda or cuda:N", name);
+    if (count > 0 && b->device >= count)
+        return td_fail(err, -TD_ERR_NOTFOUND,
+                       "cannot start the engine on %s: this machine has %d GPUs, from cuda:0", name, count);
+    if (count == 0 || !device_fits(b->device, why, sizeof why))
+        return td_fail(err, -TD_ERR_UNSUPPORTED,
+                       "cannot start the engine on %s: %s; use the CPU (--device cpu)", name, why);
+    cudaError_t rc = cudaSetDevice(b->device);
+    if (!rc)
+        rc = cudaDeviceGetAttribute(&b->sm_count, cudaDevAttrMultiProcessorCount, b->device);
+    if (!rc)
+        rc = cudaStreamCreateWithFlags(&b->stream, cudaStreamNonBlocking);
+    if (rc)
+        return td_fail(err, -TD_ERR_INTERNAL, "cannot start the engine on %s: %s", name,
+                       cudaGetErrorString(rc));
+    return 0;
+}
+
+/* --- memory ----------------------------------------------------------------------------------- */
+
+static void carve_work(struct cuda_backend *b, struct cuda_carver *c, uint64_t scratch_size)
+{
+    const struct model_params *p = &b->base.model->params;
+    uint64_t rows = b->rows_max, embd = p->embd_size, q = cuda_q_size(p), qkv = q + 2 * cuda_kv_size(p),
+             ffn = p->ffn_size;
+    struct cuda_attention a = {
+        .head_count = p->head_count, .kv_head_count = p->kv_head_count, .head_dim = p->head_dim};
+    b->x = cuda_carve(c, 4 * rows * embd);
+    b->x_kept = cuda_carve(c, 4 * rows * embd);
+    b->cos_sin = cuda_carve(c, 4 * rows * p->rope_dim);
+    b->act = cuda_carve(c, 2 * rows * TD_MAX(TD_MAX(embd, q), ffn));
+    b->wide = cuda_carve(c, 2 * rows * TD_MAX(qkv, 2 * ffn));
+    b->q = cuda_carve(c, 2 * rows * q);
+    b->logits = cuda_carve(c, b->has_head ? 4 * TD_MIN(rows, (uint64_t)LOGIT_ROWS) * p->vocab_count : 0);
+    b->partial = cuda_carve(c, cuda_partial_size(&a, cuda_splits_max(b)));
+    b->counters = cuda_carve(c, cuda_counters_size(&a, b->rows_max));
+    b->barrier = cuda_carve(c, sizeof *b->barrier * CUDA_BARRIER_WORDS);
+    b->step_layers = cuda_carve(c, sizeof *b->step_layers * b->base.layers_paged);
+    b->frequencies = cuda_carve(c, sizeof(double) * p->rope_dim / 2);
+    b->stage_device = cuda_carve(c, b->stage_size);
+    b->scratch = cuda_carve(c, scratch_size);
+    b->scratch_rows_size = scratch_size;
+}
+
+struct plan { /* bytes on the device */
+    uint64_t weights, work, scratch, page;
+};
+
+static int plan_memory(struct cuda_backend *b, struct plan *plan, struct td_error *err)
+{
+    const struct model_params *p = &b->base.model->params;
+    struct cuda_carver c = {NULL, 0};
+    int rc = cuda_place_weights(b, &c, &plan->scratch, err);
+    if (rc)
+        return rc;
+    plan->weights = c.used;
+    plan->scratch = TD_MIN(plan->scratch, SCRATCH_MAX);
+    b->stage_size = cuda_stage_size(b);
+    c = (struct cuda_carver){NULL, 0};
+    carve_work(b, &c, plan->scratch);
+    plan->work = c.used;
+    b->page_values = (uint64_t)b->base.layers_paged * 2 * cuda_kv_size(p) * KV_BLOCK_TOKENS;
+    plan->page = 2 * b->page_values;
+    size_t available = 0, total = 0;
+    if (cudaMemGetInfo(&available, &total))
+        return td_fail(err, -TD_ERR_INTERNAL,
+                       "cannot start the engine on cuda:%d: its memory cannot be asked for", b->device);
+    uint64_t fixed = plan->weights + plan->work + RESERVE;
+    if (fixed + plan->page > available)
+        return td_fail(
+            err, -TD_ERR_NOMEM,
+            "cannot start the engine on cuda:%d: weights (%llu MiB) and working memory (%llu MiB for steps "
+            "of %u "
+            "rows) leave no room for KV pages in %llu MiB free; use a smaller model or smaller steps",
+            b->device, (unsigned long long)(plan->weights / MIB), (unsigned long long)(plan->work / MIB),
+            b->rows_max, (unsigned long long)(available / MIB));
+    if (b->base.page_count > (available - fixed) / plan->page)
+        return td_fail(err, -TD_ERR_NOMEM,
+                       "cannot start the engine on cuda:%d: %u KV pages of %llu KiB do not fit beside the "
+                       "weights in %llu MiB "
+                       "free; at most %llu pages do, take fewer",
+                       b->device, b->base.page_count, (unsigned long long)(plan->page / 1024),
+                       (unsigned long long)(available / MIB),
+                       (unsigned long long)((available - fixed) / plan->page));
+    return 0;
+}
+
+/* Radians a position: base^(-2i / rope_dim), divided by the linear scale and by the file's factor. */
+static cudaError_t fill_frequencies(struct cuda_backend *b)
+{
+    const struct model *m = b->base.model;
+    const struct model_params *p = &m->params;
+    double f[WIDTH_MAX / 2], log_base = numerics_log((double)p->rope_base);
+    for (uint32_t i = 0; i < p->rope_dim / 2; i++) {
+        float factor = 1.0f;
+        if (p->has_rope_factors)
+            memcpy(&factor, (const uint8_t *)m->rope_factors.data + sizeof factor * i, sizeof factor);
+        f[i] = numerics_exp64(-(2.0 * i / p->rope_dim) * log_base) / (double)p->rope_scale / (double)factor;
+    }
+    return cudaMemcpy(b->frequencies, f, sizeof(double) * p->rope_dim / 2, cudaMemcpyHostToDevice);
+}
+
+static int take_memory(struct cuda_backend *b, const struct plan *plan, struct td_error *err)
+{
+    const struct model_params *p = &b->base.model->params;
+    uint64_t rows = b->rows_max, pages_size = plan->page * b->base.page_count;
+    b->io_size = 4 * TD_MAX(rows * p->embd_size,
+                            b->has_head ? TD_MIN(rows, (uint64_t)LOGIT_ROWS) * p->vocab_count : 0);
+    cudaError_t rc = cudaMalloc((void **)&b->weights, plan->weights);
+    if (!rc)
+        rc = cudaMalloc((void **)&b->work, plan->work);
+    if (!rc)
+        rc = cudaMalloc((void **)&b->pages, pages_size);
+    if (!rc)
+        rc = cudaMemset(b->pages, 0, pages_size);
+    if (!rc)
+        rc = cudaMallocHost((void **)&b->stage, b->stage_size);
+    if (!rc)
+        rc = cudaMallocHost((void **)&b->io, b->io_size);
+    if (!rc) {
+        struct cuda_attention a = {.head_count = p->head_count, .kv_head_count = p->kv_head_count};
+        struct cuda_carver c = {b->work, 0};
+        carve_work(b, &c, plan->scratch);
+        rc = cudaMemset(b->counters, 0, cuda_counters_size(&a, b->rows_max));
+    }
+    if (!rc)
+        rc = fill_frequencies(b);
+    if (rc)
+        return td_fail(err, rc == cudaErrorMemoryAllocation ? -TD_ERR_NOMEM : -TD_ERR_INTERNAL,
+                       "cannot start the engine on cuda:%d: %llu MiB of device memory: %s", b->device,
+                       (unsigned long long)((plan->weights + plan->work + pages_size) / MIB),
+                       cudaGetErrorString(rc));
+    return 0;
+}
+
+/* --- pages ------------------------------------------------------------------------------------ */
+
+static bool page_call_ok(const struct backend *base, uint32_t page, uint32_t layer, uint32_t token_count)
+{
+    return page < base->page_count && layer < base->layers_paged && token_count >= 1 &&
+           token_count <= KV_BLOCK_TOKENS;
+}
+
+/* Rows of all KV heads between the page (64 tokens a head) and the host (token_count a head). */
+static int copy_layer(struct cuda_backend *b, uint32_t page, uint32_t layer, bool is_value,
+                      uint32_t token_count, void *host, bool to_host)
+{
+    const struct model_params *p = &b->base.model->params;
+    uint64_t layer_values = (uint64_t)cuda_kv_size(p) * KV_BLOCK_TOKENS;
+    uint8_t *at = b->pages + 2 * (page * b->page_values + (2 * (uint64_t)layer + is_value) * layer_values);
+    size_t row = (size_t)2 * token_count * p->head_dim, page_row = (size_t)2 * KV_BLOCK_TOKENS * p->head_dim;
+    cudaError_t rc = to_host ? cudaMemcpy2DAsync(host, row, at, page_row, row, p->kv_head_count,
+                                                 cudaMemcpyDeviceToHost, b->stream)
+                             : cudaMemcpy2DAsync(at, page_row, host, row, row, p->kv_head_count,
+                                                 cudaMemcpyHostToDevice, b->stream);
+    return cuda_note(b, rc, "copying a KV page");
+}
+
+static int page_transfer(struct backend *base, uint32_t page, uint32_t layer, uint32_t token_count, void *k,
+                         void *v, bool to_host)
+{
+    struct cuda_backend *b = (struct cuda_backend *)base;
+    if (!page_call_ok(base, page, layer, token_count))
+        return -TD_ERR_ARG;
+    int rc = b->failed ? b->failed : cuda_note(b, cudaSetDevice(b->device), "choosing the device");
+    if (rc || (rc = copy_layer(b, page, layer, false, token_count, k, to_host)) ||
+        (rc = copy_layer(b, page, layer, true, token_count, v, to_host)))
+        return rc;
+    return cuda_note(b, cudaStreamSynchronize(b->stream), "copying a KV page");
+}
+
+static int cuda_page_read(struct backend *base, uint32_t page, uint32_t layer, uint32_t token_count,
+                          uint16_t *k, uint16_t *v)
+{
+    return page_transfer(base, page, layer, token_count, k, v, true);
+}
+
+static int cuda_page_write(struct backend *base, uint32_t page, uint32_t layer, uint32_t token_count,
+                           const uint16_t *k, const uint16_t *v)
+{
+    return page_transfer(base, page, layer, token_count, (void *)(uintptr_t)k, (void *)(uintptr_t)v, false);
+}
+
+static int cuda_page_copy(struct backend *base, uint32_t from, uint32_t to)
+{
+    struct cuda_backend *b = (struct cuda_backend *)base;
+    if (from >= base->page_count || to >= base->page_count)
+        return -TD_ERR_ARG;
+    if (b->failed || from == to)
+        return b->failed;
+    int rc = cuda_note(b, cudaSetDevice(b->device), "choosing the device");
+    if (rc)
+        return rc;
+    return cuda_note(b,
+                     cudaMemcpyAsync(b->pages + 2 * to * b->page_values, b->pages + 2 * from * b->page_values,
+                                     2 * b->page_values, cudaMemcpyDeviceToDevice, b->stream),
+                     "copying a KV page"); /* the stream keeps it in front of what comes next */
+}
+
+/* --- life ------------------------------------------------------------------------------------- */
+
+static void cuda_destroy(struct backend *base)
+{
+    struct cuda_backend *b = (struct cuda_backend *)base;
+    if (b->stream) {
+        cudaSetDevice(b->device);
+        cudaStreamSynchronize(b->stream);
+    }
+    for (struct cuda_graph *g = b->graphs; g < b->graphs + GRAPHS; g++)
+        if (g->exec)
+            cudaGraphExecDestroy(g->exec);
+    blas_destroy(b->blas);
+    workers_destroy(b->workers);
+    if (b->io)
+        cudaFreeHost(b->io);
+    if (b->stage)
+        cudaFreeHost(b->stage);
+    if (b->pages)
+        cudaFree(b->pages);
+    if (b->work)
+        cudaFree(b->work);
+    if (b->weights)
+        cudaFree(b->weights);
+    if (b->stream)
+        cudaStreamDestroy(b->stream);
+    free(b->layers);
+    free(b);
+}
+
+static const struct backend_ops cuda_backend_ops = {
+    .name = "cuda",
+    .numerics = KV_NUMERICS_CUDA_FAST,
+    .forward = cuda_forward,
+    .page_read = cuda_page_read,
+    .page_write = cuda_page_write,
+    .page_copy = cuda_page_copy,
+    .destroy = cuda_destroy,
+};
+
+static int check_config(const struct model *m, const struct backend_config *c, struct td_error *err)
+{
+    const struct model_params *p = &m->params;
+    if (c->layers_paged == 0 || c->layers_paged > m->layers_held)
+        return td_fail(err, -TD_ERR_ARG,
+                       "cannot start the CUDA engine: %u layers wanted, the model file holds %u of %u",
+                       c->layers_paged, m->layers_held, p->layer_count);
+    if (c->page_count == 0 || c->rows_max == 0 || c->rows_max > BATCH_ROWS_MAX)
+        return td_fail(
+            err, -TD_ERR_ARG,
+            "cannot start the CUDA engine: it needs pages, and steps of 1 to %d rows (%u pages, %u rows)",
+            BATCH_ROWS_MAX, c->page_count, c->rows_max);
+    if (!cuda_attention_has(p->head_dim) || cuda_tile_rows(p->head_count, p->kv_head_count) == 0)
+        return td_fail(err, -TD_ERR_UNSUPPORTED,
+                       "cannot start the CUDA engine: heads of %u values (%u to one KV head) are not "
+                       "supported; 32, 64, 80, 96, "
+                       "128 and 256 are; use the CPU (--device cpu)",
+                       p->head_dim, p->head_count / p->kv_head_count);
+    if (p->embd_size > WIDTH_MAX || p->embd_size % 32 || p->ffn_size % 32 || cuda_q_size(p) % 32)
+        return td_fail(err, -TD_ERR_UNSUPPORTED,
+                       "cannot start the CUDA engine: widths %u and %u are not supported: multiples of 32 up "
+                       "to %d are; use the "
+                       "CPU (--device cpu)",
+                       p->embd_size, p->ffn_size, WIDTH_MAX);
+    return 0;
+}
+
+static unsigned copy_threads(unsigned wanted)
+{
+    long cores = sysconf(_SC_NPROCESSORS_ONLN);
+    unsigned most = wanted ? wanted : (unsigned)TD_MAX(cores, 1L);
+    return TD_MIN(most, COPY_THREADS);
+}
+
+static int prepare_steps(struct cuda_backend *b, struct td_error *err)
+{
+    struct cuda_step_layer *host = calloc(b->base.layers_paged, sizeof *host);
+    if (!host)
+        return td_fail(err, -TD_ERR_NOMEM, "cannot start the CUDA engine: out of memory");
+    for (uint32_t i = 0; i < b->base.layers_paged; i++) {
+        const struct cuda_layer *l = &b->layers[i];
+        host[i] = (struct cuda_step_layer){l->qkv.m[0],  l->o.m[0],   l->gate_up.m[0], l->down.m[0],
+                                           l->attn_norm, l->ffn_norm, l->q_bias,       l->k_bias,
+                                           l->v_bias,    l->q_norm,   l->k_norm};
+    }
+    cudaError_t rc =
+        cudaMemcpy(b->step_layers, host, sizeof *host * b->base.layers_paged, cudaMemcpyHostToDevice);
+    free(host);
+    if (!cuda_step_possible(b))
+        b->step_layers = NULL;
+    return rc ? td_fail(err, -TD_ERR_INTERNAL, "cannot start the engine on cuda:%d: %s", b->device,
+                        cudaGetErrorString(rc))
+              : 0;
+}
+
+static int build(struct cuda_backend *b, const char *device, unsigned threads, struct td_error *err)
+{
+    struct plan plan;
+    char why[160];
+    uint64_t scratch;
+    int rc;
+    b->layers = calloc(b->base.layers_paged, sizeof *b->layers);
+    b->workers = workers_create(copy_threads(threads));
+    if (!b->layers || !b->workers)
+        return td_fail(err, -TD_ERR_NOMEM, "cannot start the CUDA engine: out of memory");
+    if ((rc = open_device(b, device, err)) || (rc = plan_memory(b, &plan, err)) ||
+        (rc = take_memory(b, &plan, err)))
+        return rc;
+    struct cuda_carver c = {b->weights, 0};
+    if ((rc = cuda_place_weights(b, &c, &scratch, err)))
+        return rc;
+    b->matvec_rows_16 = MATVEC_ROWS_16;
+    if ((rc = prepare_steps(b, err)))
+        return rc;
+    b->blas = blas_create(b->stream, why, sizeof why);
+    if (!b->blas)
+        log_warn("cuda", "%s: steps with many rows will be slow; install the CUDA 13 libraries", why);
+    return 0;
+}
+
+int cuda_backend_create(const struct model *m, const struct backend_config *config, const char *device,
+                        struct backend **out, struct td_error *err)
+{
+    *out = NULL;
+    int rc = check_config(m, config, err);
+    if (rc)
+        return rc;
+    struct cuda_backend *b = calloc(1, sizeof *b);
+    if (!b)
+        return td_fail(err, -TD_ERR_NOMEM, "cannot start the CUDA engine: out of memory");
+    b->base = (struct backend){&cuda_backend_ops, m, config->page_count, config->layers_paged};
+    b->rows_max = config->rows_max;
+    rc = build(b, device, config->threads, err);
+    if (rc) {
+        cuda_destroy(&b->base);
+        return rc;
+    }
+    *out = &b->base;
+    return 0;
+}

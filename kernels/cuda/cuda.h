@@ -1,0 +1,33 @@
+/* cuda: the engine on an NVIDIA GPU, behind the interface of kernels/backend.h.
+ *
+ * Numbers: cuda-fast. Products take 16-bit operands and add in f32: bf16 where a weight is BF16, f16 otherwise;
+ * the residual stream, norms, softmax and logits are f32; K and V are f16 as in the page. Libraries choose their
+ * own order of sums, so results may differ in the last bits between batch sizes.
+ *
+ * In a build without CUDA, and on a machine without a GPU or its driver, both functions are still there and say why
+ * nothing can be made. The library for large products (cuBLASLt) is opened when the first engine is made; without
+ * it the engine works through its own products and is slower with many rows.
+ *
+ * Ownership and threads: as backend.h says; an engine's thread must be the one that uses it. */
+#ifndef TANDEM_KERNELS_CUDA_CUDA_H
+#define TANDEM_KERNELS_CUDA_CUDA_H
+#include "kernels/backend.h"
+
+/* Is there a GPU that the engine runs on? Otherwise `why` holds one line. */
+bool cuda_available(char *why, size_t size);
+
+/* device: "cuda" or "cuda:N". Everything is allocated here: weights, pages and working memory; an error says how much
+ * of it would fit. config->threads: of copies on the host, at most
+ * 8; config->isa is not used. */
+int cuda_backend_create(const struct model *m, const struct backend_config *config, const char *device,
+                        struct backend **out, struct td_error *err);
+
+/* What the device can do at best, measured now: medians of a few runs. A rate that could not be measured is 0. */
+struct cuda_ceilings {
+    double read_gb_s, copy_gb_s; /* 8 GiB; a copy's bytes count twice */
+    double matmul_tflop_s;       /* bf16, 8192^3, random values, through cuBLASLt */
+    double to_device_gb_s;       /* 256 MiB from pinned memory */
+};
+int cuda_measure_ceilings(const char *device, struct cuda_ceilings *out, struct td_error *err);
+
+#endif

@@ -1,0 +1,138 @@
+/* cuda_backend: what the files of the CUDA backend share: weights on the device, working memory, and the pass in progress.
+ *
+ * Memory, all taken by cuda_backend_create: `weights`, `pages` and `work` on the device, `stage` and `io` pinned on the host.
+ * A step is cut into passes: the sequences with one layer range. A pass's lists (ids, positions, page tables, work of the
+ * attention kernels) are laid out in `stage` and copied to the device at once. */
+#ifndef TANDEM_KERNELS_CUDA_CUDA_BACKEND_H
+#define TANDEM_KERNELS_CUDA_CUDA_BACKEND_H
+#include "kernels/cuda/blas.h"
+#include "kernels/cuda/cuda.h"
+#include "kernels/cuda/kernels.h"
+
+#define LOGIT_ROWS         128 /* logits are made and copied so many rows at a time */
+#define GRAPHS             64  /* recorded decode steps kept */
+#define GRAPH_ROWS         64  /* the most rows of a recorded step */
+#define SPLITS_PER_SM      6   /* blocks of a decode attention kernel */
+#define STEP_SPLITS_PER_SM 2   /* as many as the blocks of a step kernel */
+
+/* Matrices with the same input, their outputs side by side; one where all have the same form. */
+struct cuda_group {
+    struct cuda_matrix m[3];
+    uint32_t count, rows; /* rows: of all */
+    bool bf16;            /* the kind of the input */
+};
+
+struct cuda_layer {
+    struct cuda_group qkv, o, gate_up, down;
+    const float *attn_norm, *ffn_norm;
+    const float *q_bias, *k_bias, *v_bias, *q_norm, *k_norm; /* or NULL */
+};
+
+/* The lists of the attention kernels: rows of a list are compact. */
+struct cuda_work {
+    struct cuda_split *splits; /* in stage; NULL-terminated by empty ones up to split_grid */
+    struct cuda_tile *tiles;
+    uint32_t split_grid, tile_count;
+};
+
+struct cuda_pass {
+    const struct batch_seq *seqs[BATCH_SEQS_MAX];
+    uint32_t seq_count, row_count, layer_begin, layer_end;
+    uint32_t kept_count,
+        logit_count; /* rows that go on behind the last layer's K and V; rows that want logits */
+    bool keeps_all, has_hidden_out;
+    /* in stage */
+    int32_t *ids;
+    uint32_t *positions, *row_table, *kept, *logit_rows, *tables;
+    struct cuda_work all, last; /* of all layers but the last, and of the last */
+    size_t stage_size;
+};
+
+struct cuda_graph {
+    uint32_t rows, split_grid; /* the key; rows 0: free */
+    cudaGraphExec_t exec;      /* NULL: seen once */
+    uint64_t used_at;
+};
+
+struct cuda_backend {
+    struct backend base; /* first: a backend * is a cuda_backend * */
+    int device, sm_count;
+    cudaStream_t stream;
+    struct blas *blas;                 /* or NULL */
+    struct workers *workers;           /* for copies on the host */
+    uint32_t rows_max, matvec_rows_16; /* products of 16-bit weights with more rows go to blas */
+    int failed;                        /* a code, once the device has failed: nothing works after it */
+
+    struct cuda_layer *layers; /* [layers_paged] */
+    struct cuda_matrix embed;
+    struct cuda_group head;
+    struct cuda_step_layer *step_layers; /* on the device, or NULL: steps are run layer by layer */
+    bool has_head;
+    const float *output_norm;
+    double *frequencies;
+    uint8_t *weights, *pages, *work;
+    uint64_t page_values;
+    uint64_t scratch_rows_size; /* bytes of scratch */
+
+    float *x, *x_kept, *cos_sin, *logits; /* f32 [rows][...] */
+    void *act, *wide, *q;                 /* 16-bit [rows][...] */
+    void *scratch, *partial;
+    uint32_t *counters, *barrier;
+    uint8_t *stage_device, *stage; /* the same layout on both sides */
+    size_t stage_size;
+    uint8_t *io; /* pinned: hidden states or logits on their way */
+    size_t io_size;
+
+    struct cuda_graph graphs[GRAPHS];
+    uint64_t graph_clock;
+    struct cuda_pass pass;
+};
+
+static inline uint32_t cuda_q_size(const struct model_params *p)
+{
+    return p->head_count * p->head_dim;
+}
+static inline uint32_t cuda_kv_size(const struct model_params *p)
+{
+    return p->kv_head_count * p->head_dim;
+}
+
+/* Parts of one allocation, 256-byte aligned. With base NULL it only counts. */
+struct cuda_carver {
+    uint8_t *base;
+    uint64_t used;
+};
+static inline void *cuda_carve(struct cuda_carver *c, uint64_t size)
+{
+    uint64_t at = c->used;
+    c->used += (size + 255) / 256 * 256;
+    return c->base ? c->base + at : NULL;
+}
+
+/* The code of a CUDA error, logged once; it stays with the backend. */
+int cuda_note(struct cuda_backend *b, cudaError_t rc, const char *what);
+
+/* backend.c: "cuda" or "cuda:N" to its number, -1 otherwise. */
+int cuda_device_parse(const char *name);
+
+/* upload.c: with c->base NULL only counts bytes; else fills b's layers and copies. */
+int cuda_place_weights(struct cuda_backend *b, struct cuda_carver *c, uint64_t *largest_scratch,
+                       struct td_error *err);
+
+/* pass.c: is the batch well formed; the next pass of a batch: fills b->pass from the sequences of one layer range. `done` marks
+ * sequences taken; false: none is left. */
+int cuda_batch_check(const struct cuda_backend *b, const struct batch *batch);
+bool cuda_pass_next(struct cuda_backend *b, const struct batch *batch, bool *done);
+size_t cuda_stage_size(const struct cuda_backend *b);
+uint32_t cuda_splits_max(const struct cuda_backend *b);
+/* The device's address of something in stage. */
+static inline void *cuda_staged(const struct cuda_backend *b, const void *p)
+{
+    return b->stage_device + ((const uint8_t *)p - b->stage);
+}
+
+/* forward.c: can all layers of a decode step be one kernel? Asked once the weights are placed. */
+bool cuda_step_possible(struct cuda_backend *b);
+int cuda_forward(struct backend *base, const struct batch *batch);
+
+#endif

@@ -1,0 +1,486 @@
+/* forward: one step of the CUDA backend.
+ *
+ * For each pass: its lists to the device, then on one stream
+ *   x = embedding | hidden_in
+ *   layer:  act = norm(x);  wide = act * [q k v];  q, pages = rope(wide);  act = attention(q, pages);  x += act * o
+ *           act = norm(x);  wide = act * [gate up];  act = swiglu(wide);  x += act * down
+ *   logits = norm(x) * output, LOGIT_ROWS at a time; hidden_out = x
+ * With up to CUDA_STEP_ROWS decode rows all layers are one kernel (step.cu), where the weights are of one kind; with up to
+ * CUDA_MATVEC_ROWS rows gate, up and SwiGLU are one. Decode steps of one shape are recorded as a graph the second
+ * time they are seen, and replayed: what changes from step to step is read from the lists.
+ *
+ * In the last layer only rows that somebody wants go on behind K and V: they are gathered into x_kept. */
+#include "kernels/cuda/cuda_backend.h"
+#include <math.h>
+
+#define LOG2_E 1.4426950408889634f
+
+/* --- products --------------------------------------------------------------------------------- */
+
+static bool is_opened(const struct cuda_matrix *m, bool bf16)
+{
+    return !(m->form == CUDA_F16 || (m->form == CUDA_BF16 && bf16));
+}
+
+static void product_few(struct cuda_backend *b, struct cuda_product p, uint32_t rows)
+{
+    uint32_t width = p.epilogue == CUDA_ADD_F32 || p.epilogue == CUDA_STORE_F32 ? 4 : 2;
+    for (uint32_t first = 0; first < rows; first += CUDA_MATVEC_ROWS) {
+        p.rows = TD_MIN((uint32_t)CUDA_MATVEC_ROWS, rows - first);
+        cuda_matvec(b->stream, &p);
+        p.act = (const uint8_t *)p.act + (size_t)2 * CUDA_MATVEC_ROWS * p.act_stride;
+        p.out = (uint8_t *)p.out + (size_t)width * CUDA_MATVEC_ROWS * p.out_stride;
+    }
+}
+
+/* Weights that are not of act's kind are opened to f16 in `scratch`, as many rows as it holds at a time. */
+static int product_many(struct cuda_backend *b, const struct cuda_product *p, uint32_t rows)
+{
+    uint32_t width = p->epilogue == CUDA_ADD_F32 || p->epilogue == CUDA_STORE_F32 ? 4 : 2;
+    bool opened = is_opened(&p->m, p->act_bf16);
+    uint32_t step =
+        opened ? (uint32_t)TD_MIN((uint64_t)p->m.rows, b->scratch_rows_size / (2 * (uint64_t)p->m.columns))
+               : p->m.rows;
+    for (uint32_t first = 0; first < p->m.rows; first += step) {
+        struct blas_product q = {.w = opened ? b->scratch : p->m.values,
+                                 .act = p->act,
+                                 .out = (uint8_t *)p->out + (size_t)width * first,
+                                 .rows = rows,
+                                 .n = TD_MIN(step, p->m.rows - first),
+                                 .k = p->m.columns,
+                                 .act_stride = p->act_stride,
+                                 .out_stride = p->out_stride,
+                                 .bf16 = p->act_bf16,
+                                 .out_f32 = width == 4,
+                                 .add = p->epilogue == CUDA_ADD_F32};
+        if (opened)
+            cuda_dequantise(b->stream, &p->m, first, q.n, b->scratch);
+        int rc = blas_run(b->blas, &q);
+        if (rc)
+            return rc;
+    }
+    return 0;
+}
+
+static bool few_rows(const struct cuda_backend *b, const struct cuda_group *g, uint32_t rows)
+{
+    uint32_t most = is_opened(&g->m[0], g->bf16) ? CUDA_MATVEC_ROWS : b->matvec_rows_16;
+    return !b->blas || rows <= most;
+}
+
+/* act[rows][g's columns] times each matrix of g, side by side in rows of out. */
+static int product(struct cuda_backend *b, const struct cuda_group *g, uint32_t rows,
+                   enum cuda_epilogue epilogue, void *out, uint32_t out_stride)
+{
+    uint32_t width = epilogue == CUDA_ADD_F32 || epilogue == CUDA_STORE_F32 ? 4 : 2;
+    bool few = few_rows(b, g, rows);
+    int rc = 0;
+    for (uint32_t i = 0; i < g->count && !rc; i++) {
+        struct cuda_product p = {.m = g->m[i],
+                                 .act = b->act,
+                                 .act_bf16 = g->bf16,
+                                 .act_stride = g->m[i].columns,
+                                 .epilogue = epilogue,
+                                 .out = out,
+                                 .out_stride = out_stride};
+        if (few)
+            product_few(b, p, rows);
+        else
+            rc = product_many(b, &p, rows);
+        out = (uint8_t *)out + (size_t)width * g->m[i].rows;
+    }
+    return rc;
+}
+
+/* --- a layer ---------------------------------------------------------------------------------- */
+
+static struct cuda_attention attention_of(const struct cuda_backend *b, const struct cuda_layer *l,
+                                          const void *q, const uint8_t *kv)
+{
+    const struct model_params *p = &b->base.model->params;
+    return (struct cuda_attention){.q = q,
+                                   .out = b->act,
+                                   .out_bf16 = l->o.bf16,
+                                   .head_count = p->head_count,
+                                   .kv_head_count = p->kv_head_count,
+                                   .head_dim = p->head_dim,
+                                   .kv = kv,
+                                   .page_values = b->page_values,
+                                   .tables = cuda_staged(b, b->pass.tables)};
+}
+
+static void attend(struct cuda_backend *b, const struct cuda_layer *l, const struct cuda_work *w,
+                   const void *q, const uint8_t *kv)
+{
+    struct cuda_attention a = attention_of(b, l, q, kv);
+    if (w->split_grid)
+        cuda_attention_decode(b->stream, &a, cuda_staged(b, w->splits), w->split_grid, b->partial,
+                              b->counters);
+    if (w->tile_count)
+        cuda_attention_prefill(b->stream, &a, cuda_staged(b, w->tiles), w->tile_count);
+}
+
+static struct cuda_rope rope_of(const struct cuda_backend *b, const struct cuda_layer *l, uint8_t *kv)
+{
+    const struct model_params *p = &b->base.model->params;
+    const struct cuda_pass *s = &b->pass;
+    return (struct cuda_rope){.wide = b->wide,
+                              .bf16 = l->qkv.bf16,
+                              .rows = s->row_count,
+                              .head_count = p->head_count,
+                              .kv_head_count = p->kv_head_count,
+                              .head_dim = p->head_dim,
+                              .rope_dim = p->rope_dim,
+                              .interleaved = p->rope_kind == ROPE_INTERLEAVED,
+                              .norm_eps = p->norm_eps,
+                              .q_scale = LOG2_E / sqrtf((float)p->head_dim),
+                              .cos_sin = b->cos_sin,
+                              .q_bias = l->q_bias,
+                              .k_bias = l->k_bias,
+                              .v_bias = l->v_bias,
+                              .q_norm = l->q_norm,
+                              .k_norm = l->k_norm,
+                              .positions = cuda_staged(b, s->positions),
+                              .row_table = cuda_staged(b, s->row_table),
+                              .tables = cuda_staged(b, s->tables),
+                              .q_out = b->q,
+                              .kv = kv,
+                              .page_values = b->page_values};
+}
+
+/* norm, q, k and v, RoPE and the KV write: for all rows. */
+static int make_kv(struct cuda_backend *b, const struct cuda_layer *l, uint8_t *kv)
+{
+    const struct model_params *p = &b->base.model->params;
+    const struct cuda_pass *s = &b->pass;
+    cuda_norm(b->stream, b->x, NULL, l->attn_norm, p->norm_eps, s->row_count, p->embd_size, l->qkv.bf16,
+              b->act);
+    int rc = product(b, &l->qkv, s->row_count, CUDA_STORE16, b->wide, l->qkv.rows);
+    if (rc)
+        return rc;
+    struct cuda_rope rope = rope_of(b, l, kv);
+    cuda_rope_write(b->stream, &rope);
+    return 0;
+}
+
+static int feed_forward(struct cuda_backend *b, const struct cuda_layer *l, float *x, uint32_t rows)
+{
+    const struct model_params *p = &b->base.model->params;
+    int rc;
+    cuda_norm(b->stream, x, NULL, l->ffn_norm, p->norm_eps, rows, p->embd_size, l->gate_up.bf16, b->act);
+    if (l->gate_up.count == 1 && rows <= CUDA_MATVEC_ROWS && few_rows(b, &l->gate_up, rows) &&
+        l->gate_up.bf16 == l->down.bf16) {
+        struct cuda_product fused = {.m = l->gate_up.m[0],
+                                     .act = b->act,
+                                     .act_bf16 = l->gate_up.bf16,
+                                     .rows = rows,
+                                     .act_stride = p->embd_size,
+                                     .epilogue = CUDA_SWIGLU16,
+                                     .out = b->wide,
+                                     .out_stride = p->ffn_size};
+        cuda_matvec(b->stream, &fused);
+        struct cuda_product down = {.m = l->down.m[0],
+                                    .act = b->wide,
+                                    .act_bf16 = l->down.bf16,
+                                    .act_stride = p->ffn_size,
+                                    .epilogue = CUDA_ADD_F32,
+                                    .out = x,
+                                    .out_stride = p->embd_size};
+        product_few(b, down, rows);
+        return 0;
+    }
+    if ((rc = product(b, &l->gate_up, rows, CUDA_STORE16, b->wide, 2 * p->ffn_size)))
+        return rc;
+    cuda_swiglu(b->stream, b->wide, rows, p->ffn_size, l->gate_up.bf16, l->down.bf16, b->act);
+    return product(b, &l->down, rows, CUDA_ADD_F32, x, p->embd_size);
+}
+
+static int run_layer(struct cuda_backend *b, uint32_t index)
+{
+    const struct model_params *p = &b->base.model->params;
+    const struct cuda_layer *l = &b->layers[index];
+    const struct cuda_pass *s = &b->pass;
+    uint8_t *kv = b->pages + 2 * (uint64_t)index * 2 * cuda_kv_size(p) * KV_BLOCK_TOKENS;
+    bool cuts = index + 1 == s->layer_end && !s->keeps_all;
+    uint32_t rows = cuts ? s->kept_count : s->row_count;
+    float *x = cuts ? b->x_kept : b->x;
+    const void *q = b->q;
+    int rc = make_kv(b, l, kv);
+    if (rc || rows == 0)
+        return rc;
+    if (cuts) {
+        const uint32_t *kept = cuda_staged(b, s->kept);
+        cuda_gather(b->stream, b->x, kept, rows, 4 * p->embd_size, b->x_kept);
+        cuda_gather(b->stream, b->q, kept, rows, 2 * cuda_q_size(p), b->wide);
+        q = b->wide;
+    }
+    attend(b, l, cuts ? &s->last : &s->all, q, kv);
+    if ((rc = product(b, &l->o, rows, CUDA_ADD_F32, x, p->embd_size)))
+        return rc;
+    return feed_forward(b, l, x, rows);
+}
+
+/* --- the two ends ----------------------------------------------------------------------------- */
+
+static float *last_x(const struct cuda_backend *b)
+{
+    const struct cuda_pass *s = &b->pass;
+    return s->keeps_all ? b->x : b->x_kept;
+}
+
+static struct cuda_step step_of(const struct cuda_backend *b)
+{
+    const struct model_params *p = &b->base.model->params;
+    struct cuda_step a = {.layers = b->step_layers,
+                          .layer_count = p->layer_count,
+                          .rows = b->pass.row_count,
+                          .embd = p->embd_size,
+                          .ffn = p->ffn_size,
+                          .x = b->x,
+                          .rope = rope_of(b, &b->layers[0], b->pages),
+                          .attention = attention_of(b, &b->layers[0], NULL, b->pages),
+                          .splits = cuda_staged(b, b->pass.all.splits),
+                          .split_grid = b->pass.all.split_grid,
+                          .partial = b->partial,
+                          .counters = b->counters,
+                          .barrier = b->barrier};
+    return a;
+}
+
+static bool is_form(const struct cuda_group *g, enum cuda_form form)
+{
+    return g->count == 1 && g->m[0].form == form && g->bf16 == (form == CUDA_BF16);
+}
+
+bool cuda_step_possible(struct cuda_backend *b)
+{
+    const struct model_params *p = &b->base.model->params;
+    enum cuda_form form = b->layers[0].qkv.m[0].form;
+    for (uint32_t i = 0; i < b->base.layers_paged; i++) {
+        const struct cuda_layer *l = &b->layers[i];
+        if (!is_form(&l->qkv, form) || !is_form(&l->o, form) || !is_form(&l->gate_up, form) ||
+            !is_form(&l->down, form))
+            return false;
+    }
+    struct cuda_step a = {
+        .rows = CUDA_STEP_ROWS,
+        .embd = p->embd_size,
+        .rope = {.head_count = p->head_count, .kv_head_count = p->kv_head_count, .head_dim = p->head_dim}};
+    return b->base.layers_paged == p->layer_count &&
+           cuda_step_run(b->stream, form, form == CUDA_BF16, &a, (uint32_t)b->sm_count, true);
+}
+
+/* All layers in one kernel: one row a sequence, all of them wanted. */
+static bool try_step(struct cuda_backend *b)
+{
+    const struct cuda_pass *s = &b->pass;
+    if (!b->step_layers || s->row_count > CUDA_STEP_ROWS || s->row_count != s->seq_count || !s->keeps_all ||
+        s->layer_begin != 0 || s->layer_end != b->base.model->params.layer_count)
+        return false;
+    const struct cuda_group *g = &b->layers[0].qkv;
+    struct cuda_step a = step_of(b);
+    return cuda_step_run(b->stream, g->m[0].form, g->bf16, &a, (uint32_t)b->sm_count, false);
+}
+
+/* Everything from the ids (or x, when hidden states came in) to x behind the last layer. */
+static int enqueue_layers(struct cuda_backend *b)
+{
+    const struct model_params *p = &b->base.model->params;
+    const struct cuda_pass *s = &b->pass;
+    if (s->layer_begin == 0)
+        cuda_embed(b->stream, &b->embed, cuda_staged(b, s->ids), s->row_count, b->x);
+    cuda_angles(b->stream, cuda_staged(b, s->positions), b->frequencies, s->row_count, p->rope_dim / 2,
+                b->cos_sin);
+    int rc = 0;
+    if (try_step(b))
+        return 0;
+    for (uint32_t i = s->layer_begin; i < s->layer_end && !rc; i++)
+        rc = run_layer(b, i);
+    return rc;
+}
+
+/* Logits of `count` of the pass's logit rows, into io. */
+static int enqueue_logits(struct cuda_backend *b, uint32_t first, uint32_t count)
+{
+    const struct model_params *p = &b->base.model->params;
+    const uint32_t *rows = cuda_staged(b, b->pass.logit_rows);
+    cuda_norm(b->stream, last_x(b), rows + first, b->output_norm, p->norm_eps, count, p->embd_size,
+              b->head.bf16, b->act);
+    int rc = product(b, &b->head, count, CUDA_STORE_F32, b->logits, p->vocab_count);
+    if (rc)
+        return rc;
+    return cuda_note(b,
+                     cudaMemcpyAsync(b->io, b->logits, sizeof(float) * count * p->vocab_count,
+                                     cudaMemcpyDeviceToHost, b->stream),
+                     "copying logits");
+}
+
+static int finish(struct cuda_backend *b)
+{
+    int rc = cuda_note(b, cudaGetLastError(), "launching kernels");
+    return rc ? rc : cuda_note(b, cudaStreamSynchronize(b->stream), "computing");
+}
+
+struct hand_out {
+    const struct cuda_backend *b;
+    float *to[LOGIT_ROWS];
+};
+
+static void hand_out_row(void *ctx, size_t row, unsigned worker)
+{
+    (void)worker;
+    const struct hand_out *h = ctx;
+    size_t size = sizeof(float) * h->b->base.model->params.vocab_count;
+    memcpy(h->to[row], h->b->io + size * row, size);
+}
+
+/* Logit rows [first, first + count) from io to the sequences. One thread copies 8 GB/s: 32 rows of 128,256 would take it 2 ms. */
+static void hand_out_logits(struct cuda_backend *b, uint32_t first, uint32_t count)
+{
+    struct hand_out h = {.b = b};
+    uint32_t row = 0;
+    for (uint32_t i = 0; i < b->pass.seq_count; i++) {
+        const struct batch_seq *s = b->pass.seqs[i];
+        for (uint32_t r = 0; r < s->logit_count; r++, row++)
+            if (row >= first && row < first + count)
+                h.to[row - first] = s->logits + (size_t)r * b->base.model->params.vocab_count;
+    }
+    workers_run(b->workers, count, hand_out_row, &h);
+}
+
+static int take_hidden_in(struct cuda_backend *b)
+{
+    const struct cuda_pass *s = &b->pass;
+    size_t row_size = sizeof(float) * b->base.model->params.embd_size, at = 0;
+    for (uint32_t i = 0; i < s->seq_count; i++) {
+        memcpy(b->io + at, s->seqs[i]->hidden_in, row_size * s->seqs[i]->row_count);
+        at += row_size * s->seqs[i]->row_count;
+    }
+    return cuda_note(b, cudaMemcpyAsync(b->x, b->io, at, cudaMemcpyHostToDevice, b->stream),
+                     "copying hidden states");
+}
+
+/* A sequence with hidden_out keeps all of its rows; the others' kept rows lie between. */
+static int hand_out_hidden(struct cuda_backend *b)
+{
+    const struct cuda_pass *s = &b->pass;
+    size_t row_size = sizeof(float) * b->base.model->params.embd_size, at = 0;
+    bool cut = last_x(b) != b->x;
+    uint32_t rows = cut ? s->kept_count : s->row_count;
+    int rc =
+        cuda_note(b, cudaMemcpyAsync(b->io, last_x(b), row_size * rows, cudaMemcpyDeviceToHost, b->stream),
+                  "copying hidden states");
+    if (rc || (rc = finish(b)))
+        return rc;
+    for (uint32_t i = 0; i < s->seq_count; i++) {
+        const struct batch_seq *q = s->seqs[i];
+        uint32_t here = !cut || q->hidden_out ? q->row_count : q->logit_count;
+        if (q->hidden_out)
+            memcpy(q->hidden_out, b->io + at, row_size * q->row_count);
+        at += row_size * here;
+    }
+    return 0;
+}
+
+/* --- recorded steps --------------------------------------------------------------------------- */
+
+static bool is_plain_decode(const struct cuda_backend *b)
+{
+    const struct cuda_pass *s = &b->pass;
+    return s->layer_begin == 0 && s->layer_end == b->base.model->params.layer_count &&
+           s->row_count == s->seq_count && s->logit_count == s->row_count && !s->has_hidden_out &&
+           s->row_count <= GRAPH_ROWS;
+}
+
+static struct cuda_graph *find_graph(struct cuda_backend *b)
+{
+    struct cuda_graph *oldest = &b->graphs[0];
+    for (struct cuda_graph *g = b->graphs; g < b->graphs + GRAPHS; g++) {
+        if (g->rows == b->pass.row_count && g->split_grid == b->pass.all.split_grid)
+            return g;
+        if (g->used_at < oldest->used_at)
+            oldest = g;
+    }
+    if (oldest->exec)
+        cudaGraphExecDestroy(oldest->exec);
+    *oldest = (struct cuda_graph){0};
+    return oldest;
+}
+
+static int record(struct cuda_backend *b, struct cuda_graph *g)
+{
+    cudaGraph_t graph = NULL;
+    int rc =
+        cuda_note(b, cudaStreamBeginCapture(b->stream, cudaStreamCaptureModeThreadLocal), "recording a step");
+    if (rc)
+        return rc;
+    rc = enqueue_layers(b);
+    if (!rc)
+        rc = enqueue_logits(b, 0, b->pass.logit_count);
+    cudaError_t ended = cudaStreamEndCapture(b->stream, &graph);
+    if (!rc)
+        rc = cuda_note(b, ended, "recording a step");
+    if (!rc)
+        rc = cuda_note(b, cudaGraphInstantiate(&g->exec, graph, 0), "recording a step");
+    if (graph)
+        cudaGraphDestroy(graph);
+    return rc;
+}
+
+/* The whole step up to the logits in io. */
+static int enqueue_decode(struct cuda_backend *b)
+{
+    struct cuda_graph *g = find_graph(b);
+    g->used_at = ++b->graph_clock;
+    if (g->rows ==
+        0) { /* seen for the first time: libraries set themselves up here, which cannot be recorded */
+        g->rows = b->pass.row_count, g->split_grid = b->pass.all.split_grid;
+        int rc = enqueue_layers(b);
+        return rc ? rc : enqueue_logits(b, 0, b->pass.logit_count);
+    }
+    int rc = g->exec ? 0 : record(b, g);
+    return rc ? rc : cuda_note(b, cudaGraphLaunch(g->exec, b->stream), "starting a step");
+}
+
+/* --- the step --------------------------------------------------------------------------------- */
+
+static int run_pass(struct cuda_backend *b)
+{
+    const struct cuda_pass *s = &b->pass;
+    int rc = cuda_note(
+        b, cudaMemcpyAsync(b->stage_device, b->stage, s->stage_size, cudaMemcpyHostToDevice, b->stream),
+        "copying a step's lists");
+    if (!rc && is_plain_decode(b)) {
+        if ((rc = enqueue_decode(b)) || (rc = finish(b)))
+            return rc;
+        hand_out_logits(b, 0, s->logit_count);
+        return 0;
+    }
+    if (!rc && s->layer_begin > 0)
+        rc = take_hidden_in(b);
+    if (rc || (rc = enqueue_layers(b)))
+        return rc;
+    for (uint32_t first = 0; first < s->logit_count; first += LOGIT_ROWS) {
+        uint32_t count = TD_MIN((uint32_t)LOGIT_ROWS, s->logit_count - first);
+        if ((rc = enqueue_logits(b, first, count)) || (rc = finish(b)))
+            return rc;
+        hand_out_logits(b, first, count);
+    }
+    if (s->has_hidden_out)
+        return hand_out_hidden(b);
+    return finish(b);
+}
+
+int cuda_forward(struct backend *base, const struct batch *batch)
+{
+    struct cuda_backend *b = (struct cuda_backend *)base;
+    bool done[BATCH_SEQS_MAX] = {false};
+    if (b->failed)
+        return b->failed;
+    int rc = cuda_batch_check(b, batch);
+    if (rc || (rc = cuda_note(b, cudaSetDevice(b->device), "choosing the device")))
+        return rc;
+    while (!rc && cuda_pass_next(b, batch, done))
+        rc = run_pass(b);
+    return rc;
+}

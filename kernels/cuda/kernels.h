@@ -1,0 +1,155 @@
+/* kernels: the CUDA kernels' launchers, in C. Each puts work on a stream and returns; arguments are checked by the caller
+ * (backend.c, forward.c), which also looks for launch errors at the end of a step.
+ *
+ * Names of sizes: R rows of the step, K columns and N rows of a weight matrix. 16-bit values are f16, or bf16 where a
+ * flag says so. */
+#ifndef TANDEM_KERNELS_CUDA_KERNELS_H
+#define TANDEM_KERNELS_CUDA_KERNELS_H
+#include <cuda_runtime_api.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* --- weights ---------------------------------------------------------------------------------- */
+
+/* How a matrix lies on the device. Quantised ones are repacked into planes: codes, row by row, and one pair (d, m) of
+ * f16 for each group of values along the row: value = d * code + m.
+ *   W4     Q4_0, Q4_1, Q4_K: 16 bytes for 32 values; nibbles p and p + 4 of a 32-bit word are neighbours 2p, 2p + 1
+ *   W8     Q8_0, Q5_0, Q5_1, Q5_K: a byte a value, code + 128
+ *   W8G16  Q6_K: the same, with a pair for each 16 values */
+enum cuda_form { CUDA_F32, CUDA_F16, CUDA_BF16, CUDA_W4, CUDA_W8, CUDA_W8G16 };
+
+struct cuda_matrix {
+    enum cuda_form form;
+    uint32_t columns, rows;
+    const void *values;
+    const void *scales; /* half2 [rows][columns / group]; NULL for float forms */
+};
+
+/* raw: GGUF blocks of `rows` rows; to the planes at values and scales (those of the first of these rows). */
+void cuda_repack(cudaStream_t s, uint32_t gguf_type, const void *raw, uint32_t rows, uint32_t columns,
+                 void *values, void *scales);
+/* Rows [first, first + count) of m as f16, [count][columns]; too large values are cut to the range of f16. */
+void cuda_dequantise(cudaStream_t s, const struct cuda_matrix *m, uint32_t first, uint32_t count, void *out);
+
+/* --- rows ------------------------------------------------------------------------------------- */
+
+/* x[r] = embedding of ids[r], f32 [R][K]. */
+void cuda_embed(cudaStream_t s, const struct cuda_matrix *table, const int32_t *ids, uint32_t rows, float *x);
+/* cos_sin[r] = cos of all pairs, then sin: f32 [R][2 * pairs]; angles in binary64. */
+void cuda_angles(cudaStream_t s, const uint32_t *positions, const double *frequencies, uint32_t rows,
+                 uint32_t pairs, float *cos_sin);
+/* act[i] = rms_norm(x[index ? index[i] : i]) * weight, 16-bit. */
+void cuda_norm(cudaStream_t s, const float *x, const uint32_t *index, const float *weight, float eps,
+               uint32_t rows, uint32_t columns, bool bf16, void *act);
+/* act = silu(gate) * up; wide rows are [gate | up], 2 * columns values. */
+void cuda_swiglu(cudaStream_t s, const void *wide, uint32_t rows, uint32_t columns, bool bf16, bool out_bf16,
+                 void *act);
+/* out[i] = in[index[i]] for rows of row_size bytes, a multiple of 16. */
+void cuda_gather(cudaStream_t s, const void *in, const uint32_t *index, uint32_t rows, uint32_t row_size,
+                 void *out);
+
+struct cuda_rope {    /* bias, head norms, rotation; q to q_out, K and V to their pages */
+    const void *wide; /* 16-bit [R][q | k | v] */
+    bool bf16;
+    uint32_t rows, head_count, kv_head_count, head_dim, rope_dim;
+    bool interleaved;
+    float norm_eps, q_scale;
+    const float *cos_sin;
+    const float *q_bias, *k_bias, *v_bias, *q_norm, *k_norm; /* or NULL */
+    const uint32_t *positions, *row_table; /* row_table: where the row's sequence begins in `tables` */
+    const uint32_t *tables;                /* pages of each sequence, one after the other */
+    void *q_out;                           /* f16 [R][head_count][head_dim], times q_scale */
+    void *kv;                              /* f16: layer's first byte in page 0 */
+    uint64_t page_values;                  /* between pages */
+};
+void cuda_rope_write(cudaStream_t s, const struct cuda_rope *a);
+
+/* --- products --------------------------------------------------------------------------------- */
+
+#define CUDA_MATVEC_ROWS 16 /* the most rows of one call */
+
+enum cuda_epilogue { CUDA_STORE16, CUDA_ADD_F32, CUDA_STORE_F32, CUDA_SWIGLU16 };
+
+struct cuda_product {
+    struct cuda_matrix m; /* with CUDA_SWIGLU16: gate rows, then as many up rows */
+    const void *act;      /* 16-bit [R][act_stride] */
+    bool act_bf16;
+    uint32_t rows, act_stride;
+    enum cuda_epilogue epilogue;
+    void *out; /* [R][out_stride]: 16-bit of act's kind, or f32 */
+    uint32_t out_stride;
+};
+/* rows <= CUDA_MATVEC_ROWS, columns a multiple of 32. */
+void cuda_matvec(cudaStream_t s, const struct cuda_product *p);
+
+/* --- attention -------------------------------------------------------------------------------- */
+
+struct cuda_attention {
+    const void *q; /* f16 [R][heads][head_dim], scaled by log2(e) / sqrt(head_dim) */
+    void *out;     /* 16-bit [R][heads][head_dim] */
+    bool out_bf16;
+    uint32_t head_count, kv_head_count, head_dim;
+    const void *kv; /* f16: the layer's first byte in page 0 */
+    uint64_t page_values;
+    const uint32_t *tables;
+};
+
+struct cuda_split { /* a run of pages of one decode row */
+    uint32_t row, table, page_begin, page_count,
+        token_count;                   /* tokens from page_begin on that the row sees */
+    uint32_t first_split, split_count; /* of its row: indices in the list */
+};
+struct cuda_tile { /* rows [row, row + count) of one sequence */
+    uint32_t row, count, position, table;
+};
+
+bool cuda_attention_has(uint32_t head_dim);
+/* Query rows of one tile at most. */
+uint32_t cuda_tile_rows(uint32_t head_count, uint32_t kv_head_count);
+/* Bytes of `partial` for so many splits, and of `counters` (zeroed once) for so many rows. */
+uint64_t cuda_partial_size(const struct cuda_attention *a, uint32_t splits);
+uint64_t cuda_counters_size(const struct cuda_attention *a, uint32_t rows);
+/* One row a sequence. splits: [grid_splits] on the device, of which *count are in use. */
+void cuda_attention_decode(cudaStream_t s, const struct cuda_attention *a, const struct cuda_split *splits,
+                           uint32_t grid_splits, void *partial, uint32_t *counters);
+void cuda_attention_prefill(cudaStream_t s, const struct cuda_attention *a, const struct cuda_tile *tiles,
+                            uint32_t tile_count);
+
+/* --- a whole decode step ------------------------------------------------------------------------ */
+
+#define CUDA_STEP_ROWS     8
+#define CUDA_BARRIER_WORDS 256 /* two counters, far enough apart not to meet in a cache */
+
+struct cuda_step_layer {
+    struct cuda_matrix qkv, o, gate_up, down;
+    const float *attn_norm, *ffn_norm, *q_bias, *k_bias, *v_bias, *q_norm, *k_norm;
+};
+
+struct cuda_step {                        /* one row a sequence, all layers: x in, x out */
+    const struct cuda_step_layer *layers; /* on the device; all matrices of one form */
+    uint32_t layer_count, rows, embd, ffn;
+    float *x;
+    struct cuda_rope rope; /* without biases and norms; kv: of layer 0; wide: also gate times up */
+    struct cuda_attention attention;
+    const struct cuda_split *splits;
+    uint32_t split_grid;
+    float *partial;
+    uint32_t *counters, *barrier; /* barrier: CUDA_BARRIER_WORDS */
+};
+/* False: this form, head size or device is not made for it; nothing was started. only_asks: nothing is started. */
+bool cuda_step_run(cudaStream_t s, enum cuda_form form, bool bf16, const struct cuda_step *a,
+                   uint32_t sm_count, bool only_asks);
+
+/* --- ceilings --------------------------------------------------------------------------------- */
+
+/* Reads `size` bytes, a multiple of 16, and keeps nothing. */
+void cuda_read_all(cudaStream_t s, const void *in, uint64_t size, uint32_t blocks, uint32_t *sink);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

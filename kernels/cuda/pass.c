@@ -1,0 +1,274 @@
+/* pass: from a batch to passes. A pass is the sequences of a batch with one layer range: its rows lie one after the other in all
+ * buffers, and every layer runs all of them, but the last, where only rows that somebody wants to see go on behind K and V.
+ * A bad batch is refused whole, before a page is touched. */
+#include "kernels/cuda/cuda_backend.h"
+#include <stdlib.h>
+
+/* --- is it well formed ------------------------------------------------------------------------ */
+
+static bool all_finite(const float *x, size_t count)
+{
+    uint32_t bad = 0;
+    for (size_t i = 0; i < count; i++) {
+        uint32_t bits;
+        memcpy(&bits, &x[i], sizeof bits);
+        bad |= (bits & 0x7f800000u) == 0x7f800000u;
+    }
+    return bad == 0;
+}
+
+static int check_input(const struct model_params *p, const struct batch_seq *s)
+{
+    if (s->layer_begin > 0) {
+        if (!s->hidden_in || s->ids)
+            return -TD_ERR_ARG;
+        return all_finite(s->hidden_in, (size_t)s->row_count * p->embd_size) ? 0 : -TD_ERR_FORMAT;
+    }
+    if (!s->ids || s->hidden_in)
+        return -TD_ERR_ARG;
+    for (uint32_t i = 0; i < s->row_count; i++)
+        if (s->ids[i] < 0 || (uint32_t)s->ids[i] >= p->vocab_count)
+            return -TD_ERR_ARG;
+    return 0;
+}
+
+static bool logits_only(const struct model_params *p, const struct batch_seq *s)
+{
+    return s->layer_begin == p->layer_count && s->layer_end == p->layer_count;
+}
+
+static int check_seq(const struct cuda_backend *b, const struct batch_seq *s)
+{
+    const struct model_params *p = &b->base.model->params;
+    bool ends_only = logits_only(p, s);
+    if (s->row_count == 0 || (!ends_only && s->layer_begin >= s->layer_end))
+        return -TD_ERR_ARG;
+    if (!ends_only && s->layer_end > b->base.layers_paged)
+        return -TD_ERR_UNSUPPORTED;
+    bool bad_logits = s->logit_count == 0 || s->logit_count > s->row_count || s->layer_end != p->layer_count;
+    if (s->logits ? bad_logits : s->logit_count != 0)
+        return -TD_ERR_ARG;
+    if (s->logits && !b->has_head)
+        return -TD_ERR_UNSUPPORTED;
+    if (ends_only)
+        return check_input(p, s);
+    if (s->position > p->context_max || s->row_count > p->context_max - s->position)
+        return -TD_ERR_CONTEXT;
+    if (!s->pages)
+        return -TD_ERR_ARG;
+    uint32_t page_count = (s->position + s->row_count - 1) / KV_BLOCK_TOKENS + 1;
+    for (uint32_t i = 0; i < page_count; i++)
+        if (s->pages[i] >= b->base.page_count)
+            return -TD_ERR_ARG;
+    return check_input(p, s);
+}
+
+int cuda_batch_check(const struct cuda_backend *b, const struct batch *batch)
+{
+    if (batch->count > BATCH_SEQS_MAX)
+        return -TD_ERR_LIMIT;
+    if (batch->count > 0 && !batch->seqs)
+        return -TD_ERR_ARG;
+    uint64_t rows = 0;
+    for (uint32_t i = 0; i < batch->count; i++)
+        rows += batch->seqs[i].row_count;
+    if (rows > b->rows_max)
+        return -TD_ERR_LIMIT;
+    for (uint32_t i = 0; i < batch->count; i++) {
+        int rc = check_seq(b, &batch->seqs[i]);
+        if (rc)
+            return rc;
+    }
+    return 0;
+}
+
+/* --- the lists -------------------------------------------------------------------------------- */
+
+static uint32_t rows_kept(const struct batch_seq *s)
+{
+    return s->hidden_out ? s->row_count : s->logit_count;
+}
+
+static uint32_t seq_pages(const struct cuda_pass *p, const struct batch_seq *s)
+{
+    if (p->layer_begin == p->layer_end)
+        return 0;
+    return (s->position + s->row_count - 1) / KV_BLOCK_TOKENS + 1;
+}
+
+uint32_t cuda_splits_max(const struct cuda_backend *b)
+{
+    return TD_MIN(b->rows_max, (uint32_t)BATCH_SEQS_MAX) + (uint32_t)b->sm_count * SPLITS_PER_SM;
+}
+
+static uint32_t next_power(uint32_t x)
+{
+    uint32_t y = 1;
+    while (y < x)
+        y *= 2;
+    return y;
+}
+
+/* Splits of at most `pages` pages of one row. */
+static uint32_t add_splits(struct cuda_split *out, uint32_t at, uint32_t row, uint32_t table,
+                           uint32_t position, uint32_t pages)
+{
+    uint32_t page_count = position / KV_BLOCK_TOKENS + 1, count = (page_count + pages - 1) / pages;
+    for (uint32_t i = 0; i < count; i++) {
+        uint32_t begin = page_count * i / count, end = page_count * (i + 1) / count;
+        out[at + i] = (struct cuda_split){.row = row,
+                                          .table = table,
+                                          .page_begin = begin,
+                                          .page_count = end - begin,
+                                          .token_count = position + 1 - begin * KV_BLOCK_TOKENS,
+                                          .first_split = at,
+                                          .split_count = count};
+    }
+    return at + count;
+}
+
+struct lists {
+    struct cuda_backend *b;
+    struct cuda_pass *p;
+    bool kept_only; /* the last layer's */
+};
+
+static uint32_t rows_of(const struct lists *l, const struct batch_seq *s)
+{
+    return l->kept_only ? rows_kept(s) : s->row_count;
+}
+
+/* Pages a split: as few as give every SM its blocks. */
+static uint32_t pages_per_split(const struct lists *l)
+{
+    const struct model_params *m = &l->b->base.model->params;
+    bool one_kernel = l->b->step_layers && l->p->row_count <= CUDA_STEP_ROWS;
+    uint64_t total = 0, blocks = (uint64_t)l->b->sm_count * (one_kernel ? STEP_SPLITS_PER_SM : SPLITS_PER_SM);
+    for (uint32_t i = 0; i < l->p->seq_count; i++)
+        if (rows_of(l, l->p->seqs[i]) == 1)
+            total += seq_pages(l->p, l->p->seqs[i]);
+    uint64_t least = one_kernel ? 2 : 1; /* the step kernel takes two pages at a time */
+    return (uint32_t)TD_MAX(least, (total * m->kv_head_count + blocks - 1) / blocks);
+}
+
+/* Tiles with the most positions first, so that no block ends with a long one. */
+static int by_position(const void *x, const void *y)
+{
+    const struct cuda_tile *a = x, *b = y;
+    return a->position < b->position ? 1 : a->position > b->position ? -1 : 0;
+}
+
+static void fill_work(const struct lists *l, struct cuda_work *w, struct cuda_carver *c)
+{
+    const struct model_params *m = &l->b->base.model->params;
+    uint32_t tile_rows = cuda_tile_rows(m->head_count, m->kv_head_count), pages = pages_per_split(l), row = 0,
+             table = 0, splits = 0;
+    *w = (struct cuda_work){0};
+    w->tiles = cuda_carve(c, sizeof *w->tiles * (l->p->row_count / tile_rows + l->p->seq_count));
+    w->splits = cuda_carve(c, 0);
+    for (uint32_t i = 0; i < l->p->seq_count; i++) {
+        const struct batch_seq *s = l->p->seqs[i];
+        uint32_t count = rows_of(l, s), position = s->position + s->row_count - count;
+        if (count == 1)
+            splits = add_splits(w->splits, splits, row, table, position, pages);
+        for (uint32_t at = 0; count > 1 && at < count; at += tile_rows)
+            w->tiles[w->tile_count++] =
+                (struct cuda_tile){row + at, TD_MIN(tile_rows, count - at), position + at, table};
+        row += count;
+        table += seq_pages(l->p, s);
+    }
+    qsort(w->tiles, w->tile_count, sizeof *w->tiles, by_position);
+    w->split_grid = splits ? next_power(splits) : 0;
+    memset(w->splits + splits, 0, sizeof *w->splits * (w->split_grid - splits));
+    cuda_carve(c, sizeof *w->splits * w->split_grid);
+}
+
+static void fill_rows(struct cuda_pass *p)
+{
+    uint32_t row = 0, kept = 0, logit = 0, table = 0;
+    for (uint32_t i = 0; i < p->seq_count; i++) {
+        const struct batch_seq *s = p->seqs[i];
+        uint32_t keep = p->keeps_all ? s->row_count : rows_kept(s);
+        for (uint32_t r = 0; r < s->row_count; r++, row++) {
+            p->ids[row] = s->ids ? s->ids[r] : 0;
+            p->positions[row] = s->position + r;
+            p->row_table[row] = table;
+            if (r + s->logit_count >= s->row_count)
+                p->logit_rows[logit++] = kept;
+            if (r + keep >= s->row_count)
+                p->kept[kept++] = row;
+        }
+        if (seq_pages(p, s) > 0)
+            memcpy(p->tables + table, s->pages, sizeof *p->tables * seq_pages(p, s));
+        table += seq_pages(p, s);
+    }
+}
+
+/* Where everything lies depends on row_count and the grids alone, up to the tables, which come last: recorded steps of
+ * the same numbers find their lists at the same place. */
+static void lay_out(struct cuda_backend *b, struct cuda_pass *p)
+{
+    struct cuda_carver c = {b->stage, 0};
+    size_t list = sizeof(uint32_t) * p->row_count;
+    p->ids = cuda_carve(&c, list);
+    p->positions = cuda_carve(&c, list);
+    p->row_table = cuda_carve(&c, list);
+    p->kept = cuda_carve(&c, list);
+    p->logit_rows = cuda_carve(&c, list);
+    p->all = p->last = (struct cuda_work){0};
+    if (p->layer_begin < p->layer_end) {
+        fill_work(&(struct lists){b, p, false}, &p->all, &c);
+        p->last = p->all;
+        if (!p->keeps_all)
+            fill_work(&(struct lists){b, p, true}, &p->last, &c);
+    }
+    uint64_t pages = 0;
+    for (uint32_t i = 0; i < p->seq_count; i++)
+        pages += seq_pages(p, p->seqs[i]);
+    p->tables = cuda_carve(&c, sizeof(uint32_t) * pages);
+    p->stage_size = c.used;
+}
+
+size_t cuda_stage_size(const struct cuda_backend *b)
+{
+    const struct model_params *m = &b->base.model->params;
+    uint64_t rows = b->rows_max, seqs = TD_MIN(rows, (uint64_t)BATCH_SEQS_MAX),
+             pages = m->context_max / KV_BLOCK_TOKENS + 1, splits = next_power(cuda_splits_max(b)),
+             tiles = rows / cuda_tile_rows(m->head_count, m->kv_head_count) + seqs;
+    return 5 * (4 * rows + 256) +
+           2 * (sizeof(struct cuda_split) * splits + sizeof(struct cuda_tile) * tiles + 512) +
+           4 * seqs * pages + 256;
+}
+
+static void add_seq(struct cuda_pass *p, const struct batch_seq *s)
+{
+    p->seqs[p->seq_count++] = s;
+    p->row_count += s->row_count;
+    p->kept_count += rows_kept(s);
+    p->logit_count += s->logit_count;
+    p->has_hidden_out = p->has_hidden_out || s->hidden_out;
+}
+
+bool cuda_pass_next(struct cuda_backend *b, const struct batch *batch, bool *done)
+{
+    struct cuda_pass *p = &b->pass;
+    p->seq_count = p->row_count = p->kept_count = p->logit_count = 0;
+    p->has_hidden_out = false;
+    for (uint32_t i = 0; i < batch->count; i++) {
+        const struct batch_seq *s = &batch->seqs[i];
+        if (done[i])
+            continue;
+        if (p->seq_count == 0)
+            p->layer_begin = s->layer_begin, p->layer_end = s->layer_end;
+        if (s->layer_begin == p->layer_begin && s->layer_end == p->layer_end) {
+            add_seq(p, s);
+            done[i] = true;
+        }
+    }
+    if (p->seq_count == 0)
+        return false;
+    p->keeps_all = p->kept_count == p->row_count || p->layer_begin == p->layer_end;
+    lay_out(b, p);
+    fill_rows(p);
+    return true;
+}

@@ -1,0 +1,158 @@
+/* rows: what works on one row at a time: angles, norms, RoPE with the KV write, SwiGLU, gathering.
+ *
+ * All are memory-bound and small beside the products: for R rows of the Llama-3-8B shape a layer moves
+ *   norm      20 KB read, 8 KB written a row     rope_write  12 KB and 12 KB     swiglu  56 KB and 28 KB
+ * so 4096 rows take 0.15 ms a layer at 4 TB/s, beside 1.3 ms of products. With one row they cost their launch. */
+#include "rope.cuh"
+
+/* --- angles ----------------------------------------------------------------------------------- */
+
+__global__ void angles_kernel(const uint32_t *positions, const double *frequencies, uint32_t pairs,
+                              float *cos_sin)
+{
+    for (uint32_t i = threadIdx.x; i < pairs; i += blockDim.x) {
+        double sine, cosine;
+        sincos((double)positions[blockIdx.x] * frequencies[i], &sine, &cosine);
+        cos_sin[(uint64_t)blockIdx.x * 2 * pairs + i] = (float)cosine;
+        cos_sin[(uint64_t)blockIdx.x * 2 * pairs + pairs + i] = (float)sine;
+    }
+}
+
+void cuda_angles(cudaStream_t s, const uint32_t *positions, const double *frequencies, uint32_t rows,
+                 uint32_t pairs, float *cos_sin)
+{
+    launch(angles_kernel, dim3(rows), dim3(64), 0, s, positions, frequencies, pairs, cos_sin);
+}
+
+/* --- norm ------------------------------------------------------------------------------------- */
+
+#define NORM_THREADS 512
+#define NORM_VECTORS 8 /* float4 a thread keeps: rows up to 16384 wide in registers */
+
+template <bool BF16>
+__global__ void __launch_bounds__(NORM_THREADS)
+    norm_kernel(const float *x, const uint32_t *index, const float *weight, float eps, uint32_t columns,
+                uint16_t *act)
+{
+    __shared__ float sums[33];
+    const float4 *row = (const float4 *)(x + (uint64_t)(index ? index[blockIdx.x] : blockIdx.x) * columns);
+    float4 kept[NORM_VECTORS];
+    float sum = 0.0f;
+#pragma unroll
+    for (int i = 0; i < NORM_VECTORS; i++) {
+        uint32_t at = threadIdx.x + i * NORM_THREADS;
+        if (at < columns / 4) {
+            kept[i] = row[at];
+            sum +=
+                kept[i].x * kept[i].x + kept[i].y * kept[i].y + kept[i].z * kept[i].z + kept[i].w * kept[i].w;
+        }
+    }
+    float scale = rsqrtf(block_sum(sum, sums) / (float)columns + eps);
+#pragma unroll
+    for (int i = 0; i < NORM_VECTORS; i++) {
+        uint32_t at = threadIdx.x + i * NORM_THREADS;
+        if (at < columns / 4) {
+            float4 w = ((const float4 *)weight)[at];
+            uint2 out = {to_pair<BF16>(kept[i].x * scale * w.x, kept[i].y * scale * w.y),
+                         to_pair<BF16>(kept[i].z * scale * w.z, kept[i].w * scale * w.w)};
+            ((uint2 *)(act + (uint64_t)blockIdx.x * columns))[at] = out;
+        }
+    }
+}
+
+void cuda_norm(cudaStream_t s, const float *x, const uint32_t *index, const float *weight, float eps,
+               uint32_t rows, uint32_t columns, bool bf16, void *act)
+{
+    launch(bf16 ? norm_kernel<true> : norm_kernel<false>, dim3(rows), dim3(NORM_THREADS), 0, s, x, index,
+           weight, eps, columns, (uint16_t *)act);
+}
+
+/* --- SwiGLU ----------------------------------------------------------------------------------- */
+
+template <bool BF16, bool OUT_BF16>
+__global__ void swiglu_kernel(const uint16_t *wide, uint32_t columns, uint16_t *act)
+{
+    uint32_t at = (blockIdx.x * blockDim.x + threadIdx.x) * 8;
+    if (at >= columns)
+        return;
+    const uint16_t *row = wide + (uint64_t)blockIdx.y * 2 * columns;
+    uint4 g4 = *(const uint4 *)(row + at), u4 = *(const uint4 *)(row + columns + at);
+    uint32_t g[4] = {g4.x, g4.y, g4.z, g4.w}, u[4] = {u4.x, u4.y, u4.z, u4.w}, out[4];
+    for (int i = 0; i < 4; i++) {
+        float y[2];
+        for (int k = 0; k < 2; k++) {
+            float gate = from_bits<BF16>((uint16_t)(g[i] >> 16 * k)),
+                  up = from_bits<BF16>((uint16_t)(u[i] >> 16 * k));
+            y[k] = gate / (1.0f + __expf(-gate)) * up;
+        }
+        out[i] = to_pair<OUT_BF16>(y[0], y[1]);
+    }
+    *(uint4 *)(act + (uint64_t)blockIdx.y * columns + at) = make_uint4(out[0], out[1], out[2], out[3]);
+}
+
+void cuda_swiglu(cudaStream_t s, const void *wide, uint32_t rows, uint32_t columns, bool bf16, bool out_bf16,
+                 void *act)
+{
+    launch(bf16       ? out_bf16 ? swiglu_kernel<true, true> : swiglu_kernel<true, false>
+                 : out_bf16 ? swiglu_kernel<false, true>
+                      : swiglu_kernel<false, false>,
+           dim3((columns / 8 + 255) / 256, rows), dim3(256), 0, s, (const uint16_t *)wide, columns,
+           (uint16_t *)act);
+}
+
+/* --- gather ----------------------------------------------------------------------------------- */
+
+__global__ void gather_kernel(const uint4 *in, const uint32_t *index, uint32_t pieces, uint4 *out)
+{
+    for (uint32_t i = threadIdx.x; i < pieces; i += blockDim.x)
+        out[(uint64_t)blockIdx.x * pieces + i] = in[(uint64_t)index[blockIdx.x] * pieces + i];
+}
+
+void cuda_gather(cudaStream_t s, const void *in, const uint32_t *index, uint32_t rows, uint32_t row_size,
+                 void *out)
+{
+    launch(gather_kernel, dim3(rows), dim3(256), 0, s, (const uint4 *)in, index, row_size / 16, (uint4 *)out);
+}
+
+/* --- RoPE and the KV write -------------------------------------------------------------------- */
+
+#define ROPE_WARPS 4
+
+/* grid (heads of q, k and v / 4, R): a warp for each head of a row. */
+template <bool BF16> __global__ void rope_kernel(cuda_rope a)
+{
+    __shared__ float heads[ROPE_WARPS][256];
+    uint32_t head = blockIdx.x * ROPE_WARPS + threadIdx.x / 32, lane = threadIdx.x % 32, row = blockIdx.y,
+             all = a.head_count + 2 * a.kv_head_count;
+    if (head >= all)
+        return;
+    bool is_q = head < a.head_count, is_v = head >= a.head_count + a.kv_head_count;
+    uint32_t own = is_q ? head : (head - a.head_count) % a.kv_head_count;
+    const uint16_t *in = (const uint16_t *)a.wide + ((uint64_t)row * all + head) * a.head_dim;
+    const float *bias = is_q   ? a.q_bias
+                        : is_v ? a.v_bias
+                               : a.k_bias,
+                *norm = is_q   ? a.q_norm
+                        : is_v ? nullptr
+                               : a.k_norm;
+    float *x = heads[threadIdx.x / 32];
+    rope_head<BF16>(x, in, bias ? bias + own * a.head_dim : nullptr, norm, !is_v,
+                    a.cos_sin + (uint64_t)row * a.rope_dim, a, lane);
+    uint16_t *out;
+    if (is_q) {
+        out = (uint16_t *)a.q_out + ((uint64_t)row * a.head_count + head) * a.head_dim;
+    } else {
+        uint32_t position = a.positions[row], page = a.tables[a.row_table[row] + position / 64];
+        out = (uint16_t *)a.kv + page * a.page_values +
+              (((is_v ? a.kv_head_count : 0) + own) * 64 + position % 64) * (uint64_t)a.head_dim;
+    }
+    for (uint32_t i = lane; i < a.head_dim; i += 32)
+        out[i] = to_bits<false>(is_q ? x[i] * a.q_scale : x[i]);
+}
+
+void cuda_rope_write(cudaStream_t s, const struct cuda_rope *a)
+{
+    uint32_t heads = a->head_count + 2 * a->kv_head_count;
+    launch(a->bf16 ? rope_kernel<true> : rope_kernel<false>,
+           dim3((heads + ROPE_WARPS - 1) / ROPE_WARPS, a->rows), dim3(32 * ROPE_WARPS), 0, s, *a);
+}

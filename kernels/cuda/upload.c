@@ -1,0 +1,174 @@
+/* upload: the model's weights to the device, in the forms that the kernels read. Float types are copied as they are; quantised
+ * ones pass through a buffer on the device and are repacked there. Matrices with the same input and form lie one after
+ * the other, so that they are one product. */
+#include "kernels/cuda/cuda_backend.h"
+
+#define RAW_SIZE ((size_t)64 << 20) /* of a file's rows on their way */
+
+static enum cuda_form form_of(uint32_t type)
+{
+    switch (type) {
+    case GGUF_F32:
+        return CUDA_F32;
+    case GGUF_F16:
+        return CUDA_F16;
+    case GGUF_BF16:
+        return CUDA_BF16;
+    case GGUF_Q4_0:
+    case GGUF_Q4_1:
+    case GGUF_Q4_K:
+        return CUDA_W4;
+    case GGUF_Q6_K:
+        return CUDA_W8G16;
+    default:
+        return CUDA_W8;
+    }
+}
+
+/* Bytes of `values` columns' codes, and of their scales. */
+static uint64_t codes_size(enum cuda_form form, uint64_t values)
+{
+    return form == CUDA_F32    ? 4 * values
+           : form <= CUDA_BF16 ? 2 * values
+           : form == CUDA_W4   ? values / 2
+                               : values;
+}
+
+static uint64_t scales_size(enum cuda_form form, uint64_t values)
+{
+    return form <= CUDA_BF16 ? 0 : values / (form == CUDA_W8G16 ? 16 : 32) * 4;
+}
+
+static cudaError_t copy_quantised(struct cuda_backend *b, const struct weight *w, uint8_t *values,
+                                  uint8_t *scales, void *raw)
+{
+    const struct gguf_type_info *info = gguf_type_info(w->type);
+    size_t row_size = (size_t)w->columns / info->block_values * info->block_size;
+    uint32_t step = (uint32_t)TD_MAX((size_t)1, RAW_SIZE / row_size);
+    enum cuda_form form = form_of(w->type);
+    for (uint32_t first = 0; first < w->rows; first += step) {
+        uint32_t rows = TD_MIN(step, w->rows - first);
+        uint64_t before = (uint64_t)first * w->columns;
+        cudaError_t rc = cudaMemcpyAsync(raw, (const uint8_t *)w->data + first * row_size, rows * row_size,
+                                         cudaMemcpyHostToDevice, b->stream);
+        if (rc)
+            return rc;
+        cuda_repack(b->stream, w->type, raw, rows, w->columns, values + codes_size(form, before),
+                    scales + scales_size(form, before));
+    }
+    return cudaStreamSynchronize(b->stream);
+}
+
+struct placing {
+    struct cuda_backend *b;
+    struct cuda_carver *c;
+    void *raw; /* buffer on the device for quantised rows; NULL while counting */
+    uint64_t largest_scratch;
+    cudaError_t rc;
+};
+
+/* One matrix, or several of one form and width, one after the other. */
+static struct cuda_matrix place_matrices(struct placing *p, const struct weight *const *w, uint32_t count)
+{
+    enum cuda_form form = form_of(w[0]->type);
+    uint64_t rows = 0, columns = w[0]->columns;
+    for (uint32_t i = 0; i < count; i++)
+        rows += w[i]->rows;
+    uint8_t *values = cuda_carve(p->c, codes_size(form, rows * columns)),
+            *scales = scales_size(form, 1 << 10) ? cuda_carve(p->c, scales_size(form, rows * columns)) : NULL;
+    struct cuda_matrix m = {
+        .form = form, .columns = w[0]->columns, .rows = (uint32_t)rows, .values = values, .scales = scales};
+    for (uint32_t i = 0; i < count && p->c->base && !p->rc; i++) {
+        uint64_t size = (uint64_t)w[i]->rows * columns;
+        if (form <= CUDA_BF16)
+            p->rc = cudaMemcpy(values, w[i]->data, codes_size(form, size), cudaMemcpyHostToDevice);
+        else
+            p->rc = copy_quantised(p->b, w[i], values, scales, p->raw);
+        values += codes_size(form, size);
+        scales = scales ? scales + scales_size(form, size) : NULL;
+    }
+    return m;
+}
+
+static struct cuda_group place_group(struct placing *p, const struct weight *first,
+                                     const struct weight *second, const struct weight *third)
+{
+    const struct weight *w[] = {first, second, third};
+    struct cuda_group g = {.bf16 = true};
+    uint32_t count = third ? 3 : second ? 2 : 1;
+    bool same = true;
+    for (uint32_t i = 0; i < count; i++) {
+        g.bf16 = g.bf16 && w[i]->type == GGUF_BF16;
+        same = same && form_of(w[i]->type) == form_of(w[0]->type);
+        g.rows += w[i]->rows;
+    }
+    g.count = same ? 1 : count;
+    for (uint32_t i = 0; i < g.count; i++) {
+        g.m[i] = place_matrices(p, w + i, same ? count : 1);
+        bool opened = g.m[i].form != CUDA_BF16 && g.m[i].form != CUDA_F16;
+        if (opened || (g.m[i].form == CUDA_BF16 && !g.bf16))
+            p->largest_scratch = TD_MAX(p->largest_scratch, (uint64_t)2 * g.m[i].rows * g.m[i].columns);
+    }
+    return g;
+}
+
+static const float *place_vector(struct placing *p, const struct weight *w)
+{
+    if (!w->data)
+        return NULL;
+    float *at = cuda_carve(p->c, sizeof(float) * w->columns);
+    if (p->c->base && !p->rc)
+        p->rc = cudaMemcpy(at, w->data, sizeof(float) * w->columns, cudaMemcpyHostToDevice);
+    return at;
+}
+
+static void place_layer(struct placing *p, struct cuda_layer *l, const struct model_layer *y)
+{
+    l->qkv = place_group(p, &y->wq, &y->wk, &y->wv);
+    l->o = place_group(p, &y->wo, NULL, NULL);
+    l->gate_up = place_group(p, &y->w_gate, &y->w_up, NULL);
+    l->down = place_group(p, &y->w_down, NULL, NULL);
+    l->attn_norm = place_vector(p, &y->attn_norm), l->ffn_norm = place_vector(p, &y->ffn_norm);
+    l->q_bias = place_vector(p, &y->bq), l->k_bias = place_vector(p, &y->bk),
+    l->v_bias = place_vector(p, &y->bv);
+    l->q_norm = place_vector(p, &y->q_norm), l->k_norm = place_vector(p, &y->k_norm);
+}
+
+static void place_ends(struct placing *p)
+{
+    struct cuda_backend *b = p->b;
+    const struct model *m = b->base.model;
+    const struct weight *embed = &m->embed;
+    b->embed = place_matrices(p, &embed, 1);
+    b->has_head = m->output.data && m->output_norm.data && b->base.layers_paged == m->params.layer_count;
+    if (!b->has_head)
+        return;
+    b->output_norm = place_vector(p, &m->output_norm);
+    if (m->output.data != m->embed.data) {
+        b->head = place_group(p, &m->output, NULL, NULL);
+        return;
+    }
+    b->head = (struct cuda_group){
+        .m = {b->embed}, .count = 1, .rows = b->embed.rows, .bf16 = b->embed.form == CUDA_BF16};
+    if (b->embed.form != CUDA_F16 && b->embed.form != CUDA_BF16)
+        p->largest_scratch = TD_MAX(p->largest_scratch, (uint64_t)2 * b->embed.rows * b->embed.columns);
+}
+
+int cuda_place_weights(struct cuda_backend *b, struct cuda_carver *c, uint64_t *largest_scratch,
+                       struct td_error *err)
+{
+    struct placing p = {.b = b, .c = c};
+    if (c->base)
+        p.rc = cudaMalloc(&p.raw, RAW_SIZE);
+    for (uint32_t i = 0; i < b->base.layers_paged && !p.rc; i++)
+        place_layer(&p, &b->layers[i], &b->base.model->layers[i]);
+    if (!p.rc)
+        place_ends(&p);
+    cudaFree(p.raw);
+    *largest_scratch = p.largest_scratch;
+    if (p.rc)
+        return td_fail(err, cuda_note(b, p.rc, "copying weights"),
+                       "cannot start the engine on cuda:%d: copying the weights failed: %s", b->device,
+                       cudaGetErrorString(p.rc));
+    return 0;
+}

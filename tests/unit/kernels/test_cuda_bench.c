@@ -1,0 +1,58 @@
+/* cuda_bench: models of a known shape without a file, several sequences, and the choice of device. */
+#include "kernels/bench.h"
+#include "kernels/cuda/cuda.h"
+#include <setjmp.h>
+#include <stdarg.h>
+#include <cmocka.h>
+
+static const struct bench_engine_options small = {
+    .shape = "tiny", .dtype = "q8_0", .threads = 2, .prompt_tokens = 70, .gen_tokens = 5, .batch_count = 3};
+
+static void a_shape_on_the_cpu(void **state)
+{
+    (void)state;
+    struct bench_engine_options o = small;
+    struct bench_engine_result r;
+    struct td_error err = {0};
+    assert_int_equal(bench_engine(&o, &r, &err), 0);
+    assert_true(r.prefill_ms > 0 && r.decode_step_ms > 0 && r.read_gb_s == 0);
+    double step_ms = r.decode_step_ms;
+    assert_true(r.decode_tps > 2900 / step_ms && r.decode_tps < 3100 / step_ms); /* three tokens a step */
+    o.shape = "giant";
+    assert_int_equal(bench_engine(&o, &r, &err), -TD_ERR_ARG);
+    assert_non_null(strstr(err.text, "llama-8b"));
+    o = small, o.dtype = "q3";
+    assert_int_equal(bench_engine(&o, &r, &err), -TD_ERR_ARG);
+    o = small, o.batch_count = 513;
+    assert_int_equal(bench_engine(&o, &r, &err), -TD_ERR_ARG);
+}
+
+static void a_shape_on_the_gpu(void **state)
+{
+    (void)state;
+    struct bench_engine_options o = small;
+    struct bench_engine_result r;
+    struct td_error err = {0};
+    char why[200];
+    o.device = "cuda";
+    int rc = bench_engine(&o, &r, &err);
+    if (!cuda_available(why, sizeof why)) {
+        assert_int_equal(rc, -TD_ERR_UNSUPPORTED);
+        print_message("skipped: %s\n", why);
+        return;
+    }
+    assert_int_equal(rc, 0);
+    assert_string_equal(r.isa, "cuda");
+    assert_true(r.read_gb_s > 0 && r.decode_floor_ms > 0 && r.decode_floor_ms < r.decode_step_ms);
+    o.device = "cuda:x";
+    assert_int_equal(bench_engine(&o, &r, &err), -TD_ERR_ARG);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_shape_on_the_cpu),
+        cmocka_unit_test(a_shape_on_the_gpu),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

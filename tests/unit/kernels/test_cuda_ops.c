@@ -1,0 +1,443 @@
+/* cuda_ops: each kernel against double precision on random inputs: odd shapes, every weight type, every head size, outputs poisoned
+ * with NaN before. The error is ||out - reference|| / ||reference||; each bound is what 16-bit operands explain. */
+#include "kernels/cuda/cuda.h"
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <cmocka.h>
+
+#ifdef TANDEM_HAS_CUDA
+#include "kernels/cpu/blocks.h"
+#include "kernels/cuda/kernels.h"
+#include <math.h>
+
+static uint64_t seed = 88172645463325252u;
+
+static uint64_t bits64(void)
+{
+    seed ^= seed << 13, seed ^= seed >> 7, seed ^= seed << 17;
+    return seed;
+}
+
+static float uniform(void) /* -1 to 1 */
+{
+    return (float)((double)(bits64() >> 11) * 0x1p-52 - 1.0);
+}
+
+static uint16_t to_bf16(float x)
+{
+    uint32_t u = float_bits(x);
+    return (uint16_t)((u + 0x7fff + (u >> 16 & 1)) >> 16);
+}
+
+static float from_bf16(uint16_t x)
+{
+    return float_from_bits((uint32_t)x << 16);
+}
+
+static float from16(uint16_t x, bool bf16)
+{
+    return bf16 ? from_bf16(x) : f16_to_f32(x);
+}
+
+static uint16_t to16(float x, bool bf16)
+{
+    return bf16 ? to_bf16(x) : f32_to_f16(x);
+}
+
+static void *device_new(size_t size)
+{
+    void *p;
+    assert_int_equal(cudaMalloc(&p, size + 256), cudaSuccess);
+    assert_int_equal(cudaMemset(p, 0xff, size + 256), cudaSuccess);
+    return p;
+}
+
+static void *device_copy(const void *host, size_t size)
+{
+    void *p = device_new(size);
+    assert_int_equal(cudaMemcpy(p, host, size, cudaMemcpyHostToDevice), cudaSuccess);
+    return p;
+}
+
+static void fetch(void *host, const void *device, size_t size)
+{
+    assert_int_equal(cudaGetLastError(), cudaSuccess);
+    assert_int_equal(cudaMemcpy(host, device, size, cudaMemcpyDeviceToHost), cudaSuccess);
+}
+
+static void check(const float *got, const double *want, size_t count, double bound, const char *what,
+                  unsigned a, unsigned b)
+{
+    double error = 0, norm = 0;
+    for (size_t i = 0; i < count; i++) {
+        error += ((double)got[i] - want[i]) * ((double)got[i] - want[i]);
+        norm += want[i] * want[i];
+    }
+    double relative = sqrt(error / norm);
+    if (!(relative <= bound))
+        fail_msg("%s (%u, %u): relative error %.2e, at most %.2e", what, a, b, relative, bound);
+}
+
+/* --- weights and products ---------------------------------------------------------------------- */
+
+static const struct {
+    uint32_t type;
+    enum cuda_form form;
+    uint32_t columns;
+} kinds[] = {{GGUF_F32, CUDA_F32, 160},  {GGUF_F16, CUDA_F16, 608},    {GGUF_BF16, CUDA_BF16, 1184},
+             {GGUF_Q4_0, CUDA_W4, 160},  {GGUF_Q4_1, CUDA_W4, 1312},   {GGUF_Q5_0, CUDA_W8, 608},
+             {GGUF_Q5_1, CUDA_W8, 96},   {GGUF_Q8_0, CUDA_W8, 1184},   {GGUF_Q4_K, CUDA_W4, 768},
+             {GGUF_Q5_K, CUDA_W8, 1280}, {GGUF_Q6_K, CUDA_W8G16, 2304}};
+
+#define N_ROWS 90 /* even for gate and up, no multiple of 16 */
+
+struct matrix {
+    struct cuda_matrix m;
+    float *values; /* what the file's bytes mean */
+    void *raw_device;
+};
+
+static void fill_block(uint32_t type, uint8_t *b, size_t size)
+{
+    for (size_t i = 0; i < size; i++)
+        b[i] = (uint8_t)bits64();
+    float small = type == GGUF_Q4_K || type == GGUF_Q5_K || type == GGUF_Q6_K
+                      ? 0x1p-6f
+                      : 1.0f; /* their scales are integers */
+    uint16_t d = f32_to_f16(small * (0.02f + 0.01f * uniform())), m = f32_to_f16(small * 0.1f * uniform());
+    store_le16(b + (type == GGUF_Q6_K ? 208 : 0), d);
+    if (weight_has_minimum(type))
+        store_le16(b + 2, m);
+}
+
+static struct matrix matrix_new(size_t kind)
+{
+    uint32_t type = kinds[kind].type, columns = kinds[kind].columns;
+    const struct gguf_type_info *info = gguf_type_info(type);
+    size_t row_size = weight_row_size(type, columns), count = (size_t)N_ROWS * columns;
+    uint8_t *raw = malloc(row_size * N_ROWS);
+    struct matrix x = {.m = {.form = kinds[kind].form, .columns = columns, .rows = N_ROWS},
+                       .values = malloc(sizeof(float) * count)};
+    for (size_t i = 0; i < row_size * N_ROWS; i += info->block_size) {
+        if (type == GGUF_F32)
+            store_le32(raw + i, float_bits(uniform()));
+        else if (info->block_values == 1)
+            store_le16(raw + i, to16(uniform(), type == GGUF_BF16));
+        else
+            fill_block(type, raw + i, info->block_size);
+    }
+    for (uint32_t r = 0; r < N_ROWS; r++)
+        weight_row_to_f32(type, raw + r * row_size, 0, columns, x.values + (size_t)r * columns);
+    x.raw_device = device_copy(raw, row_size * N_ROWS);
+    x.m.values = x.raw_device;
+    if (weight_is_quantised(type)) {
+        x.m.values = device_new(count), x.m.scales = device_new(count / 4);
+        cuda_repack(0, type, x.raw_device, N_ROWS, columns, (void *)(uintptr_t)x.m.values,
+                    (void *)(uintptr_t)x.m.scales);
+    }
+    free(raw);
+    return x;
+}
+
+static void matrix_free(struct matrix *x)
+{
+    if (x->m.scales)
+        cudaFree((void *)(uintptr_t)x->m.values), cudaFree((void *)(uintptr_t)x->m.scales);
+    cudaFree(x->raw_device);
+    free(x->values);
+}
+
+static void dequantised_weights(void **state)
+{
+    (void)state;
+    for (size_t k = 0; k < TD_COUNT(kinds); k++) {
+        struct matrix x = matrix_new(k);
+        size_t count = (size_t)(N_ROWS - 7) * x.m.columns;
+        uint16_t *out = malloc(2 * count);
+        float *got = malloc(sizeof(float) * count);
+        double *want = malloc(sizeof(double) * count);
+        void *device = device_new(2 * count);
+        cuda_dequantise(0, &x.m, 7, N_ROWS - 7, device);
+        fetch(out, device, 2 * count);
+        for (size_t i = 0; i < count; i++)
+            got[i] = f16_to_f32(out[i]), want[i] = (double)x.values[7 * x.m.columns + i];
+        check(got, want, count, 6e-4, "dequantise", kinds[k].type, x.m.columns);
+        cudaFree(device), free(out), free(got), free(want), matrix_free(&x);
+    }
+}
+
+struct product_case {
+    const struct matrix *x;
+    uint32_t rows;
+    bool bf16;
+    enum cuda_epilogue epilogue;
+};
+
+static void check_product(const struct product_case *c)
+{
+    const struct cuda_matrix *m = &c->x->m;
+    uint32_t k = m->columns, outs = c->epilogue == CUDA_SWIGLU16 ? N_ROWS / 2 : N_ROWS, stride = outs + 6;
+    bool wide = c->epilogue == CUDA_ADD_F32 || c->epilogue == CUDA_STORE_F32;
+    uint16_t *act = malloc(2 * (size_t)c->rows * k), *out16 = malloc(2 * (size_t)c->rows * stride);
+    float *out = calloc((size_t)c->rows * stride, sizeof *out), got[CUDA_MATVEC_ROWS * N_ROWS];
+    double want[CUDA_MATVEC_ROWS * N_ROWS], *sums = calloc((size_t)c->rows * N_ROWS, sizeof *sums);
+    for (size_t i = 0; i < (size_t)c->rows * k; i++)
+        act[i] = to16(uniform(), c->bf16);
+    for (size_t i = 0; i < (size_t)c->rows * stride; i++)
+        out[i] = c->epilogue == CUDA_ADD_F32 ? 1.0f : NAN;
+    for (uint32_t r = 0; r < c->rows; r++)
+        for (uint32_t n = 0; n < N_ROWS; n++)
+            for (uint32_t i = 0; i < k; i++)
+                sums[r * N_ROWS + n] +=
+                    (double)from16(act[(size_t)r * k + i], c->bf16) * (double)c->x->values[(size_t)n * k + i];
+    void *act_device = device_copy(act, 2 * (size_t)c->rows * k),
+         *out_device =
+             wide ? device_copy(out, 4 * (size_t)c->rows * stride) : device_new(2 * (size_t)c->rows * stride);
+    struct cuda_product p = {.m = *m,
+                             .act = act_device,
+                             .act_bf16 = c->bf16,
+                             .rows = c->rows,
+                             .act_stride = k,
+                             .epilogue = c->epilogue,
+                             .out = out_device,
+                             .out_stride = stride};
+    cuda_matvec(0, &p);
+    fetch(wide ? (void *)out : out16, out_device, (wide ? 4 : 2) * (size_t)c->rows * stride);
+    for (uint32_t r = 0; r < c->rows; r++)
+        for (uint32_t n = 0; n < outs; n++) {
+            double y = sums[r * N_ROWS + n];
+            if (c->epilogue == CUDA_SWIGLU16)
+                y = y / (1 + exp(-y)) * sums[r * N_ROWS + outs + n];
+            want[r * outs + n] = y + (c->epilogue == CUDA_ADD_F32);
+            got[r * outs + n] = wide ? out[r * stride + n] : from16(out16[r * stride + n], c->bf16);
+        }
+    check(got, want, (size_t)c->rows * outs, c->bf16 ? 4e-3 : 1.5e-3, "product", m->form,
+          c->rows * 10 + c->epilogue);
+    cudaFree(act_device), cudaFree(out_device), free(act), free(out16), free(out), free(sums);
+}
+
+static void products_of_few_rows(void **state)
+{
+    (void)state;
+    static const uint32_t rows[] = {1, 3, 8, 9, 16};
+    for (size_t k = 0; k < TD_COUNT(kinds); k++) {
+        struct matrix x = matrix_new(k);
+        for (size_t r = 0; r < TD_COUNT(rows); r++)
+            for (int e = CUDA_STORE16; e <= CUDA_SWIGLU16; e++)
+                for (int bf16 = 0; bf16 <= (x.m.form == CUDA_BF16); bf16++)
+                    check_product(&(struct product_case){&x, rows[r], bf16, (enum cuda_epilogue)e});
+        matrix_free(&x);
+    }
+}
+
+/* --- rows ------------------------------------------------------------------------------------- */
+
+static void norm_and_swiglu(void **state)
+{
+    (void)state;
+    static const uint32_t columns[] = {32, 576, 4096, 16384};
+    for (size_t c = 0; c < TD_COUNT(columns); c++)
+        for (int bf16 = 0; bf16 < 2; bf16++) {
+            uint32_t k = columns[c], index[3] = {2, 0, 2};
+            float *x = malloc(sizeof(float) * 3 * k), *w = malloc(sizeof(float) * k),
+                  *got = malloc(sizeof(float) * 3 * k);
+            double *want = malloc(sizeof(double) * 3 * k);
+            uint16_t *out = malloc(2 * 3 * (size_t)k), *wide = malloc(2 * 3 * (size_t)k);
+            for (uint32_t i = 0; i < 3 * k; i++)
+                x[i] = uniform(), wide[i] = to16(4 * uniform(), bf16);
+            for (uint32_t i = 0; i < k; i++)
+                w[i] = 1 + 0.5f * uniform();
+            void *dx = device_copy(x, sizeof(float) * 3 * k), *dw = device_copy(w, sizeof(float) * k),
+                 *di = device_copy(index, sizeof index), *dout = device_new(2 * 3 * (size_t)k);
+            cuda_norm(0, dx, di, dw, 1e-5f, 3, k, bf16, dout);
+            fetch(out, dout, 2 * 3 * (size_t)k);
+            for (uint32_t r = 0; r < 3; r++) {
+                double sum = 0;
+                for (uint32_t i = 0; i < k; i++)
+                    sum += (double)x[index[r] * k + i] * (double)x[index[r] * k + i];
+                for (uint32_t i = 0; i < k; i++) {
+                    want[r * k + i] = (double)x[index[r] * k + i] * (double)w[i] / sqrt(sum / k + 1e-5);
+                    got[r * k + i] = from16(out[r * k + i], bf16);
+                }
+            }
+            check(got, want, 3 * (size_t)k, bf16 ? 3e-3 : 4e-4, "norm", k, (unsigned)bf16);
+            uint32_t half = 3 * k / 2 / 8 * 8; /* one row of gate and up */
+            void *dwide = device_copy(wide, 4 * (size_t)half);
+            cuda_swiglu(0, dwide, 1, half, bf16, bf16, dout);
+            fetch(out, dout, 2 * (size_t)half);
+            for (uint32_t i = 0; i < half; i++) {
+                double g = (double)from16(wide[i], bf16), u = (double)from16(wide[half + i], bf16);
+                want[i] = g / (1 + exp(-g)) * u, got[i] = from16(out[i], bf16);
+            }
+            check(got, want, half, bf16 ? 3e-3 : 4e-4, "swiglu", k, (unsigned)bf16);
+            cudaFree(dx), cudaFree(dw), cudaFree(di), cudaFree(dout), cudaFree(dwide);
+            free(x), free(w), free(got), free(want), free(out), free(wide);
+        }
+}
+
+/* --- attention -------------------------------------------------------------------------------- */
+
+#define PAGES 8
+
+struct attention_case { /* one sequence of `tokens`; the last `count` rows are computed */
+    uint32_t head_dim, kv_heads, group, tokens, count, pages_per_split;
+    bool bf16;
+};
+
+static double score_of(const struct attention_case *c, const uint16_t *q, const uint16_t *k)
+{
+    double sum = 0;
+    for (uint32_t i = 0; i < c->head_dim; i++)
+        sum += (double)f16_to_f32(q[i]) * (double)f16_to_f32(k[i]);
+    return sum;
+}
+
+static void reference_row(const struct attention_case *c, const uint16_t *q, const uint16_t *pages,
+                          const uint32_t *table, uint32_t position, uint32_t kv_head, double *out)
+{
+    size_t head = (size_t)64 * c->head_dim, page = 2 * c->kv_heads * head;
+    double p[64 * PAGES], max = -1e300, sum = 0;
+    for (uint32_t t = 0; t <= position; t++) {
+        p[t] = score_of(c, q, pages + table[t / 64] * page + kv_head * head + t % 64 * c->head_dim);
+        max = fmax(max, p[t]);
+    }
+    for (uint32_t t = 0; t <= position; t++)
+        sum += p[t] = exp2(p[t] - max);
+    for (uint32_t i = 0; i < c->head_dim; i++) {
+        out[i] = 0;
+        for (uint32_t t = 0; t <= position; t++)
+            out[i] +=
+                p[t] / sum *
+                (double)f16_to_f32(
+                    pages[table[t / 64] * page + (c->kv_heads + kv_head) * head + t % 64 * c->head_dim + i]);
+    }
+}
+
+static void launch_attention(const struct attention_case *c, struct cuda_attention *a)
+{
+    uint32_t first = c->tokens - c->count, pages = (c->tokens + 63) / 64;
+    if (c->pages_per_split) {
+        struct cuda_split splits[PAGES + 1] = {{0}};
+        uint32_t count = (pages + c->pages_per_split - 1) / c->pages_per_split, zero[256] = {0};
+        for (uint32_t i = 0; i < count; i++) {
+            uint32_t begin = i * c->pages_per_split;
+            splits[i] = (struct cuda_split){.page_begin = begin,
+                                            .page_count = TD_MIN(c->pages_per_split, pages - begin),
+                                            .token_count = c->tokens - begin * 64,
+                                            .split_count = count};
+        }
+        void *list = device_copy(splits, sizeof splits), *partial = device_new(cuda_partial_size(a, count)),
+             *counters = device_copy(zero, sizeof zero);
+        cuda_attention_decode(0, a, list, count + 1, partial, counters); /* one empty split behind */
+        cuda_attention_decode(0, a, list, count + 1, partial, counters); /* counters are left as they were */
+        assert_int_equal(cudaDeviceSynchronize(), cudaSuccess);
+        cudaFree(list), cudaFree(partial), cudaFree(counters);
+        return;
+    }
+    uint32_t step = cuda_tile_rows(a->head_count, a->kv_head_count), count = 0;
+    struct cuda_tile tiles[64 * PAGES];
+    for (uint32_t at = 0; at < c->count; at += step)
+        tiles[count++] = (struct cuda_tile){at, TD_MIN(step, c->count - at), first + at, 0};
+    void *list = device_copy(tiles, sizeof tiles);
+    cuda_attention_prefill(0, a, list, count);
+    assert_int_equal(cudaDeviceSynchronize(), cudaSuccess);
+    cudaFree(list);
+}
+
+static void check_attention(const struct attention_case *c)
+{
+    uint32_t heads = c->kv_heads * c->group, table[PAGES] = {5, 2, 7, 0, 3, 6, 1, 4}, d = c->head_dim;
+    size_t page = (size_t)2 * c->kv_heads * 64 * d, values = (size_t)c->count * heads * d;
+    uint16_t *pages = malloc(2 * page * PAGES), *q = malloc(2 * values), *out = malloc(2 * values);
+    float *got = malloc(sizeof(float) * values);
+    double *want = malloc(sizeof(double) * values);
+    for (size_t i = 0; i < page * PAGES; i++)
+        pages[i] = f32_to_f16(uniform());
+    for (size_t i = 0; i < values; i++)
+        q[i] = f32_to_f16(uniform());
+    void *dpages = device_copy(pages, 2 * page * PAGES), *dq = device_copy(q, 2 * values),
+         *dout = device_new(2 * values), *dtable = device_copy(table, sizeof table);
+    struct cuda_attention a = {.q = dq,
+                               .out = dout,
+                               .out_bf16 = c->bf16,
+                               .head_count = heads,
+                               .kv_head_count = c->kv_heads,
+                               .head_dim = d,
+                               .kv = dpages,
+                               .page_values = page,
+                               .tables = dtable};
+    launch_attention(c, &a);
+    fetch(out, dout, 2 * values);
+    for (uint32_t r = 0; r < c->count; r++)
+        for (uint32_t h = 0; h < heads; h++)
+            reference_row(c, q + ((size_t)r * heads + h) * d, pages, table, c->tokens - c->count + r,
+                          h / c->group, want + ((size_t)r * heads + h) * d);
+    for (size_t i = 0; i < values; i++)
+        got[i] = from16(out[i], c->bf16);
+    check(got, want, values, c->bf16 ? 3e-3 : 1.5e-3,
+          c->pages_per_split ? "decode attention" : "prefill attention", d, c->tokens * 100 + c->group);
+    cudaFree(dpages), cudaFree(dq), cudaFree(dout), cudaFree(dtable);
+    free(pages), free(q), free(out), free(got), free(want);
+}
+
+static void attention_of_every_head_size(void **state)
+{
+    (void)state;
+    static const uint32_t dims[] = {32, 64, 80, 96, 128, 256};
+    for (size_t i = 0; i < TD_COUNT(dims); i++) {
+        check_attention(&(struct attention_case){dims[i], 2, 4, 300, 1, 1, false});
+        check_attention(&(struct attention_case){dims[i], 1, 3, 200, 200, 0, true});
+    }
+}
+
+static void decode_attention_at_its_edges(void **state)
+{
+    (void)state;
+    static const uint32_t tokens[] = {1, 15, 16, 17, 63, 64, 65, 128, 449, 512}, groups[] = {1, 3, 7, 8, 12};
+    for (size_t t = 0; t < TD_COUNT(tokens); t++)
+        for (size_t g = 0; g < TD_COUNT(groups); g++)
+            for (uint32_t split = 1; split <= 8; split += 3)
+                check_attention(&(struct attention_case){64, 3, groups[g], tokens[t], 1, split, split == 4});
+}
+
+static void prefill_attention_at_its_edges(void **state)
+{
+    (void)state;
+    static const uint32_t tokens[] = {2, 63, 64, 65, 130, 257, 512}, groups[] = {1, 3, 4, 8};
+    for (size_t t = 0; t < TD_COUNT(tokens); t++)
+        for (size_t g = 0; g < TD_COUNT(groups); g++) {
+            check_attention(
+                &(struct attention_case){128, 2, groups[g], tokens[t], TD_MIN(tokens[t], 40u), 0, false});
+            check_attention(
+                &(struct attention_case){64, 1, groups[g], tokens[t], TD_MIN(tokens[t], 200u), 0, false});
+        }
+}
+
+int main(void)
+{
+    char why[200];
+    if (!cuda_available(why, sizeof why)) {
+        printf("skipped: %s\n", why);
+        return 0;
+    }
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(dequantised_weights),
+        cmocka_unit_test(products_of_few_rows),
+        cmocka_unit_test(norm_and_swiglu),
+        cmocka_unit_test(attention_of_every_head_size),
+        cmocka_unit_test(decode_attention_at_its_edges),
+        cmocka_unit_test(prefill_attention_at_its_edges),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
+#else
+int main(void)
+{
+    char why[200];
+    cuda_available(why, sizeof why);
+    printf("skipped: %s\n", why);
+    return 0;
+}
+#endif
