@@ -136,8 +136,10 @@ static bool admit_body(struct http_exchange *x)
     bool posts = strcmp(h->method, "POST") == 0;
     bool sends = posts || strcmp(h->method, "PUT") == 0 || strcmp(h->method, "PATCH") == 0;
     x->has_body = sends && !h->content_length[0]; /* as libwebsockets sees it */
-    if (h->transfer_encoding[0])
-        return exchange_refuse(x, 411, "length_required",
+    if (h->transfer_encoding
+            [0]) /* whatever the method: where the body ends is unknown, so nothing after it can be a request */
+        return x->close_after = true,
+               exchange_refuse(x, 411, "length_required",
                                "Send the body with a Content-Length, not chunked."),
                false;
     if (http_content_length(h->content_length, &x->body_expected))
