@@ -98,7 +98,9 @@ static int prepare_all(struct index *x)
 static int set_up(struct index *x)
 {
     sqlite3_busy_timeout(x->db, INDEX_BUSY_WAIT_MS);
-    int rc = run(x, "PRAGMA journal_mode=WAL");
+    /* First, so that the index of the log is kept in our memory: as a mapped file that somebody cuts short it would end the process. */
+    int rc = run(x, "PRAGMA locking_mode=EXCLUSIVE");
+    rc = rc < 0 ? rc : run(x, "PRAGMA journal_mode=WAL");
     rc = rc < 0 ? rc : run(x, "PRAGMA synchronous=NORMAL");
     rc = rc < 0 ? rc : run(x, "BEGIN IMMEDIATE"); /* asks whether somebody else is at it */
     if (rc < 0)
