@@ -1,0 +1,225 @@
+"""A device with a valid token that lies, and clients that do not behave: only they suffer."""
+import os
+import random
+import socket
+import ssl
+import struct
+
+import httpx
+import pytest
+
+import mini_edge as mini
+from harness import Cloud
+from mini_edge import BLOCK, Closed, MiniEdge, Model
+
+TEXT = "The harbour master counts the boats at dusk. Some are blue, some are green, and one has no colour at all. " * 6
+EDGE_LAYERS = 2
+
+
+def http_of(cloud, token):
+    return httpx.Client(base_url=cloud.url, headers={"Authorization": f"Bearer {token}"}, verify=ssl.create_default_context(cafile=cloud.ca), trust_env=False, timeout=60)
+
+
+def completion(cloud, token, prompt, **more):
+    """(text, cached tokens) of a direct request that computes or reads all KV at the cloud."""
+    ask = {"prompt": prompt, "max_tokens": 6, "temperature": 0, "ignore_eos": True, **more}
+    with http_of(cloud, token) as http:
+        r = http.post("/v1/completions", json=ask).raise_for_status().json()
+    return r["choices"][0]["text"], r["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+
+def upload(edge, ids, rng, layers=EDGE_LAYERS, good_crc=True):
+    """A generation whose lowest layers this device claims to have computed, all blocks but the first; its rows and KV are noise."""
+    stream = edge.open(ids)
+    count = len(ids) - BLOCK
+    edge.plan(stream, 1, (0, BLOCK, 0), (BLOCK, count, layers))
+    edge.generate(stream, 6)
+    for first in range(BLOCK, len(ids), BLOCK):
+        rows = min(BLOCK, len(ids) - first)
+        values = [rng.uniform(-2, 2) for _ in range(Model.width)]
+        edge.hidden(stream, 1, first, rows, layers, struct.pack(f"<{Model.width}f", *values) * rows)
+        noise = struct.pack(f"<{Model.head_dim}e", *[rng.uniform(-3, 3) for _ in range(Model.head_dim)]) * (rows * Model.kv_heads)
+        for layer in range(layers):
+            for is_value in (0, 1):
+                edge.kv(stream, 1, first // BLOCK, layer, is_value, mini.piece(first // BLOCK, layer, is_value, noise, count=rows, crc=None if good_crc else 7))
+    return edge.reply(stream)
+
+
+def test_wrong_kv_stays_with_its_uploader(tmp_path):
+    """Noise under the right ids, that claims to be lossless and the cloud's own; in memory, and from disk after a restart."""
+    c = Cloud(tmp_path)
+    alice, bob, eve = c.new_token("acme", "alice"), c.new_token("acme", "bob"), c.new_token("evil", "eve")
+    c.start()
+    try:
+        with http_of(c, alice) as http:
+            ids = http.post("/tokenize", json={"content": TEXT}).raise_for_status().json()["tokens"]
+            whole = (len(ids) - 1) // BLOCK * BLOCK
+            edge = MiniEdge(c, alice)
+            reply, _ = upload(edge, ids, random.Random(1))
+            edge.close()
+            wrong = http.post("/detokenize", json={"tokens": reply}).json()["content"]
+        truth, cached = completion(c, eve, TEXT)
+        assert cached == 0, "another tenant"
+        assert wrong != truth, "control: what was uploaded changes the uploader's reply"
+        for restarted in (False, True):
+            if restarted:
+                assert c.stop() == 0, c.log()[-2000:]
+                c.start()
+            poisoned, cached = completion(c, alice, TEXT, fidelity="exact")
+            assert cached == whole and poisoned != truth, "control: the uploader's next request does find it"
+        text, cached = completion(c, bob, TEXT, fidelity="any")
+        assert cached == BLOCK, "a colleague finds the block that the cloud computed, and nothing else of the upload"
+        assert text == truth
+        for fidelity in ("any", "exact"):
+            assert completion(c, bob, TEXT, fidelity=fidelity) == (truth, whole), "control: a colleague finds what the cloud computed for him"
+        assert completion(c, alice, TEXT, cache=False)[0] == truth
+        assert completion(c, eve, TEXT)[0] == truth
+    finally:
+        c.kill()
+
+
+# ---- hostile frames ----
+
+
+@pytest.fixture(scope="module")
+def node(tmp_path_factory):
+    c = Cloud(tmp_path_factory.mktemp("node"))
+    c.token = c.new_token()
+    c.start()
+    yield c
+    assert c.stop() == 0, c.log()[-2000:]
+
+
+def said(edge):
+    """How the cloud ends a stream or the connection."""
+    try:
+        while True:
+            kind, _, header, _ = edge.receive()
+            if kind == mini.ERROR:
+                return header.get(2, b"").decode()
+    except (Closed, OSError) as e:
+        return str(e)
+
+
+IDS = list(range(300, 400))
+ROW = struct.pack(f"<{Model.width}f", *[0.5] * Model.width)
+VALUES = bytes(2 * BLOCK * Model.kv_heads * Model.head_dim)
+
+
+def planned(edge, *ranges):
+    stream = edge.open(IDS, no_cache=True)
+    edge.plan(stream, 1, *(ranges or [(0, 100, EDGE_LAYERS)]))
+    return stream
+
+
+VIOLATIONS = {
+    "too many layers": (lambda e: planned(e, (0, 100, Model.layers + 1)), "layers"),
+    "plan leaves the prompt": (lambda e: planned(e, (0, 101, 2)), "leaves the prompt"),
+    "ranges overlap": (lambda e: planned(e, (0, 64, 2), (32, 68, 0)), "PLAN frame refused"),
+    "range ends within a block": (lambda e: planned(e, (0, 65, 2), (65, 35, 0)), "within a block"),
+    "rows before the plan": (lambda e: e.hidden(e.open(IDS), 1, 0, 1, 2, ROW), "before their plan"),
+    "rows that are not numbers": (lambda e: e.hidden(planned(e), 1, 0, 1, 2, struct.pack("<f", float("nan")) * Model.width), "not finite"),
+    "rows outside of the plan": (lambda e: e.hidden(planned(e), 1, 99, 2, 2, ROW * 2), "outside of the planned range"),
+    "rows of another size": (lambda e: e.hidden(planned(e), 1, 0, 2, 2, ROW), "bytes"),
+    "rows of another layer": (lambda e: e.hidden(planned(e), 1, 0, 1, 3, ROW), "layer"),
+    "a piece before the plan": (lambda e: e.kv(e.open(IDS), 1, 0, 0, 0, mini.piece(0, 0, 0, VALUES)), "before its plan"),
+    "a piece of another layer": (lambda e: e.kv(planned(e), 1, 0, 2, 0, mini.piece(0, 2, 0, VALUES)), "not in the plan"),
+    "a piece of another block": (lambda e: e.kv(planned(e), 1, 9, 0, 0, mini.piece(9, 0, 0, VALUES)), "not in the plan"),
+    "a piece of another shape": (lambda e: e.kv(planned(e), 1, 0, 0, 0, mini.piece(0, 0, 0, VALUES, heads=6, dim=32)), "shape"),
+    "a piece that is not a number": (lambda e: e.kv(planned(e), 1, 0, 0, 0, mini.piece(0, 0, 0, struct.pack("<e", float("nan")) * (len(VALUES) // 2))), "not finite"),
+    "a part that continues nothing": (lambda e: e.send(mini.KV_BLOCK, planned(e), mini.fields(1, 0, 0, 0, 10, 20), b"12345"), "continues nothing"),
+    "65 streams": (lambda e: [e.open(IDS[:4]) for _ in range(65)], "64 streams"),
+    "a stream number that was used": (lambda e: (e.open(IDS), setattr(e, "stream", -1), e.open(IDS)), "out of order"),
+    "a token that does not exist": (lambda e: e.open([49152]), "token id"),
+    "a text message": (lambda e: e.send_message(mini.frame(mini.PING, 0), opcode=1), ""),
+}
+
+
+@pytest.mark.parametrize("what", VIOLATIONS)
+def test_violation_ends_only_its_sender(node, what):
+    violate, word = VIOLATIONS[what]
+    good, bad = MiniEdge(node, node.token), MiniEdge(node, node.token)
+    violate(bad)
+    assert word in said(bad)
+    stream = good.open(IDS[:10])
+    good.plan(stream, 1, (0, 10, 0))
+    good.generate(stream, 2)
+    assert len(good.reply(stream)[0]) == 2, "another connection does not notice"
+    good.close()
+    bad.close()
+
+
+def test_window_is_kept(node):
+    """Bulk beyond the credit cuts the connection off instead of filling memory: two unfinished messages together are larger than a stream's window."""
+    edge = MiniEdge(node, node.token)
+    stream, part = planned(edge), bytes(150_000)
+    for i in range(13):
+        edge.send(mini.KV_BLOCK, stream, mini.fields(1, 0, 0, 0, i * len(part), 2_000_000), part)
+    edge.send(mini.HIDDEN, stream, mini.fields(1, 0, 64, 2, 0, 0, 2_000_000), part)
+    assert "window" in said(edge)
+    edge.close()
+
+
+def test_later_attempt_fences_the_earlier(node):
+    edge, request = MiniEdge(node, node.token), bytes(range(16))
+    first = edge.open(IDS, attempt=5, request_id=request)
+    edge.expect(mini.OPEN_ACK, stream=first)
+    edge.open(IDS, attempt=5, request_id=request)
+    with pytest.raises(Closed, match="later attempt"):
+        edge.expect(mini.OPEN_ACK)
+    edge.close()
+
+
+# ---- hostile HTTP ----
+
+
+def https(node, data, seconds=3):
+    """All that comes back for these bytes."""
+    raw = ssl.create_default_context(cafile=node.ca).wrap_socket(socket.create_connection(("127.0.0.1", node.port), timeout=seconds), server_hostname="localhost")
+    answer = b""
+    with raw:
+        raw.sendall(data)
+        try:
+            while more := raw.recv(65536):
+                answer += more
+        except OSError:
+            pass
+    return answer
+
+
+@pytest.mark.parametrize("framing", ["GET {p} HTTP/1.1|Transfer-Encoding: chunked", "POST {p} HTTP/1.1|Transfer-Encoding: chunked",
+                                     "DELETE {p}/x HTTP/1.1|Transfer-Encoding: chunked", "POST {p} HTTP/1.1|Transfer-Encoding: chunked|Content-Length: 0",
+                                     "POST {p} HTTP/1.1|Content-Length: 0|Content-Length: 44"])
+def test_no_request_hides_in_a_body(node, framing):
+    """Where a body's end is unclear, nothing behind the head is taken for a request."""
+    credential = f"Host: localhost\r\nAuthorization: Bearer {node.token}\r\n"
+    hidden = f"GET /v1/models HTTP/1.1\r\n{credential}\r\n"
+    control = https(node, (hidden * 2).encode(), 1)
+    assert control.count(b"HTTP/1.1 200") == 2, "control: two requests in one flight are answered"
+    line, *headers = framing.format(p="/v1/conversations").split("|")
+    answer = https(node, (line + "\r\n" + credential + "".join(h + "\r\n" for h in headers) + "\r\n" + hidden).encode())
+    assert answer.count(b"HTTP/1.1 ") <= 1 and b"HTTP/1.1 200" not in answer
+
+
+# ---- a disk that is tampered with ----
+
+
+def test_index_cut_short_while_serving(tmp_path):
+    """Any file of the index may shrink under a running node: it costs cached blocks at most."""
+    c = Cloud(tmp_path)
+    token = c.new_token()
+    c.start()
+    try:
+        text, _ = completion(c, token, TEXT)
+        files = list(c.store.glob("index*"))
+        assert files
+        for file in files:
+            os.truncate(file, 0)
+        for i in range(3):
+            assert completion(c, token, TEXT)[0] == text
+            completion(c, token, f"{i} {TEXT}")
+        assert c.stop() == 0, c.log()[-2000:]
+        c.start()
+        assert completion(c, token, TEXT)[0] == text
+    finally:
+        c.kill()
