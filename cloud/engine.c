@@ -268,6 +268,7 @@ static void finish_turn(struct engine *e)
 
 bool engine_turn(struct engine *e)
 {
+    ingest_gather(e->ingest); /* before the commands: see ingest.h */
     for (void *item; (item = queue_pop(e->commands, 0));)
         take_item(e, item);
     engine_take_acknowledgements(e);
@@ -283,7 +284,8 @@ bool engine_turn(struct engine *e)
     engine_take_pieces(e);
     bool ran = engine_step(e);
     finish_turn(e);
-    return ran || e->running_count < running; /* somebody left: who waits may have its place */
+    return ran || ingest_has_more(e->ingest) ||
+           e->running_count < running; /* somebody left: who waits may have its place */
 }
 
 /* How long the thread may sleep when there is nothing to do. */

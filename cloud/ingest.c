@@ -12,6 +12,7 @@ struct ingest {
     struct kv_codec_scratch *scratch; /* the thread's */
     struct queue *in, *out;
     atomic_uint inside;
+    size_t gathered;      /* results that pops may still take; the taker's */
     atomic_bool stopping; /* set before the queues are closed */
     void (*wake)(void *ctx);
     void *wake_ctx;
@@ -143,10 +144,22 @@ int ingest_push(struct ingest *g, struct ingest_piece *piece)
     return rc;
 }
 
+void ingest_gather(struct ingest *g)
+{
+    g->gathered = queue_count(g->out);
+}
+
+bool ingest_has_more(struct ingest *g)
+{
+    return queue_count(g->out) > 0;
+}
+
 struct ingest_piece *ingest_pop(struct ingest *g)
 {
-    struct ingest_piece *piece = queue_pop(g->out, 0);
-    if (piece)
+    struct ingest_piece *piece = g->gathered ? queue_pop(g->out, 0) : NULL;
+    if (piece) {
+        g->gathered--;
         atomic_fetch_sub(&g->inside, 1);
+    }
     return piece;
 }

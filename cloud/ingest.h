@@ -35,6 +35,11 @@ struct ingest *ingest_create(const struct kv_shape *shape, void (*wake)(void *ct
 void ingest_destroy(struct ingest *g); /* frees what is inside */
 /* Any thread. Takes the piece on 0; else -TD_ERR_FULL or -TD_ERR_CLOSED and it is still the caller's. */
 int ingest_push(struct ingest *g, struct ingest_piece *piece);
-struct ingest_piece *ingest_pop(struct ingest *g); /* a decoded piece, the caller's; NULL: none now */
+/* The pops that follow give what is decoded by now and nothing later. The engine gathers before it reads its commands: so when it takes a piece, it has
+ * run every command that was given before that piece, its plan among them. */
+void ingest_gather(struct ingest *g);
+struct ingest_piece *ingest_pop(struct ingest *g); /* a gathered piece, the caller's; NULL: no more */
+bool ingest_has_more(
+    struct ingest *g); /* results came since: gather again before sleeping, their wake may be spent */
 
 #endif

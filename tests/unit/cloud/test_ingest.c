@@ -51,7 +51,7 @@ static struct ingest_piece *make(const struct kv_shape *of, uint32_t block, uint
 static struct ingest_piece *wait_for(struct ingest *g)
 {
     struct ingest_piece *piece = NULL;
-    for (int i = 0; i < 100000 && !(piece = ingest_pop(g)); i++)
+    for (int i = 0; i < 100000 && (ingest_gather(g), !(piece = ingest_pop(g))); i++)
         nanosleep(&(struct timespec){.tv_nsec = 20000}, NULL);
     assert_non_null(piece);
     return piece;
@@ -80,9 +80,27 @@ static void values_come_back_in_order(void **state)
         assert_null(piece->wire);
         ingest_piece_free(piece);
     }
+    ingest_gather(g);
     assert_null(ingest_pop(g));
     ingest_destroy(g); /* its thread has done all its waking */
     assert_int_equal(atomic_load(&wakes), 200);
+}
+
+/* A piece that is decoded after the engine gathered waits: commands that were given before it may not have run yet. */
+static void later_results_wait(void **state)
+{
+    (void)state;
+    atomic_store(&wakes, 0);
+    struct ingest *g = ingest_create(&shape, count_wake, &wakes);
+    ingest_gather(g);
+    assert_int_equal(ingest_push(g, make(&shape, 0, 0, KV_RAW, 64, 0, false)), 0);
+    while (atomic_load(&wakes) == 0)
+        nanosleep(&(struct timespec){.tv_nsec = 20000}, NULL);
+    assert_null(ingest_pop(g));
+    assert_true(ingest_has_more(g));
+    ingest_piece_free(wait_for(g));
+    assert_false(ingest_has_more(g));
+    ingest_destroy(g);
 }
 
 static int status_of(struct ingest_piece *piece)
@@ -139,6 +157,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(values_come_back_in_order),
+        cmocka_unit_test(later_results_wait),
         cmocka_unit_test(damage_is_told_from_deceit),
         cmocka_unit_test(never_more_than_the_bound),
     };
