@@ -3,17 +3,16 @@
 #include "kernels/kv_layout.h"
 #include "shared/crypto.h"
 #include "shared/log.h"
+#include "shared/paths.h"
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #define MODULE           "edge"
 #define TICK_US          250000u
 #define CONV_ENTRIES_MAX 100000u
 #define KEY_FILE         "master.key"
-#define PATH_SIZE        4096
 
 /* ---- flights ---- */
 
@@ -156,19 +155,6 @@ static void on_result(void *ctx, void *item)
 
 /* ---- creation: model ---- */
 
-/* As the cloud names it: the file's name without its ending, unless the settings say otherwise. */
-static void name_model(struct agent *a)
-{
-    const char *path = a->config.model_path, *slash = strrchr(path, '/');
-    snprintf(a->model_name, sizeof a->model_name, "%s",
-             a->config.model_name ? a->config.model_name
-             : slash              ? slash + 1
-                                  : path);
-    size_t size = strlen(a->model_name);
-    if (!a->config.model_name && size > 5 && strcmp(a->model_name + size - 5, ".gguf") == 0)
-        a->model_name[size - 5] = '\0';
-}
-
 static int open_model(struct agent *a, struct td_error *err)
 {
     int rc;
@@ -179,7 +165,10 @@ static int open_model(struct agent *a, struct td_error *err)
         (rc = gguf_fingerprint(a->file, a->model->fingerprint, a->config.progress, a->config.progress_ctx,
                                err)) < 0)
         return rc;
-    name_model(a);
+    if (a->config.model_name)
+        snprintf(a->model_name, sizeof a->model_name, "%s", a->config.model_name);
+    else
+        path_model_name(a->config.model_path, a->model_name, sizeof a->model_name);
     memcpy(a->env.fingerprint, a->model->fingerprint, TD_HASH_SIZE);
     model_layout_hash(a->model, a->env.layout_hash);
     a->env.tokenizer = a->tokenizer;
@@ -197,35 +186,13 @@ static int open_model(struct agent *a, struct td_error *err)
 
 /* ---- creation: store ---- */
 
-static int make_directory(const char *path, struct td_error *err)
-{
-    char part[PATH_SIZE];
-    size_t size = strlen(path);
-    if (size == 0 || size >= sizeof part)
-        return td_fail(err, -TD_ERR_ARG, "cannot keep data in '%s': not a usable path; give another --data",
-                       path);
-    memcpy(part, path, size + 1);
-    for (char *p = part + 1;; p++) {
-        char end = *p;
-        if (end != '/' && end != '\0')
-            continue;
-        *p = '\0';
-        if (mkdir(part, 0700) < 0 && errno != EEXIST)
-            return td_fail(err, -TD_ERR_IO, "cannot make the directory %s: %s; give another --data", part,
-                           strerror(errno));
-        if (end == '\0')
-            return 0;
-        *p = end;
-    }
-}
-
 static int open_store(struct agent *a, struct td_error *err)
 {
-    char path[PATH_SIZE], key_path[PATH_SIZE + 16];
+    char path[PATH_SIZE_MAX], key_path[PATH_SIZE_MAX + 16];
     int n = snprintf(path, sizeof path, "%s/store", a->config.data_dir);
     if (n < 0 || (size_t)n >= sizeof path)
         return td_fail(err, -TD_ERR_ARG, "the path of --data is too long");
-    int rc = make_directory(path, err);
+    int rc = path_make_parents(path, err);
     if (rc < 0)
         return rc;
     snprintf(key_path, sizeof key_path, "%s/" KEY_FILE, a->config.data_dir);

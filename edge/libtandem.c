@@ -42,7 +42,7 @@ SAME(ERR_INTERNAL);
 struct tandem {
     struct agent_config config;
     char *strings[8]; /* copies that the agent borrows */
-    char cloud_host[256], data_dir[EDGE_TEXT_PATH_MAX], token[LIMIT_TOKEN_SIZE + 1];
+    char cloud_host[256], data_dir[PATH_SIZE_MAX], token[LIMIT_TOKEN_SIZE + 1];
     struct net_loop *loop;
     struct agent *agent;
     struct net_timer *look;
@@ -407,7 +407,7 @@ static int take_options(struct tandem *t, const struct tandem_options *o, struct
                                  &c->cloud_port, err)) < 0)
         return rc;
     if (!o->data_dir)
-        rc = edge_default_data_dir(t->data_dir, sizeof t->data_dir, err);
+        rc = path_default(t->data_dir, sizeof t->data_dir, EDGE_DATA_NAME, "data_dir", err);
     else if ((size_t)snprintf(t->data_dir, sizeof t->data_dir, "%s", o->data_dir) >= sizeof t->data_dir)
         rc = td_fail(err, -TD_ERR_ARG, "data_dir: the path is too long");
     if (rc < 0 || (rc = keep(t, o->model_path, &c->model_path)) < 0 ||

@@ -4,7 +4,6 @@
 #include <arpa/inet.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <unistd.h>
 
 #define OPTION(field, kind) .type = kind, .offset = offsetof(struct edge_settings, field)
 
@@ -165,22 +164,6 @@ static int check_reach(const struct edge_settings *s, struct td_error *err)
     return 0;
 }
 
-int edge_default_data_dir(char *out, size_t size, struct td_error *err)
-{
-    const char *home = getenv("HOME"), *data = getenv("XDG_DATA_HOME");
-    int n;
-    if (geteuid() == 0)
-        n = snprintf(out, size, "/var/lib/tandem/edge");
-    else if (data && data[0] == '/')
-        n = snprintf(out, size, "%s/tandem/edge", data);
-    else if (home && home[0] == '/')
-        n = snprintf(out, size, "%s/.local/share/tandem/edge", home);
-    else
-        return td_fail(err, -TD_ERR_NOTFOUND, "cannot tell where to keep data: HOME is not set; name --data");
-    return n > 0 && (size_t)n < size ? 0
-                                     : td_fail(err, -TD_ERR_LIMIT, "the path to the data folder is too long");
-}
-
 static int check_paths(struct edge_settings *s, struct td_error *err)
 {
     if (!s->model[0])
@@ -189,7 +172,7 @@ static int check_paths(struct edge_settings *s, struct td_error *err)
         return td_fail(err, -TD_ERR_ARG,
                        "--client-cert and --client-key belong together: give both or neither");
     if (!s->data[0])
-        return edge_default_data_dir(s->data_dir, sizeof s->data_dir, err);
+        return path_default(s->data_dir, sizeof s->data_dir, EDGE_DATA_NAME, "--data", err);
     if ((size_t)snprintf(s->data_dir, sizeof s->data_dir, "%s", s->data) >= sizeof s->data_dir)
         return td_fail(err, -TD_ERR_LIMIT, "--data: the path is too long");
     return 0;

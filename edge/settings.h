@@ -4,11 +4,12 @@
 #include "edge/agent.h"
 #include "shared/config.h"
 #include "shared/log.h"
+#include "shared/paths.h"
 
-#define EDGE_ORIGINS_MAX   16
-#define EDGE_CLOUD_PORT    8443
-#define EDGE_TEXT_PATH_MAX 4096
-#define EDGE_API_KEY_MAX   256
+#define EDGE_ORIGINS_MAX 16
+#define EDGE_CLOUD_PORT  8443
+#define EDGE_DATA_NAME   "edge" /* of the data folder when nobody says, for path_default */
+#define EDGE_API_KEY_MAX 256
 
 struct edge_settings {
     /* as given */
@@ -24,7 +25,7 @@ struct edge_settings {
     uint16_t cloud_port;
     char token_text[LIMIT_TOKEN_SIZE + 1];
     char api_key[EDGE_API_KEY_MAX + 1]; /* "": none */
-    char data_dir[EDGE_TEXT_PATH_MAX];
+    char data_dir[PATH_SIZE_MAX];
     char origin_text[1024];
     const char *origins[EDGE_ORIGINS_MAX + 1]; /* NULL-terminated */
     uint8_t codec_id, hidden_id;
@@ -42,8 +43,6 @@ int edge_hidden_parse(const char *text, uint8_t *out); /* "f32", "f16", "int8" *
 int edge_accept_parse(const char *text, enum kv_accept *out);
 /* Is it a name or address of this very machine? */
 bool edge_is_loopback(const char *host);
-/* Where data goes when nobody says: /var/lib/tandem/edge for root, else below the user's data folder. */
-int edge_default_data_dir(char *out, size_t size, struct td_error *err);
 /* The agent's part of the settings; borrows their strings. */
 void edge_settings_agent(const struct edge_settings *s, struct agent_config *out);
 
