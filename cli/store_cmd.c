@@ -1,6 +1,6 @@
 /* tandem store: look into and check a store's directory that no node holds open (the store's lock refuses otherwise). */
 #include "cli/cli.h"
-#include "store/store.h"
+#include "store/keys.h"
 #include <stdio.h>
 
 struct store_settings {
@@ -37,7 +37,7 @@ struct tenant_row { /* blocks of one tenant, by quality */
     uint64_t blocks, size, by_device, lossless;
 };
 struct listing {
-    struct tenant_row rows[256];
+    struct tenant_row rows[KEYS_TENANTS_MAX];
     size_t count;
 };
 
@@ -50,7 +50,7 @@ static int count_block(void *ctx, const char *tenant, const struct kv_block_id *
     while (at < l->count && strcmp(l->rows[at].tenant, tenant) != 0)
         at++;
     if (at == TD_COUNT(l->rows))
-        return 0;
+        return 0; /* not met: a store has no more tenants */
     if (at == l->count)
         snprintf(l->rows[l->count++].tenant, sizeof l->rows[0].tenant, "%s", tenant);
     struct tenant_row *row = &l->rows[at];
