@@ -108,6 +108,7 @@ static int listen_on(struct program *p, const char *unix_path, struct td_error *
         .origins_allowed = s->origins[0] ? s->origins : NULL,
         .require_json = true,
     };
+    bool v6 = strchr(s->listen, ':') != NULL;
     uint16_t port = 0;
     int rc = net_listen(p->loop, &config, &port, err);
     if (rc < 0)
@@ -115,9 +116,8 @@ static int listen_on(struct program *p, const char *unix_path, struct td_error *
     if (unix_path)
         log_info(MODULE, "listening on unix socket %s", unix_path);
     else
-        log_info(MODULE, "listening on http://%s:%u/v1 (%s, %u layers here)",
-                 strchr(s->listen, ':') ? "[::]" : s->listen, port, agent_model_name(p->agent),
-                 agent_layers(p->agent));
+        log_info(MODULE, "listening on http://%s%s%s:%u/v1 (%s, %u layers here)", v6 ? "[" : "", s->listen,
+                 v6 ? "]" : "", port, agent_model_name(p->agent), agent_layers(p->agent));
     return 0;
 }
 
