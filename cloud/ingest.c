@@ -149,6 +149,11 @@ void ingest_gather(struct ingest *g)
     g->gathered = queue_count(g->out);
 }
 
+bool ingest_is_busy(struct ingest *g)
+{
+    return atomic_load(&g->inside) > queue_count(g->out);
+}
+
 bool ingest_has_more(struct ingest *g)
 {
     return queue_count(g->out) > 0;

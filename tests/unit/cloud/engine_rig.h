@@ -115,9 +115,12 @@ static inline void rig_close(struct rig *r)
     free(r);
 }
 
-/* One turn; when there was nothing to do, a moment for the helper threads, and the clock moves on. */
+/* One turn; when there was nothing to do, a moment for the helper threads, and the clock moves on. Pieces are decoded first: how fast that is must
+ * not decide what the engine sees. */
 static inline void rig_turn(struct rig *r)
 {
+    for (int i = 0; ingest_is_busy(r->engine->ingest) && i < 100000; i++)
+        nanosleep(&(struct timespec){.tv_nsec = 50000}, NULL);
     bool ran = engine_turn(r->engine);
     rig_now += 100;
     if (!ran)

@@ -121,6 +121,7 @@ static void send_plan(struct world *w, struct user *u)
 static void open_request(struct world *w, struct user *u)
 {
     int32_t ids[256 + REPLY];
+    u->held = TD_MIN(u->held, u->keep); /* what it has given up it does not hold */
     memcpy(ids, u->prompt->ids, u->prompt->count * sizeof *ids);
     memcpy(ids + u->prompt->count, u->got, u->held * sizeof *ids);
     struct engine_open open = client_open_of(&u->client, ids, u->prompt->count, u->held);
