@@ -425,8 +425,3 @@ struct store *agent_store(struct agent *a)
 {
     return a->store;
 }
-
-void agent_link_stats(const struct agent *a, struct link_stats *out)
-{
-    uplink_stats(a->uplink, out);
-}

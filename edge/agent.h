@@ -61,7 +61,6 @@ const char *agent_model_name(const struct agent *a);
 uint32_t agent_layers(const struct agent *a); /* k */
 struct conv_index *agent_conversations(struct agent *a);
 struct store *agent_store(struct agent *a);
-void agent_link_stats(const struct agent *a, struct link_stats *out);
 
 struct agent_sink {
     /* Prompt tokenised and taken by the cloud. conversation: "" for none. */

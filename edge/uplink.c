@@ -67,13 +67,6 @@ const char *uplink_why(const struct uplink *u)
     return u->why;
 }
 
-void uplink_stats(const struct uplink *u, struct link_stats *out)
-{
-    memset(out, 0, sizeof *out);
-    if (u->link)
-        link_stats(u->link, out);
-}
-
 /* ---- owners ---- */
 
 static void **owner_slot(struct uplink *u, uint32_t stream)

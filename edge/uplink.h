@@ -70,7 +70,6 @@ void uplink_void(struct uplink *u, uint32_t stream, uint32_t epoch);
 void uplink_set_owner(struct uplink *u, uint32_t stream, void *owner);
 /* The owner does not want to hear of it any more; the cloud is told to stop. */
 void uplink_close(struct uplink *u, uint32_t stream);
-void uplink_stats(const struct uplink *u, struct link_stats *out);
 
 /* The pause before attempt number `failures` + 1, jittered by `random`: between half of and the whole of 100 ms x 2^failures, capped. */
 uint64_t uplink_backoff_us(unsigned failures, uint32_t random);
