@@ -399,6 +399,7 @@ static void withdraw_claims(struct store *s)
     }
 }
 
+/* rc: how the batch's records fared. */
 static void note_health(struct store *s, int rc)
 {
     bool was_off = s->write_error < 0;
@@ -411,22 +412,11 @@ static void note_health(struct store *s, int rc)
     metric_set(s->metrics.writes_off, rc < 0);
 }
 
-static void commit(struct store *s, struct store_op *batch)
+/* Operations that no attempt could make durable end with rc. Returns how the disk takes writing: 0, what is wrong with it, or 1 when
+ * nothing was to be written, which says nothing. */
+static int settle(struct store_op *batch, int rc)
 {
-    s->batch = batch;
-    int rc = append_and_sync(s);
-    for (int i = 1; rc < 0 && i < STORE_COMMIT_ATTEMPTS; i++) {
-        commit_publish_synced(s);
-        append_abandon(s);
-        withdraw_claims(s);
-        rc = append_and_sync(s);
-    }
-    if (rc < 0) {
-        commit_publish_synced(s);
-        append_abandon(s);
-        withdraw_claims(s);
-    }
-    int health = rc;
+    int health = rc < 0 ? rc : 1;
     for (struct store_op *op = batch; op; op = op->next) {
         if (!op->synced) {
             op->status = op->status < 0 ? op->status : rc;
@@ -434,8 +424,26 @@ static void commit(struct store *s, struct store_op *batch)
         }
         if (op->status == -TD_ERR_DISKFULL)
             health = op->status;
+        else if (op->status == 0 && op->stored_size > 0 && health > 0)
+            health = 0;
     }
-    note_health(s, health);
+    return health;
+}
+
+static void commit(struct store *s, struct store_op *batch)
+{
+    s->batch = batch;
+    int rc = append_and_sync(s);
+    for (int i = 1; rc < 0 && i <= STORE_COMMIT_ATTEMPTS; i++) {
+        commit_publish_synced(s);
+        append_abandon(s);
+        withdraw_claims(s);
+        if (i < STORE_COMMIT_ATTEMPTS)
+            rc = append_and_sync(s);
+    }
+    int health = settle(batch, rc);
+    if (health <= 0)
+        note_health(s, health);
     commit_publish_synced(s);
     s->batch = NULL;
     for (struct store_op *next; batch; batch = next) {

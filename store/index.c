@@ -131,8 +131,8 @@ int index_open(const char *directory, struct index **out)
         free(x);
         return -TD_ERR_NOMEM;
     }
-    int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW,
-                  0600); /* SQLite would make it readable for all */
+    /* SQLite would make it readable for all. An existing file is left to SQLite: closing a descriptor of it would drop its locks. */
+    int fd = open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600);
     if (fd >= 0)
         close(fd);
     int rc = status_of(sqlite3_open_v2(path, &x->db, SQLITE_OPEN_READWRITE | SQLITE_OPEN_NOFOLLOW, NULL));

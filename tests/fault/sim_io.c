@@ -439,6 +439,8 @@ static int sim_unlink(struct io *io, const char *path)
 {
     struct sim *s = of(io);
     pthread_mutex_lock(&s->lock);
+    if (s->before_unlink)
+        s->before_unlink(s->unlink_ctx, base(path));
     int error = enter(s, SIM_UNLINK, true);
     struct sim_name *n = *name_find(&s->names, base(path));
     if (!error && !n)
@@ -569,10 +571,7 @@ static void names_free(struct sim_name **list)
         name_unset(list, (*list)->name);
 }
 
-/* Which unsynced changes survive: none, all, or each by its own lot, whole or by sector. */
-enum survival { SURVIVE_NONE, SURVIVE_ALL, SURVIVE_SOME, SURVIVE_SECTORS };
-
-static void survive_file(struct sim *s, struct sim_file *f, enum survival mode)
+static void survive_file(struct sim *s, struct sim_file *f, enum sim_survival mode)
 {
     for (const struct sim_change *c = f->changes; c; c = c->next) {
         if (mode == SURVIVE_ALL || (mode != SURVIVE_NONE && c->kind != FILE_WRITE && disk_random(s, 2)) ||
@@ -600,7 +599,7 @@ static void restart(struct sim *s)
 
 void sim_power_loss(struct sim *s)
 {
-    enum survival mode = (enum survival)disk_random(s, 4);
+    enum sim_survival mode = s->survival ? s->survival : (enum sim_survival)(1 + disk_random(s, 4));
     if (s->directory_made && !s->directory_durable && disk_random(s, 2)) {
         names_free(&s->durable_names); /* the directory itself is not there */
         changes_free(&s->changes);

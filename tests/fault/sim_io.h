@@ -23,6 +23,9 @@ enum sim_kind { /* of operation, for faults and for leaving out syncs */
                 SIM_KINDS,
 };
 
+/* Which unsynced changes survive a power loss: by lot, none, all, each by its own lot, or each sector by its own. */
+enum sim_survival { SURVIVE_BY_LOT, SURVIVE_NONE, SURVIVE_ALL, SURVIVE_SOME, SURVIVE_SECTORS };
+
 struct sim_file;
 struct sim_name;
 struct sim_change;
@@ -41,6 +44,7 @@ struct sim {
     uint64_t rng, disk_rng; /* the test's random numbers; the disk's own, under the lock */
     uint64_t capacity;      /* bytes; 0: no end */
     /* power */
+    enum sim_survival survival;
     uint64_t operations, power_off_at; /* changing operations so far; off when that many are done; 0: never */
     _Atomic bool off;
     /* faults; set them with the lock held while a store is open */
@@ -51,6 +55,8 @@ struct sim {
     bool (*skip_when)(void *ctx); /* … if this says so; NULL: always */
     void *skip_ctx;
     uint64_t skipped;
+    void (*before_unlink)(void *ctx, const char *name); /* on the thread that unlinks */
+    void *unlink_ctx;
     const char *violation; /* the first broken rule of ordering that the disk itself has seen */
 };
 

@@ -171,6 +171,8 @@ static void test_a_failed_sync_is_not_trusted_again(void **state)
     store_stats(s, &stats);
     assert_int_equal(stats.segments, 2);
     assert_false(stats.writes_off);
+    assert_int_equal(stats.segment_bytes + (64 << 10) + 388,
+                     sim_used(&m->sim)); /* ballast, keys.td: the failed part was cut off */
     store_close(s);
     sim_power_loss(&m->sim);
     no_faults(m);
@@ -206,6 +208,54 @@ static void test_a_dead_disk_turns_writes_off_and_reading_goes_on(void **state)
     store_stats(s, &stats);
     assert_false(stats.writes_off);
     assert_int_equal(fixture_put(s, "acme", &m->model.content[1]), 0);
+    store_close(s);
+    machine_destroy(m);
+}
+
+/* ---- reading ---------------------------------------------------------------------------------------------- */
+
+static void test_an_unreadable_conversation_is_an_error_and_stays(void **state)
+{
+    (void)state;
+    struct machine *m = machine_create(1);
+    struct store *s;
+    uint64_t version;
+    uint8_t *body;
+    size_t size;
+    assert_int_equal(open_machine(m, &s), 0);
+    assert_int_equal(fixture_conv_put(s, "acme", "ann", "c", 0, "text"), 0);
+    fail_next(m, SIM_READ, 1);
+    assert_int_equal(store_conv_get(s, "acme", "ann", "c", &version, &body, &size), -TD_ERR_IO);
+    assert_int_equal(fixture_conv_put(s, "acme", "ann", "c", 0, "new"),
+                     -TD_ERR_CONFLICT); /* its place is not free */
+    char *text = fixture_conv_get(s, "acme", "ann", "c", &version);
+    assert_string_equal(text, "text");
+    free(text);
+    store_close(s);
+    machine_destroy(m);
+}
+
+static void test_an_unreadable_block_is_a_miss_and_its_segment_stays(void **state)
+{
+    (void)state;
+    struct machine *m = machine_create(1);
+    struct store *s;
+    struct store_block_info info;
+    assert_int_equal(open_machine(m, &s), 0);
+    assert_int_equal(fixture_put(s, "acme", &m->model.content[0]), 0);
+    store_close(s);
+    sim_process_death(&m->sim);
+    assert_int_equal(open_machine(m, &s), 0);
+    fail_next(m, SIM_READ, 1);
+    assert_false(fixture_block_reads(s, "acme", &m->model.content[0]));
+    assert_int_equal(store_find(s, "acme", &m->model.content[0].id, &info),
+                     -TD_ERR_NOTFOUND); /* can be put again */
+    store_flush(s);
+    store_flush(s); /* housekeeping sees a segment in which nothing lives */
+    store_close(s);
+    sim_process_death(&m->sim);
+    assert_int_equal(open_machine(m, &s), 0);
+    assert_true(fixture_block_reads(s, "acme", &m->model.content[0]));
     store_close(s);
     machine_destroy(m);
 }
@@ -371,6 +421,135 @@ static void test_a_full_disk(void **state)
     machine_destroy(m);
 }
 
+/* An old segment that cannot be dropped makes a younger one go first: tombstones in that one must live on, and must not reach
+ * beyond what they were meant for. The disk loses every void, so that what was deleted still stands in the old segment. */
+static void test_tombstones_outlive_their_segment(void **state)
+{
+    (void)state;
+    struct machine *m = machine_create(1);
+    struct store *s;
+    struct fixture_block deleted, again;
+    m->limit_size = 1 << 20;
+    m->sim.survival = SURVIVE_NONE;
+    fixture_block_make(&deleted, 5000);
+    fixture_block_make(&again, 5001);
+    assert_int_equal(open_machine(m, &s), 0);
+    assert_int_equal(fixture_put(s, "acme", &deleted), 0);
+    assert_int_equal(fixture_put(s, "acme", &again), 0);
+    put_many(s, 0, 8); /* into the second segment */
+    assert_int_equal(store_delete(s, "acme", &deleted.id, NULL, NULL), 0);
+    assert_int_equal(store_delete(s, "acme", &again.id, NULL, NULL), 0);
+    segment_suspect(&s->segments, 1);
+    put_many(s, 100, 8); /* into the third */
+    assert_int_equal(fixture_conv_put(s, "acme", "ann", "c", 0, "text"), 0);
+    uint64_t last = 200;
+    while (segment_find(&s->segments, 2)) /* until eviction has taken the second */
+        assert_int_equal(put_many(s, last++, 1), 1);
+    assert_non_null(segment_find(&s->segments, 1));
+    store_close(s);
+    sim_power_loss(&m->sim);
+    index_set_aside(m->index_directory, false);
+    m->limit_size = 0;
+    assert_int_equal(open_machine(m, &s), 0);
+    assert_false(is_there(s, 5000));
+    assert_int_equal(fixture_put(s, "acme", &again), 0); /* younger than the copy of its tombstone */
+    store_close(s);
+    sim_power_loss(&m->sim);
+    index_set_aside(m->index_directory, false);
+    assert_int_equal(open_machine(m, &s), 0);
+    assert_false(is_there(s, 5000));
+    assert_true(is_there(s, 5001));
+    store_close(s);
+    machine_destroy(m);
+}
+
+/* The same, with the block put again before its tombstone is copied forward past it. */
+static void test_a_copied_tombstone_spares_what_is_younger(void **state)
+{
+    (void)state;
+    struct machine *m = machine_create(1);
+    struct store *s;
+    struct fixture_block again;
+    m->limit_size = 1 << 20;
+    fixture_block_make(&again, 5001);
+    assert_int_equal(open_machine(m, &s), 0);
+    assert_int_equal(fixture_put(s, "acme", &again), 0);
+    put_many(s, 0, 8);
+    assert_int_equal(store_delete(s, "acme", &again.id, NULL, NULL), 0);
+    segment_suspect(&s->segments, 1);
+    put_many(s, 100, 34); /* the second segment is the next to go */
+    assert_int_equal(fixture_put(s, "acme", &again), 0);
+    uint64_t last = 200;
+    while (segment_find(&s->segments, 2))
+        assert_int_equal(put_many(s, last++, 1), 1);
+    assert_true(is_there(s, 5001));
+    store_close(s);
+    sim_process_death(&m->sim);
+    index_set_aside(m->index_directory, false);
+    m->limit_size = 0;
+    assert_int_equal(open_machine(m, &s), 0);
+    assert_true(is_there(s, 5001));
+    store_close(s);
+    machine_destroy(m);
+}
+
+static void test_nothing_is_dropped_after_a_failed_unlink(void **state)
+{
+    (void)state;
+    struct machine *m = machine_create(1);
+    struct store *s;
+    struct store_stats before, after;
+    m->limit_size = 1 << 20;
+    assert_int_equal(open_machine(m, &s), 0);
+    assert_int_equal(put_many(s, 1000, 1), 1); /* the key file is written now */
+    fail_next(m, SIM_UNLINK, 1);
+    assert_true(put_many(s, 0, 60) < 60);
+    store_stats(s, &before);
+    assert_true(before.writes_off);
+    put_many(s, 100, 10);
+    store_stats(s, &after);
+    assert_int_equal(after.segments, before.segments);
+    store_close(s);
+    sim_power_loss(&m->sim);
+    no_faults(m);
+    assert_int_equal(open_machine(m, &s), 0); /* a restart clears it up */
+    assert_int_equal(put_many(s, 200, 60), 60);
+    store_close(s);
+    machine_destroy(m);
+}
+
+struct unlinks {
+    struct store *s;
+    int count, early;
+};
+
+static void on_unlink(void *ctx, const char *name)
+{
+    struct unlinks *u = ctx;
+    if (strncmp(name, "seg-", 4) != 0)
+        return;
+    u->count++;
+    u->early += !u->s->index || u->s->row_count > 0; /* the writer's fields, on the writer's thread */
+}
+
+static void test_the_index_hears_of_it_before_a_segment_goes(void **state)
+{
+    (void)state;
+    struct machine *m = machine_create(1);
+    struct unlinks u = {0};
+    m->limit_size = 1 << 20;
+    assert_int_equal(open_machine(m, &u.s), 0);
+    pthread_mutex_lock(&m->sim.lock);
+    m->sim.unlink_ctx = &u;
+    m->sim.before_unlink = on_unlink;
+    pthread_mutex_unlock(&m->sim.lock);
+    put_many(u.s, 0, 100);
+    store_close(u.s);
+    assert_true(u.count > 3);
+    assert_int_equal(u.early, 0);
+    machine_destroy(m);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -382,6 +561,12 @@ int main(void)
         cmocka_unit_test(test_failing_truncates_and_unlinks),
         cmocka_unit_test(test_a_failed_sync_is_not_trusted_again),
         cmocka_unit_test(test_a_dead_disk_turns_writes_off_and_reading_goes_on),
+        cmocka_unit_test(test_an_unreadable_conversation_is_an_error_and_stays),
+        cmocka_unit_test(test_an_unreadable_block_is_a_miss_and_its_segment_stays),
+        cmocka_unit_test(test_tombstones_outlive_their_segment),
+        cmocka_unit_test(test_a_copied_tombstone_spares_what_is_younger),
+        cmocka_unit_test(test_nothing_is_dropped_after_a_failed_unlink),
+        cmocka_unit_test(test_the_index_hears_of_it_before_a_segment_goes),
         cmocka_unit_test(test_a_full_queue),
         cmocka_unit_test(test_the_limit_holds_by_eviction),
         cmocka_unit_test(test_conversations_alone_can_fill_the_limit),

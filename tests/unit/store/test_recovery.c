@@ -190,6 +190,34 @@ static void test_index_from_an_old_backup(void **state)
     fixture_remove(dir);
 }
 
+/* Rows of an index that no longer says how far they reach: the scan decides, and what it does not find leaves the index. */
+static void test_rows_without_their_segments(void **state)
+{
+    (void)state;
+    struct store_config c;
+    char *dir = make_store(&c), path[512];
+    struct fixture_block f;
+    struct store_block_info info;
+    sqlite3 *db;
+    copy_file(dir, INDEX_FILE, "backup");
+    struct store *s = fixture_open(&c);
+    fixture_block_make(&f, 5);
+    assert_int_equal(store_delete(s, "acme", &f.id, NULL, NULL), 0);
+    store_close(s);
+    copy_file(dir, "backup", INDEX_FILE); /* has a row for block 5, which is a void in the segment now */
+    path_in(dir, INDEX_FILE, path);
+    assert_int_equal(sqlite3_open(path, &db), SQLITE_OK);
+    assert_int_equal(sqlite3_exec(db, "DELETE FROM segments", NULL, NULL, NULL), SQLITE_OK);
+    sqlite3_close(db);
+    for (int i = 0; i < 2; i++) {
+        s = fixture_open(&c);
+        assert_int_equal(store_find(s, "acme", &f.id, &info), -TD_ERR_NOTFOUND);
+        assert_int_equal(count_blocks(s, 0, BLOCKS), BLOCKS - 2);
+        store_close(s);
+    }
+    fixture_remove(dir);
+}
+
 /* Every page of the segment damaged in turn: what it hit is a miss, everything else is as before, and never wrong bytes. */
 static void test_any_damaged_page_costs_one_record(void **state)
 {
@@ -419,6 +447,7 @@ int main(void)
         cmocka_unit_test(test_index_absent_garbage_or_of_another_kind),
         cmocka_unit_test(test_index_locked_by_another_program),
         cmocka_unit_test(test_index_from_an_old_backup),
+        cmocka_unit_test(test_rows_without_their_segments),
         cmocka_unit_test(test_any_damaged_page_costs_one_record),
         cmocka_unit_test(test_a_cut_segment),
         cmocka_unit_test(test_a_deleted_segment_while_running),
