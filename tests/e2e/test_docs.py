@@ -137,7 +137,7 @@ def named(text):
 def test_files_and_tests_exist():
     """`folder/file` exists; `tests/…/file:name` and `tests/…/file::name` also have a function of that name."""
     checked, missing = 0, []
-    for word in named(ARCHITECTURE.read_text()):
+    for word in named(ARCHITECTURE.read_text()) + named((ROOT / "tests/REPORTED.md").read_text()):
         m = re.fullmatch(r"((?:shared|kernels|protocol|store|edge|cloud|cli|tests|deploy)/[\w./-]+?)(?:::?(\w+))?", word)
         if not m:
             continue
