@@ -27,7 +27,8 @@ static struct scene *scene_open(uint32_t layers, struct rig_options options)
 static void scene_close(struct scene *s)
 {
     rig_edge_free(&s->edge);
-    rig_until(s->rig, atomic_load(&s->rig->engine->staged_size) == 0); /* late pieces are still being decoded */
+    rig_until(s->rig,
+              atomic_load(&s->rig->engine->staged_size) == 0); /* late pieces are still being decoded */
     rig_close(s->rig);
     free(s);
 }
