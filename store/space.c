@@ -16,7 +16,8 @@
 
 #define BALLAST_FILE     "ballast"
 #define BALLAST_RETRY_US 10000000
-#define FRUITLESS_MAX    8 /* segments dropped in a row without gaining space: they hold conversations */
+#define BALLAST_SEGMENTS 16 /* dropped at a time to make room for it */
+#define FRUITLESS_MAX    8  /* segments dropped in a row without gaining space: they hold conversations */
 
 /* ---- forward ---------------------------------------------------------------------------------------------- */
 
@@ -229,18 +230,32 @@ static void ballast_release(struct store *s)
     s->ballast_retry_us = clock_mono_us() + BALLAST_RETRY_US;
 }
 
+/* Is the ballast of an earlier life there? Then it counts whether or not there is room for another. */
+static bool ballast_exists(struct store *s, const char *path)
+{
+    int fd = s->io->open(s->io, path, O_RDONLY);
+    if (fd < 0)
+        return false;
+    int64_t size = s->io->size(s->io, fd);
+    s->io->close(s->io, fd);
+    return size == (int64_t)s->ballast_size;
+}
+
 void space_open_ballast(struct store *s)
 {
     char path[IO_PATH_MAX];
     if (s->ballast_there || !s->ballast_size || !io_path(path, s->directory, BALLAST_FILE))
         return;
     s->ballast_retry_us = clock_mono_us() + BALLAST_RETRY_US;
-    if (!disk_has(s, 2 * s->ballast_size + STORE_SPACE_RESERVE))
+    s->ballast_there = ballast_exists(s, path);
+    if (s->ballast_there || !disk_has(s, 2 * s->ballast_size + STORE_SPACE_RESERVE))
         return;
     int fd = s->io->open(s->io, path, O_RDWR | O_CREAT);
     if (fd < 0)
         return;
-    s->ballast_there = s->io->allocate(s->io, fd, s->ballast_size) == 0;
+    int rc = s->io->truncate(s->io, fd, 0);
+    rc = rc < 0 ? rc : s->io->allocate(s->io, fd, s->ballast_size);
+    s->ballast_there = rc == 0;
     s->io->close(s->io, fd);
     if (!s->ballast_there)
         s->io->unlink(s->io, path);
@@ -284,10 +299,29 @@ int space_make_room(struct store *s, uint64_t size)
     return rc;
 }
 
+/* Eviction stops as soon as the record at hand fits, so on a full disk the ballast finds no room of its own: segments go for it.
+ * Without it, copying conversations forward could one day be what does not fit. */
+static void ballast_regain(struct store *s)
+{
+    uint64_t wanted = 2 * s->ballast_size + STORE_SPACE_RESERVE;
+    int rc = 0;
+    s->making_room = true;
+    for (int i = 0; i < BALLAST_SEGMENTS && rc == 0 && !disk_has(s, wanted) && !s->retire_off; i++) {
+        struct segment *v = oldest_sealed(s);
+        if (!v || s->segments.count <= 2)
+            break;
+        rc = retire(s, v);
+    }
+    s->making_room = false;
+    if (rc == -TD_ERR_IO)
+        append_abandon(s);
+    space_open_ballast(s);
+}
+
 void space_housekeeping(struct store *s)
 {
     if (!s->ballast_there && clock_mono_us() >= s->ballast_retry_us)
-        space_open_ballast(s);
+        ballast_regain(s);
     for (size_t i = 0; i < s->segments.count && !s->retire_off; i++) {
         struct segment *v = s->segments.list[i];
         if (v->sealed && v->live_count == 0 && !v->suspect && (v->tombstone_count == 0 || i == 0)) {

@@ -10,7 +10,7 @@ struct machine {
     struct sim sim;
     struct model model;
     char *index_directory;
-    uint64_t limit_size;
+    uint64_t limit_size, ballast_size;
 };
 
 static struct machine *machine_create(uint64_t seed)
@@ -37,6 +37,8 @@ static int open_machine(struct machine *m, struct store **s)
     config.segment_size = 128 << 10;
     config.limit_size = m->limit_size ? m->limit_size : 1 << 30;
     config.commit_interval_ms = 1000000;
+    if (m->ballast_size)
+        config.ballast_size = m->ballast_size;
     int rc = store_open_with(&config, &env, s, &err);
     assert_true(rc == 0 || err.text[0]); /* a refusal has its line */
     return rc;
@@ -381,6 +383,35 @@ static void test_conversations_alone_can_fill_the_limit(void **state)
     machine_destroy(m);
 }
 
+/* A turn that does not fit must not be skipped by the next one, which was built on it and would fit. */
+static void test_what_builds_on_a_failed_write_fails(void **state)
+{
+    (void)state;
+    struct machine *m = machine_create(1);
+    struct store *s;
+    struct fixture_done large = {0, 1}, small = {0, 1};
+    uint64_t version;
+    char *body = calloc(1, 400000);
+    m->limit_size = 600 << 10;
+    assert_int_equal(open_machine(m, &s), 0);
+    memset(body, 'x', 300000);
+    assert_int_equal(fixture_conv_put(s, "acme", "ann", "other", 0, body), 0);
+    assert_int_equal(fixture_conv_put(s, "acme", "ann", "c", 0, "first"), 0);
+    assert_int_equal(store_conv_put(s, "acme", "ann", "c", 1, body, 400000, fixture_on_done, &large), 0);
+    assert_int_equal(store_conv_put(s, "acme", "ann", "c", 2, "third", 5, fixture_on_done, &small), 0);
+    store_flush(s);
+    assert_int_equal(large.status, -TD_ERR_DISKFULL);
+    assert_int_equal(small.status, -TD_ERR_CONFLICT);
+    char *text = fixture_conv_get(s, "acme", "ann", "c", &version);
+    assert_string_equal(text, "first");
+    assert_int_equal(version, 1);
+    free(text);
+    assert_int_equal(fixture_conv_put(s, "acme", "ann", "c", 1, "second"), 0);
+    store_close(s);
+    free(body);
+    machine_destroy(m);
+}
+
 static void test_a_full_disk(void **state)
 {
     (void)state;
@@ -418,6 +449,36 @@ static void test_a_full_disk(void **state)
         assert_true(is_there(s, i));
     store_close(s);
     assert_null(m->sim.violation);
+    machine_destroy(m);
+}
+
+static void test_the_ballast_comes_back(void **state)
+{
+    (void)state;
+    struct machine *m = machine_create(1);
+    struct store *s;
+    m->sim.capacity = 4 << 20;
+    m->ballast_size = 512 << 10;
+    assert_int_equal(open_machine(m, &s), 0);
+    assert_true(s->ballast_there);
+    assert_int_equal(put_many(s, 0, 200), 200);
+    assert_int_equal(put_many(s, 200, 1), 1);
+    store_close(s);
+    sim_process_death(&m->sim);
+    assert_int_equal(open_machine(m, &s), 0); /* the disk is full: no room for it now … */
+    assert_false(s->ballast_there);
+    s->ballast_retry_us =
+        0; /* … so when its time comes, a segment goes for it; the writer sleeps while nothing is queued */
+    struct store_stats before, after;
+    store_stats(s, &before);
+    assert_int_equal(put_many(s, 300, 1), 1);
+    store_close(s);
+    sim_process_death(&m->sim);
+    assert_int_equal(open_machine(m, &s), 0);
+    assert_true(s->ballast_there);
+    store_stats(s, &after);
+    assert_true(after.segment_bytes < before.segment_bytes);
+    store_close(s);
     machine_destroy(m);
 }
 
@@ -506,7 +567,7 @@ static void test_nothing_is_dropped_after_a_failed_unlink(void **state)
     assert_true(put_many(s, 0, 60) < 60);
     store_stats(s, &before);
     assert_true(before.writes_off);
-    put_many(s, 100, 10);
+    assert_int_equal(fixture_conv_put(s, "acme", "ann", "c", 0, "text"), -TD_ERR_DISKFULL); /* always tried */
     store_stats(s, &after);
     assert_int_equal(after.segments, before.segments);
     store_close(s);
@@ -570,7 +631,9 @@ int main(void)
         cmocka_unit_test(test_a_full_queue),
         cmocka_unit_test(test_the_limit_holds_by_eviction),
         cmocka_unit_test(test_conversations_alone_can_fill_the_limit),
+        cmocka_unit_test(test_what_builds_on_a_failed_write_fails),
         cmocka_unit_test(test_a_full_disk),
+        cmocka_unit_test(test_the_ballast_comes_back),
     };
     /* Failing disks are the point here: their log lines only on request. */
     log_set_level(getenv("TANDEM_FAULT_LOG") ? LOG_DEBUG : (enum log_level)(LOG_ERROR + 1));

@@ -218,6 +218,35 @@ static void test_rows_without_their_segments(void **state)
     fixture_remove(dir);
 }
 
+/* An index row that points to another block's record: that record must survive what is done to the row's block. */
+static void test_a_row_that_points_elsewhere(void **state)
+{
+    (void)state;
+    struct store_config c;
+    char *dir = make_store(&c), path[512], sql[512], a[65], b[65];
+    struct kv_block_id id_a, id_b;
+    sqlite3 *db;
+    fixture_id(5, &id_a);
+    fixture_id(6, &id_b);
+    hex_encode(id_a.bytes, 32, a);
+    hex_encode(id_b.bytes, 32, b);
+    path_in(dir, INDEX_FILE, path);
+    snprintf(sql, sizeof sql,
+             "UPDATE records SET offset=(SELECT offset FROM records WHERE id=x'%s') WHERE id=x'%s'", b, a);
+    assert_int_equal(sqlite3_open(path, &db), SQLITE_OK);
+    assert_int_equal(sqlite3_exec(db, sql, NULL, NULL, NULL), SQLITE_OK);
+    assert_int_equal(sqlite3_changes(db), 1);
+    sqlite3_close(db);
+    struct store *s = fixture_open(&c);
+    assert_int_equal(store_delete(s, "acme", &id_a, NULL, NULL), 0);
+    store_flush(s);
+    store_flush(s);
+    assert_int_equal(count_blocks(s, 5, 1), 0);
+    assert_int_equal(count_blocks(s, 6, 1), 1);
+    store_close(s);
+    fixture_remove(dir);
+}
+
 /* Every page of the segment damaged in turn: what it hit is a miss, everything else is as before, and never wrong bytes. */
 static void test_any_damaged_page_costs_one_record(void **state)
 {
@@ -448,6 +477,7 @@ int main(void)
         cmocka_unit_test(test_index_locked_by_another_program),
         cmocka_unit_test(test_index_from_an_old_backup),
         cmocka_unit_test(test_rows_without_their_segments),
+        cmocka_unit_test(test_a_row_that_points_elsewhere),
         cmocka_unit_test(test_any_damaged_page_costs_one_record),
         cmocka_unit_test(test_a_cut_segment),
         cmocka_unit_test(test_a_deleted_segment_while_running),
