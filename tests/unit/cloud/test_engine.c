@@ -330,6 +330,54 @@ static void preemption_changes_no_reply(void **state)
     rig_close(r);
 }
 
+static uint64_t ticking_clock(void) /* time passes whenever somebody looks */
+{
+    return rig_now += 10;
+}
+
+static double counter(const char *name)
+{
+    return metric_value(metric_counter(name, NULL, ""));
+}
+
+static double observed(const char *name)
+{
+    return metric_value(metric_histogram(name, NULL, "", METRIC_SECONDS_BOUNDS, METRIC_SECONDS_BOUNDS_COUNT));
+}
+
+static void figures_add_up(void **state)
+{
+    (void)state;
+    struct rig *r = rig_open((struct rig_options){0});
+    r->engine->clock = ticking_clock;
+    int32_t ids[200];
+    struct client c;
+    rig_ids(ids, 200, VOCAB, 5);
+    double prefill = counter("tandem_prefill_tokens_total"),
+           generated = counter("tandem_generated_tokens_total");
+    double queries = counter("tandem_prefix_cache_queries_total"),
+           hits = counter("tandem_prefix_cache_hits_total");
+    double first = observed("tandem_time_to_first_token_seconds"),
+           next = observed("tandem_inter_token_latency_seconds");
+    for (int round = 0; round < 2; round++) {
+        client_direct(r, &c, ids, 200, rig_greedy(10));
+        rig_until(r, c.done);
+        assert_int_equal(c.open_event.opened.prefill_tokens_per_s > 0, round > 0); /* measured by then */
+        assert_true(c.done_event.done.prefill_us > 0);
+        assert_true(c.done_event.done.first_token_us >= c.done_event.done.prefill_us);
+        assert_true(c.done_event.done.decode_us > 0);
+    }
+    assert_int_equal(counter("tandem_prefill_tokens_total") - prefill, 200 + 8);
+    assert_int_equal(counter("tandem_generated_tokens_total") - generated, 20);
+    assert_int_equal(counter("tandem_prefix_cache_queries_total") - queries, 400);
+    assert_int_equal(counter("tandem_prefix_cache_hits_total") - hits, 192);
+    assert_int_equal(observed("tandem_time_to_first_token_seconds") - first, 2);
+    assert_int_equal(observed("tandem_inter_token_latency_seconds") - next, 18);
+    assert_int_equal(rig_stats(r).rows, 200 + 8 + 18);
+    assert_int_equal(rig_stats(r).steps, 20);
+    rig_close(r);
+}
+
 #define POISON 255 /* a prompt that starts with it cannot be run */
 
 static int (*real_forward)(struct backend *b, const struct batch *batch);
@@ -386,6 +434,7 @@ int main(void)
         cmocka_unit_test(waiting_is_bounded),
         cmocka_unit_test(cancel_frees_pages_within_a_turn),
         cmocka_unit_test(finished_cancel_truncates),
+        cmocka_unit_test(figures_add_up),
         cmocka_unit_test(failing_step_hits_one_sequence),
         cmocka_unit_test(preemption_changes_no_reply),
     };
