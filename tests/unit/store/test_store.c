@@ -158,7 +158,7 @@ static void test_layers_grow(void **state)
     char *dir = fixture_directory();
     struct store_config c = fixture_config(dir);
     struct store *s = fixture_open(&c);
-    struct fixture_block one, two, upper;
+    struct fixture_block one, two, upper, worse;
     uint8_t buffer[2 * FIXTURE_PIECE];
     struct span k, v;
     fixture_block_of(&one, 1, quality_exact, 0, 1);
@@ -173,6 +173,10 @@ static void test_layers_grow(void **state)
     assert_int_equal(fixture_put(s, "acme", &one), 0); /* fewer layers: kept as it is */
     assert_true(fixture_block_reads(s, "acme", &two));
     assert_int_equal(fixture_put(s, "acme", &upper), -TD_ERR_EXISTS); /* neither contains the other */
+    fixture_block_of(&worse, 1, quality_lossy, 0, 3);
+    assert_int_equal(fixture_put(s, "acme", &worse),
+                     -TD_ERR_EXISTS); /* more layers do not make up for quality */
+    assert_true(fixture_block_reads(s, "acme", &two));
     assert_int_equal(store_read_layer(s, "acme", &two.id, 0, buffer, 2 * FIXTURE_PIECE - 1, &k, &v),
                      -TD_ERR_NOSPACE);
     store_close(s);
