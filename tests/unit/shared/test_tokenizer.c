@@ -21,7 +21,7 @@ static char decoded[IDS_MAX * 4];
 static struct tokenizer *load(const char *path, const char *pre)
 {
     struct gguf *g;
-    struct tokenizer *t;
+    struct tokenizer *t = NULL;
     struct td_error err = {0};
     if (gguf_open(path, &g, &err) != 0 || tokenizer_create(g, pre, &t, &err) != 0)
         fail_msg("%s", err.text);
@@ -54,7 +54,7 @@ static struct tokenizer *make(struct gguf_build *b)
 {
     struct bytes file = gguf_build_end(b);
     struct gguf *g;
-    struct tokenizer *t;
+    struct tokenizer *t = NULL;
     struct td_error err = {0};
     if (gguf_parse(file.data, file.size, &g, &err) != 0 || tokenizer_create(g, NULL, &t, &err) != 0)
         fail_msg("%s", err.text);
@@ -575,8 +575,8 @@ static void test_spm_blanks(void **state)
                                          "a",
                                          "b",
                                          "ab",
-                                         "\xe2\x96\x81"
-                                         "a",
+                                         ("\xe2\x96\x81"
+                                          "a"),
                                          "<0x63>",
                                          "<0xC3>",
                                          "\xe2\x96\x81\xe2\x96\x81",
