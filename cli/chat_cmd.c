@@ -209,8 +209,8 @@ static void save(struct chat *c, const char *path)
     if (!f || fwrite(c->transcript_text, 1, c->transcript_size, f) != c->transcript_size) {
         fprintf(stderr, "cannot write %s: %s\n", path, strerror(errno));
     } else {
-        fprintf(stderr, "saved to %s; resume with: tandem chat --conversation %s\n", path,
-                c->conversation[0] ? c->conversation : "ID");
+        fprintf(stderr, "saved to %s; resume with: tandem chat --url %s --conversation %s\n", path,
+                c->settings->server.url, c->conversation[0] ? c->conversation : "ID");
     }
     if (f)
         fclose(f);
@@ -259,8 +259,8 @@ static int talk(struct chat *c)
     }
     free(line);
     if (c->conversation[0])
-        fprintf(stderr, "%sgo on later with: tandem chat --conversation %s\n", terminal ? "\n" : "",
-                c->conversation);
+        fprintf(stderr, "%sgo on later with: tandem chat --url %s --conversation %s\n", terminal ? "\n" : "",
+                c->settings->server.url, c->conversation);
     return code;
 }
 
@@ -277,7 +277,8 @@ static int run(const struct chat_settings *s, const char *message)
         memcpy(c.conversation, s->conversation, strlen(s->conversation) + 1);
         code = !message ? talk(&c) : say(&c, message) < 0 ? CLI_FAILED : CLI_OK;
         if (message && c.conversation[0] && s->stats)
-            fprintf(stderr, "go on with: tandem chat --conversation %s\n", c.conversation);
+            fprintf(stderr, "go on with: tandem chat --url %s --conversation %s\n", s->server.url,
+                    c.conversation);
     }
     if (c.transcript)
         fclose(c.transcript);

@@ -64,11 +64,22 @@ static struct curl_slist *make_headers(const struct cli_server *server, bool has
     return curl_slist_append(headers, line);
 }
 
+/* People paste the base URL of OpenAI clients: what stands behind the host is ours to add. */
+static size_t base_size(const char *url)
+{
+    size_t size = strlen(url);
+    while (size > 0 && url[size - 1] == '/')
+        size--;
+    if (size > 3 && memcmp(url + size - 3, "/v1", 3) == 0)
+        size -= 3;
+    return size;
+}
+
 static int run(struct transfer *t, const struct cli_server *server, const char *method, const char *path,
                const char *json_body, struct curl_slist *headers, struct td_error *err)
 {
     char url[1024], detail[CURL_ERROR_SIZE] = "";
-    snprintf(url, sizeof url, "%s%s", server->url, path);
+    snprintf(url, sizeof url, "%.*s%s", (int)base_size(server->url), server->url, path);
     curl_easy_setopt(t->curl, CURLOPT_URL, url);
     curl_easy_setopt(t->curl, CURLOPT_PROTOCOLS_STR, "http,https");
     curl_easy_setopt(t->curl, CURLOPT_NOPROXY, "*");
@@ -89,8 +100,11 @@ static int run(struct transfer *t, const struct cli_server *server, const char *
     curl_easy_getinfo(t->curl, CURLINFO_RESPONSE_CODE, &t->out->status);
     if (code == CURLE_OK)
         return 0;
-    return td_fail(err, -TD_ERR_IO, "cannot talk to %s: %s; is the program running, and is --url right?",
-                   server->url, detail[0] ? detail : curl_easy_strerror(code));
+    const char *advice = "is the program running, and is --url right?";
+    if (code == CURLE_PEER_FAILED_VERIFICATION || code == CURLE_SSL_CACERT_BADFILE)
+        advice = "name the authority of its certificate with --ca FILE";
+    return td_fail(err, -TD_ERR_IO, "cannot talk to %s: %s; %s", server->url,
+                   detail[0] ? detail : curl_easy_strerror(code), advice);
 }
 
 int cli_http(const struct cli_server *server, const char *method, const char *path, const char *json_body,

@@ -21,6 +21,12 @@ state=$root/build/quickstart
 bin=$root/build/release/bin
 serve='' layers=8 model=''
 
+# is_gone PID: no such process, or a dead one whose last thread has ended too (until then it may still hold its ports).
+is_gone() {
+  local tasks=("/proc/$1/task/"*)
+  ! kill -0 "$1" 2>/dev/null || { grep -q '^State:.Z' "/proc/$1/status" 2>/dev/null && [ "${#tasks[@]}" -le 1 ]; }
+}
+
 stop_programs() { # SIGNAL
   local name pid
   for name in edge cloud; do
@@ -28,7 +34,8 @@ stop_programs() { # SIGNAL
     pid=$(<"$state/$name.pid")
     if [ "$(readlink "/proc/$pid/exe" 2>/dev/null)" = "$bin/tandem-$name" ]; then
       kill "-$1" "$pid" 2>/dev/null || true
-      while kill -0 "$pid" 2>/dev/null && ! grep -q '^State:.Z' "/proc/$pid/status" 2>/dev/null; do sleep 0.05; done
+      while ! is_gone "$pid"; do sleep 0.05; done
+      say "tandem-$name (process $pid) is stopped"
     fi
     rm -f "$state/$name.pid"
   done
@@ -38,7 +45,7 @@ while [ $# -gt 0 ]; do
   case $1 in
     --serve) serve=1 ;;
     --stop) stop_programs TERM; exit 0 ;;
-    --layers) [ $# -ge 2 ] || die "--layers wants a number"; layers=$2; shift ;;
+    --layers) [[ ${2:-} =~ ^[0-9]+$ ]] || die "--layers wants a number, such as 8"; layers=$2; shift ;;
     --model) [ $# -ge 2 ] || die "--model wants a file"; model=$2; shift ;;
     -h | --help) usage; exit 0 ;;
     *) die "unknown argument $1: see --help" ;;
@@ -46,6 +53,8 @@ while [ $# -gt 0 ]; do
   shift
 done
 
+mkdir -p build
+lock build/quickstart.lock "another quickstart in this folder"
 say "1/6 dependencies"
 ./deploy/deps.sh
 say "2/6 build"
@@ -81,10 +90,10 @@ wait_for() { # NAME URL
 start_programs() {
   setsid "$bin/tandem-cloud" --model "$model" --listen-port "$cloud_port" --admin-port "$admin_port" --cert "$state/certs/server.crt" \
     --key "$state/certs/server.key" --tokens-file "$state/tokens" --store "$state/cloud" --store-key-file "$state/store.key" \
-    >>"$state/cloud.log" 2>&1 </dev/null &
+    >>"$state/cloud.log" 2>&1 </dev/null 9>&- &
   echo $! >"$state/cloud.pid"
   setsid "$bin/tandem-edge" --model "$model" --cloud "localhost:$cloud_port" --ca "$state/certs/ca.crt" --token-file "$state/token" \
-    --edge-layers "$layers" --listen-port "$edge_port" --data "$state/edge" >>"$state/edge.log" 2>&1 </dev/null &
+    --edge-layers "$layers" --listen-port "$edge_port" --data "$state/edge" >>"$state/edge.log" 2>&1 </dev/null 9>&- &
   echo $! >"$state/edge.pid"
   disown -a
   wait_for cloud "http://127.0.0.1:$admin_port/health"
@@ -108,8 +117,12 @@ python3 deploy/ask.py --table "$state/turn1.json" "$state/turn2.json"
 
 if [ -n "$serve" ]; then
   trap - EXIT
-  done_ "running: OpenAI API at $url/v1, node metrics at http://127.0.0.1:$admin_port/metrics"
-  done_ "talk to it: $bin/tandem chat --url $url      stop it: ./deploy/quickstart.sh --stop"
+  cat >"$state/env" <<END
+export EDGE=$url CLOUD=https://localhost:$cloud_port CA=$state/certs/ca.crt TOKEN=\$(cat $state/token) MODEL=$model
+export PATH=$bin:\$PATH TANDEM_CHAT_URL=$url TANDEM_CONV_URL=$url
+END
+  done_ "running: OpenAI API of the agent at $url/v1, of the node at https://localhost:$cloud_port/v1, metrics at http://127.0.0.1:$admin_port/metrics"
+  done_ "talk to it: . build/quickstart/env && tandem chat      stop it: ./deploy/quickstart.sh --stop"
 else
   done_ "done; both programs are stopped. ./deploy/quickstart.sh --serve leaves them running."
 fi

@@ -130,7 +130,9 @@ int edge_parse_address(const char *text, char *host, size_t size, uint16_t *port
     char *rest = NULL;
     unsigned long number = colon ? strtoul(colon + 1, &rest, 10) : EDGE_CLOUD_PORT;
     bool digits = !colon || (colon[1] >= '0' && colon[1] <= '9' && *rest == '\0');
-    if (end == begin || (size_t)(end - begin) >= size || !digits || number == 0 || number > 65535)
+    bool is_url = begin == text &&
+                  (memchr(begin, '/', (size_t)(end - begin)) || memchr(begin, ':', (size_t)(end - begin)));
+    if (is_url || end == begin || (size_t)(end - begin) >= size || !digits || number == 0 || number > 65535)
         return td_fail(err, -TD_ERR_ARG, "'%s' is no address: want HOST:PORT or [ADDRESS]:PORT", text);
     memcpy(host, begin, (size_t)(end - begin));
     host[end - begin] = '\0';

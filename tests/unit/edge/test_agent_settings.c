@@ -93,6 +93,7 @@ static void mistakes_get_one_line(void **state)
         {"--log-level=loud", "--log-level loud: want debug, info, warn or error"},
         {"--chunk=100", "--chunk 100: want a multiple of 64"},
         {"--client-cert=c", "--client-cert and --client-key belong together"},
+        {"--cloud=https://localhost:8443", "'https://localhost:8443' is no address"},
         {"--cloud=host:", "'host:' is no address"},
         {"--cloud=host:70000", "'host:70000' is no address"},
         {"--cloud=:8443", "':8443' is no address"},
