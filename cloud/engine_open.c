@@ -282,7 +282,7 @@ void engine_do_open(struct engine *e, uint64_t handle, struct engine_open *open)
         break;
     case GEN_MISMATCH:
         refuse(e, handle, open, -TD_ERR_MISMATCH,
-               "the request is known with another prompt or another reply");
+               "this request, or its Idempotency-Key, was used before with another prompt or reply");
         break;
     case GEN_STALE:
         refuse(e, handle, open, -TD_ERR_BUSY,
