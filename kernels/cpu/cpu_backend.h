@@ -7,6 +7,7 @@
 #ifndef TANDEM_KERNELS_CPU_CPU_BACKEND_H
 #define TANDEM_KERNELS_CPU_CPU_BACKEND_H
 #include "kernels/backend.h"
+#include "kernels/batch.h"
 #include "kernels/cpu/ops.h"
 
 struct cpu_layer {
@@ -78,9 +79,8 @@ static inline size_t page_offset(const struct model_params *p, uint32_t layer, b
     return (((size_t)layer * 2 + is_value) * p->kv_head_count + kv_head) * KV_BLOCK_TOKENS * p->head_dim;
 }
 
-/* batch.c: check everything about a batch before anything is computed; fill row_seq, row_position, seq_row,
+/* batch.c: of a checked batch, fill row_seq, row_position, seq_row,
  * row_count. */
-int batch_check(const struct cpu_backend *b, const struct batch *batch);
 void batch_map_rows(struct cpu_backend *b, const struct batch *batch);
 /* The compact lists and attention chunks of one layer. */
 void batch_map_layer(struct cpu_backend *b, uint32_t layer);

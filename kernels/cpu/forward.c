@@ -306,7 +306,7 @@ static void write_outputs(struct cpu_backend *b)
 int cpu_forward(struct backend *base, const struct batch *batch)
 {
     struct cpu_backend *b = (struct cpu_backend *)base;
-    int rc = batch_check(b, batch);
+    int rc = batch_check(&b->base, b->rows_max, b->has_head, batch);
     if (rc || batch->count == 0)
         return rc;
     batch_map_rows(b, batch);

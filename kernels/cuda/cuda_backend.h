@@ -121,7 +121,6 @@ int cuda_place_weights(struct cuda_backend *b, struct cuda_carver *c, uint64_t *
 
 /* pass.c: is the batch well formed; the next pass of a batch: fills b->pass from the sequences of one layer range. `done` marks
  * sequences taken; false: none is left. */
-int cuda_batch_check(const struct cuda_backend *b, const struct batch *batch);
 bool cuda_pass_next(struct cuda_backend *b, const struct batch *batch, bool *done);
 size_t cuda_stage_size(const struct cuda_backend *b);
 uint32_t cuda_splits_max(const struct cuda_backend *b);

@@ -11,6 +11,7 @@
  *
  * In the last layer only rows that somebody wants go on behind K and V: they are gathered into x_kept. */
 #include "kernels/cuda/cuda_backend.h"
+#include "kernels/batch.h"
 #include <math.h>
 
 #define LOG2_E 1.4426950408889634f
@@ -477,7 +478,7 @@ int cuda_forward(struct backend *base, const struct batch *batch)
     bool done[BATCH_SEQS_MAX] = {false};
     if (b->failed)
         return b->failed;
-    int rc = cuda_batch_check(b, batch);
+    int rc = batch_check(&b->base, b->rows_max, b->has_head, batch);
     if (rc || (rc = cuda_note(b, cudaSetDevice(b->device), "choosing the device")))
         return rc;
     while (!rc && cuda_pass_next(b, batch, done))

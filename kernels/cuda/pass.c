@@ -1,86 +1,8 @@
 /* pass: from a batch to passes. A pass is the sequences of a batch with one layer range: its rows lie one after the other in all
  * buffers, and every layer runs all of them, but the last, where only rows that somebody wants to see go on behind K and V.
- * A bad batch is refused whole, before a page is touched. */
+ * The batch has been checked (kernels/batch.h). */
 #include "kernels/cuda/cuda_backend.h"
 #include <stdlib.h>
-
-/* --- is it well formed ------------------------------------------------------------------------ */
-
-static bool all_finite(const float *x, size_t count)
-{
-    uint32_t bad = 0;
-    for (size_t i = 0; i < count; i++) {
-        uint32_t bits;
-        memcpy(&bits, &x[i], sizeof bits);
-        bad |= (bits & 0x7f800000u) == 0x7f800000u;
-    }
-    return bad == 0;
-}
-
-static int check_input(const struct model_params *p, const struct batch_seq *s)
-{
-    if (s->layer_begin > 0) {
-        if (!s->hidden_in || s->ids)
-            return -TD_ERR_ARG;
-        return all_finite(s->hidden_in, (size_t)s->row_count * p->embd_size) ? 0 : -TD_ERR_FORMAT;
-    }
-    if (!s->ids || s->hidden_in)
-        return -TD_ERR_ARG;
-    for (uint32_t i = 0; i < s->row_count; i++)
-        if (s->ids[i] < 0 || (uint32_t)s->ids[i] >= p->vocab_count)
-            return -TD_ERR_ARG;
-    return 0;
-}
-
-static bool logits_only(const struct model_params *p, const struct batch_seq *s)
-{
-    return s->layer_begin == p->layer_count && s->layer_end == p->layer_count;
-}
-
-static int check_seq(const struct cuda_backend *b, const struct batch_seq *s)
-{
-    const struct model_params *p = &b->base.model->params;
-    bool ends_only = logits_only(p, s);
-    if (s->row_count == 0 || (!ends_only && s->layer_begin >= s->layer_end))
-        return -TD_ERR_ARG;
-    if (!ends_only && s->layer_end > b->base.layers_paged)
-        return -TD_ERR_UNSUPPORTED;
-    bool bad_logits = s->logit_count == 0 || s->logit_count > s->row_count || s->layer_end != p->layer_count;
-    if (s->logits ? bad_logits : s->logit_count != 0)
-        return -TD_ERR_ARG;
-    if (s->logits && !b->has_head)
-        return -TD_ERR_UNSUPPORTED;
-    if (ends_only)
-        return check_input(p, s);
-    if (s->position > p->context_max || s->row_count > p->context_max - s->position)
-        return -TD_ERR_CONTEXT;
-    if (!s->pages)
-        return -TD_ERR_ARG;
-    uint32_t page_count = (s->position + s->row_count - 1) / KV_BLOCK_TOKENS + 1;
-    for (uint32_t i = 0; i < page_count; i++)
-        if (s->pages[i] >= b->base.page_count)
-            return -TD_ERR_ARG;
-    return check_input(p, s);
-}
-
-int cuda_batch_check(const struct cuda_backend *b, const struct batch *batch)
-{
-    if (batch->count > BATCH_SEQS_MAX)
-        return -TD_ERR_LIMIT;
-    if (batch->count > 0 && !batch->seqs)
-        return -TD_ERR_ARG;
-    uint64_t rows = 0;
-    for (uint32_t i = 0; i < batch->count; i++)
-        rows += batch->seqs[i].row_count;
-    if (rows > b->rows_max)
-        return -TD_ERR_LIMIT;
-    for (uint32_t i = 0; i < batch->count; i++) {
-        int rc = check_seq(b, &batch->seqs[i]);
-        if (rc)
-            return rc;
-    }
-    return 0;
-}
 
 /* --- the lists -------------------------------------------------------------------------------- */
 
