@@ -68,21 +68,25 @@ stage_tsan() {
   configure_and_build tsan && ctest --test-dir build/tsan -L unit --output-on-failure --no-tests=error -j "$jobs" \
     -R 'queue|workers|metrics|log|engine|store|net|api|agent|edge_server|direct'
 }
-stage_fuzz() { # all targets together a minute, or ten minutes each
+fuzz_one() { # TARGET SECONDS
+  local name=${1##*/fuzz_} corpus code=0
+  corpus=$(mktemp -d)
+  mkdir -p "tests/fuzz/corpus/$name"
+  "$1" -max_total_time="$2" -timeout=10 -rss_limit_mb=2048 -print_final_stats=1 -verbosity=0 \
+    -artifact_prefix="$logs/" "$corpus" "tests/fuzz/corpus/$name" || code=$?
+  rm -rf "$corpus"
+  echo "fuzz $name for $2 s: exit code $code"
+  return $code
+}
+stage_fuzz() { # as many targets at a time as there are cores: a minute together, or ten minutes each
   configure_and_build fuzz --target fuzzers || return 1
-  local targets seconds target name corpus
+  local targets seconds
   mapfile -t targets < <(find build/fuzz/bin -name 'fuzz_*' -type f | sort)
   [ ${#targets[@]} -gt 0 ] || { echo "no fuzz target was built"; return 1; }
-  seconds=${fuzz_seconds:-$((60 / ${#targets[@]} + 1))}
-  for target in "${targets[@]}"; do
-    name=${target##*/fuzz_}
-    corpus=$(mktemp -d)
-    mkdir -p "tests/fuzz/corpus/$name"
-    echo "fuzz $name for $seconds s"
-    "$target" -max_total_time="$seconds" -timeout=10 -rss_limit_mb=2048 -print_final_stats=0 -verbosity=0 \
-      -artifact_prefix="$logs/" "$corpus" "tests/fuzz/corpus/$name" || return 1
-    rm -rf "$corpus"
-  done
+  seconds=${fuzz_seconds:-$((60 * jobs / ${#targets[@]} + 1))}
+  export -f fuzz_one
+  export logs
+  printf '%s\0' "${targets[@]}" | xargs -0 -P "$jobs" -I {} bash -c 'fuzz_one {} '"$seconds"
 }
 stage_e2e() { ./tests/e2e/run.sh; }
 

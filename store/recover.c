@@ -118,6 +118,15 @@ static int open_segment(struct store *s, uint64_t id, struct segment **out)
     return rc;
 }
 
+/* The last life may have ended before it synced the names of its newest segments. Nothing is removed, nor counted on, before they are. */
+static void keep_names(struct store *s)
+{
+    if (s->read_only || s->io->sync_directory(s->io, s->directory) == 0)
+        return;
+    log_error("store", "the directory could not be synced after a restart");
+    s->index_partial = true;
+}
+
 static int open_segments(struct store *s)
 {
     struct id_list list = {0};
@@ -126,6 +135,8 @@ static int open_segments(struct store *s)
     if (list.count)
         qsort(list.ids, list.count, sizeof *list.ids, compare_ids);
     s->next_segment_id = 1;
+    if (rc == 0 && list.count > 0)
+        keep_names(s);
     for (size_t i = 0; i < list.count && rc == 0; i++) {
         struct segment *g;
         rc = open_segment(s, list.ids[i], &g);
@@ -465,10 +476,6 @@ int recover(struct store *s, const char *index_directory, bool keys_found, struc
                        s->directory);
     if (rc == 0 && !s->read_only)
         rc = load_index(s, index_directory);
-    if (rc == 0 && !s->read_only && s->segments.count > 0 && s->io->sync_directory(s->io, s->directory) < 0) {
-        log_error("store", "the directory could not be synced after a restart");
-        s->index_partial = true;
-    }
     struct replay r = {0};
     for (size_t i = 0; i < s->segments.count && rc == 0; i++)
         rc = replay_segment(s, s->segments.list[i], &r);
