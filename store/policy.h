@@ -1,0 +1,99 @@
+/* policy: which blocks a tier holds. Every tier (host RAM, disk, remote) has one of these and does what it says: the policy knows ids,
+ * sizes and times, never bytes. Pure: no I/O, no threads, no clock; the caller locks, and passes the time.
+ *
+ * What it rests on
+ *   1. A block is worth something only while all its ancestors are held: a request's hits are its leading run. So only leaves (no held
+ *      child) are evicted, and a block whose parent was refused is refused.
+ *   2. Value = recompute seconds x chance of reuse a second / bytes. The chance is learned while running, for each kind of block
+ *      (policy.c says which) by the time since its last use, from all blocks held and from ghosts: the ids and times of blocks that
+ *      were refused or evicted not long ago.
+ *   3. What is not worth more than the least valuable leaf is not let in; then nothing needs to be moved for it.
+ *   4. Pinned blocks and their ancestors never go. A tenant over its quota pays with its own blocks. Idle for longer than its
+ *      tenant's TTL: goes first.
+ *
+ * Use: for each request policy_touch(chain) once, when it is looked up. For each block that was computed or that arrives from another
+ * tier, in the order of the chain:
+ *
+ *     while ((rc = policy_room(p, &block, now_ms, &victim)) == 1)
+ *         drop or demote victim;             (the policy has forgotten it already)
+ *     if (rc == 0) { store it; policy_insert(p, &block, now_ms); }
+ *     else            it is not worth it: do without, and without all that follow in the chain
+ *
+ * and now and then, with NULL for the block, to get rid of what has expired. Cost of a call: O(log n) amortised for each block that it is given,
+ * and POLICY_KINDS comparisons for each victim. Memory: POLICY_ENTRY_SIZE_MAX for each block held or remembered; see policy_config. */
+#ifndef TANDEM_STORE_POLICY_H
+#define TANDEM_STORE_POLICY_H
+#include "shared/kv_block.h"
+
+#define POLICY_TENANTS_MAX                                                                                   \
+    4096 /* numbers 1 .. POLICY_TENANTS_MAX - 1; those beyond share one that has neither quota nor TTL */
+#define POLICY_ENTRY_SIZE_MAX                                                                                \
+    192 /* bytes of memory for each block held or remembered, hash table and growth included */
+
+struct policy;
+struct policy_config {
+    uint64_t limit_size; /* bytes held */
+    uint32_t blocks_max; /* blocks held; 0: 1 Mi. With the ghosts it bounds the memory */
+};
+/* 0 or -TD_ERR_NOMEM. */
+int policy_create(const struct policy_config *config, struct policy **out);
+void policy_destroy(struct policy *p);
+
+/* Limits may change at any time; policy_room(NULL) then tells what must go. */
+void policy_set_limit(struct policy *p, uint64_t limit_size);
+/* quota_size 0: no quota; ttl_ms 0: for ever. -TD_ERR_NOMEM. */
+int policy_set_tenant(struct policy *p, uint32_t tenant, uint64_t quota_size, uint64_t ttl_ms);
+
+struct policy_block {
+    struct kv_block_id id, parent; /* parent all zero: the first of a chain */
+    uint32_t tenant;               /* not 0 */
+    uint32_t size;                 /* bytes that it takes in this tier; not 0 */
+    float cost_s;                  /* seconds to recompute it, see policy_recompute_s; > 0 */
+};
+/* Seconds to recompute `tokens` tokens behind `first` earlier ones: linear_s a token for the weights, and attention_s more for each earlier token
+ * that it looks at. */
+static inline float policy_recompute_s(uint32_t first, uint32_t tokens, double linear_s, double attention_s)
+{
+    return (float)(tokens * (linear_s + attention_s * (first + 0.5 * tokens)));
+}
+
+/* A request looks up its whole chain, first block first: every block of it counts as used now, held or not. Returns its hits: how many from
+ * the first on are held. now_ms never runs backwards (an earlier one counts as the last one). */
+size_t policy_touch(struct policy *p, uint32_t tenant, const struct kv_block_id *chain, size_t count,
+                    uint64_t now_ms);
+
+struct policy_victim {
+    struct kv_block_id id;
+    uint32_t tenant, size;
+    uint32_t uses; /* by requests, for as long as it has been known */
+    double value;  /* seconds saved a second and byte: to compare with another policy's */
+    bool expired;  /* by TTL: do not demote */
+    uint64_t last_use_ms;
+};
+/* Make room for `incoming` (may be NULL: only keep the limits and the TTLs). 1: *out was evicted, call again; 0: it fits (or is held
+ * already), insert it; -TD_ERR_NOSPACE: it is not worth what would have to go, or nothing may go: do not insert. */
+int policy_room(struct policy *p, const struct policy_block *incoming, uint64_t now_ms,
+                struct policy_victim *out);
+/* The block is held now. Held already: size and cost are taken over. A parent that is not held (recovery meets blocks in any order) may
+ * come later; until then the block counts in no run. Limits are not looked at here. -TD_ERR_NOMEM, -TD_ERR_FULL (blocks_max). */
+int policy_insert(struct policy *p, const struct policy_block *block, uint64_t now_ms);
+/* What recovery knows from the disk: like policy_insert, last used at last_use_ms. */
+int policy_restore(struct policy *p, const struct policy_block *block, uint64_t last_use_ms);
+/* The block is gone: deleted, damaged, dropped with its segment. Its children stay, in no run until it is back. */
+void policy_forget(struct policy *p, uint32_t tenant, const struct kv_block_id *id);
+/* -TD_ERR_NOTFOUND when it is not held. Pins do not count. */
+int policy_pin(struct policy *p, uint32_t tenant, const struct kv_block_id *id, bool pinned);
+bool policy_holds(const struct policy *p, uint32_t tenant, const struct kv_block_id *id);
+
+struct policy_stats {
+    uint64_t limit_size, size; /* bytes */
+    uint64_t blocks, ghosts, pinned;
+    uint64_t touched, hits; /* blocks of all chains; of these in leading runs */
+    uint64_t inserted, refused, evicted, expired;
+    uint64_t memory_size; /* of the policy itself */
+};
+void policy_stats(const struct policy *p, struct policy_stats *out);
+/* Bytes that a tenant holds. */
+uint64_t policy_tenant_size(const struct policy *p, uint32_t tenant);
+
+#endif
