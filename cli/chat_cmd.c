@@ -65,7 +65,8 @@ static const struct config_option OPTIONS[] = {
 static const struct config_spec SPEC = {
     .program = "tandem chat",
     .env_prefix = "TANDEM_CHAT",
-    .summary = "[MESSAGE]: talk to a model; without MESSAGE, line by line",
+    .summary = "Talk to a model: one question, or without MESSAGE line by line.",
+    .usage = "[options] [MESSAGE]",
     .examples = "  tandem chat\n"
                 "  tandem chat --stats 'Name three rivers.'\n"
                 "  tandem chat --conversation conv-1f0c…\n"

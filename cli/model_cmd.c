@@ -23,7 +23,8 @@ static const struct config_option OPTIONS[] = {
 static const struct config_spec SPEC = {
     .program = "tandem model",
     .env_prefix = "TANDEM_MODEL",
-    .summary = "inspect FILE | fingerprint FILE | verify FILE | slice --layers 0:K IN OUT",
+    .summary = "What a model file is, and slices of it for devices.",
+    .usage = "inspect FILE\nfingerprint FILE\nverify FILE\nslice --layers 0:K IN OUT",
     .examples =
         "  tandem model inspect model.gguf\n"
         "  tandem model slice --layers 0:8 model.gguf device.gguf   # what an edge with k = 8 needs\n",

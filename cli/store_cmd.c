@@ -24,7 +24,8 @@ static const struct config_option OPTIONS[] = {
 static const struct config_spec SPEC = {
     .program = "tandem store",
     .env_prefix = "TANDEM_STORE_CMD",
-    .summary = "ls | verify, with --store DIR --store-key-file FILE",
+    .summary = "What a KV store's directory holds, and whether it is whole.",
+    .usage = "ls --store DIR --store-key-file FILE\nverify --store DIR --store-key-file FILE",
     .examples = "  tandem store ls --store /var/lib/tandem/cloud --store-key-file /var/lib/tandem/store.key\n"
                 "  tandem store verify --store /var/lib/tandem/cloud --store-key-file "
                 "/var/lib/tandem/store.key --json\n",

@@ -21,7 +21,6 @@
 #include <unistd.h>
 
 #define CONFIG_FILE_SIZE_MAX (1u << 20)
-#define CONFIG_NAME_SIZE     128 /* of an environment variable or a message's source */
 #define CONFIG_SOURCE_SIZE   320
 #define CONFIG_MEMORY_MAX    (16u << 20)
 
@@ -295,7 +294,7 @@ static int load_file(struct config *c, const struct config_spec *spec, struct td
 
 /* --- the environment --- */
 
-static void env_name(const struct config_spec *spec, const char *option, char out[CONFIG_NAME_SIZE])
+void config_env_name(const struct config_spec *spec, const char *option, char out[CONFIG_NAME_SIZE])
 {
     snprintf(out, CONFIG_NAME_SIZE, "%s_%s", spec->env_prefix, option);
     for (char *c = out; *c; c++)
@@ -304,7 +303,7 @@ static void env_name(const struct config_spec *spec, const char *option, char ou
 
 static const char *env_value(const struct config_spec *spec, const char *option, char name[CONFIG_NAME_SIZE])
 {
-    env_name(spec, option, name);
+    config_env_name(spec, option, name);
     const char *value = getenv(name);
     return value && *value ? value : NULL;
 }
@@ -350,7 +349,7 @@ static int refuse_secret_flag(const struct config_spec *spec, const struct confi
                               struct td_error *err)
 {
     char name[CONFIG_NAME_SIZE];
-    env_name(spec, o->name, name);
+    config_env_name(spec, o->name, name);
     return td_fail(err, -TD_ERR_ARG,
                    "cannot take --%s from the command line, which every user can see: set %s, or %s in the "
                    "--config file",

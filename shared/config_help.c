@@ -61,10 +61,35 @@ static void print_option(const struct config_option *o)
     print_wrapped((size_t)length, text);
 }
 
+/* The forms of the command's arguments, one a line. */
+static void print_usage(const struct config_spec *spec, bool takes_arguments)
+{
+    if (!spec->usage) {
+        printf("Usage: %s [options]%s\n", spec->program, takes_arguments ? " [arguments]" : "");
+        return;
+    }
+    const char *lead = "Usage:";
+    for (const char *form = spec->usage; *form; lead = "      ") {
+        size_t length = strcspn(form, "\n");
+        printf("%s %s %.*s\n", lead, spec->program, (int)length, form);
+        form += length + (form[length] == '\n');
+    }
+}
+
+/* The option that serves as the example of the three spellings: one with a dash in its name shows the most. */
+static size_t example_option(const struct config_spec *spec)
+{
+    for (size_t i = spec->option_count; i-- > 0;)
+        if (!spec->options[i].secret && strchr(spec->options[i].name, '-'))
+            return i;
+    return 0;
+}
+
 static void print_help(const struct config_spec *spec, bool takes_arguments)
 {
-    printf("%s\n\nUsage: %s [options]%s\n\nOptions:\n", spec->summary, spec->program,
-           takes_arguments ? " [arguments]" : "");
+    printf("%s\n\n", spec->summary);
+    print_usage(spec, takes_arguments);
+    printf("\nOptions:\n");
     for (size_t i = 0; i < spec->option_count; i++)
         print_option(&spec->options[i]);
     static const struct config_option own[] = {
@@ -76,10 +101,13 @@ static void print_help(const struct config_spec *spec, bool takes_arguments)
     };
     for (size_t i = 0; i < TD_COUNT(own); i++)
         print_option(&own[i]);
-    printf("\nEvery option can also be set in the file or in the environment: --log-level is\n"
-           "log-level in the file and %s_LOG_LEVEL in the environment.\n"
+    const struct config_option *example = &spec->options[example_option(spec)];
+    char variable[CONFIG_NAME_SIZE];
+    config_env_name(spec, example->name, variable);
+    printf("\nEvery option can also be set in the file or in the environment: --%s is\n"
+           "%s in the file and %s in the environment.\n"
            "Flags win over the environment, the environment wins over the file.\n",
-           spec->env_prefix);
+           example->name, example->name, variable);
     if (spec->examples && *spec->examples)
         printf("\n%s%s", spec->examples, spec->examples[strlen(spec->examples) - 1] == '\n' ? "" : "\n");
 }

@@ -475,7 +475,7 @@ static void test_help_and_version(void **state)
         "\n                              text long enough",
         "  auth-token                  credential (from the environment or the file only)\n",
         "  --config FILE ",
-        "TDTEST_LOG_LEVEL",
+        "--keep-ratio is\nkeep-ratio in the file and TDTEST_KEEP_RATIO in the environment.\n",
         "\n\nExamples:\n  td-test --listen-port 9\n",
     };
     for (size_t i = 0; i < TD_COUNT(help); i++) {
