@@ -190,7 +190,7 @@ static void pack_task(void *ctx, size_t task, unsigned worker)
     (void)worker;
     const struct pack_job *job = ctx;
     uint32_t begin = (uint32_t)task * PACK_TILES_PER_TASK;
-    job->b->ops->pack(job->m, begin, TD_MIN(begin + PACK_TILES_PER_TASK, tile_count(job->m)));
+    job->b->ops->pack(job->m, begin, TD_MIN(begin + PACK_TILES_PER_TASK, tile_count(job->b->ops, job->m)));
 }
 
 static int pack_weights(struct cpu_backend *b, struct td_error *err)
@@ -210,8 +210,8 @@ static int pack_weights(struct cpu_backend *b, struct td_error *err)
     for (uint32_t n = 0; (m = matrix_at(b, n)); n++) {
         m->packed = carve(&c, b->ops->pack_size(m), 1);
         struct pack_job job = {b, m};
-        workers_run(b->workers, (tile_count(m) + PACK_TILES_PER_TASK - 1) / PACK_TILES_PER_TASK, pack_task,
-                    &job);
+        workers_run(b->workers, (tile_count(b->ops, m) + PACK_TILES_PER_TASK - 1) / PACK_TILES_PER_TASK,
+                    pack_task, &job);
     }
     return 0;
 }

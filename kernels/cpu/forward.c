@@ -69,7 +69,8 @@ static void product_task(void *ctx, size_t task, unsigned worker)
     uint32_t base = 0; /* tiles of the matrices before this one */
     for (uint32_t i = 0; i < job->matrix_count && base < end; i++) {
         const struct cpu_matrix *m = job->matrices[i];
-        uint32_t count = tile_count(m), from = TD_MAX(begin, base), to = TD_MIN(end, base + count);
+        uint32_t count = tile_count(job->b->ops, m), from = TD_MAX(begin, base),
+                 to = TD_MIN(end, base + count);
         if (from < to)
             job->b->ops->matmul(m, &job->b->act, 0, job->row_count, job->b->out_rows[i], from - base,
                                 to - base);
@@ -85,8 +86,9 @@ static void run_products(struct cpu_backend *b, uint32_t row_count, uint32_t mat
     size_t tile_size = 1;
     for (uint32_t i = 0; i < matrix_count; i++) {
         job.matrices[i] = matrices[i];
-        job.tile_total += tile_count(matrices[i]);
-        tile_size = TD_MAX(tile_size, weight_row_size(matrices[i]->type, matrices[i]->columns) * TILE_ROWS);
+        job.tile_total += tile_count(b->ops, matrices[i]);
+        tile_size =
+            TD_MAX(tile_size, weight_row_size(matrices[i]->type, matrices[i]->columns) * b->ops->tile_rows);
     }
     uint32_t by_threads = job.tile_total / (workers_count(b->workers) * TASKS_PER_THREAD);
     job.tiles_per_task = TD_MAX(1u, TD_MIN(by_threads, (uint32_t)(CHUNK_BYTES_MAX / tile_size)));

@@ -8,7 +8,8 @@
 #include "kernels/model.h"
 #include "shared/kv_block.h"
 
-#define TILE_ROWS 8 /* outputs (weight rows) that a matmul computes together; the unit of work */
+#define TILE_ROWS                                                                                            \
+    8 /* outputs (weight rows) that a matmul computes together, in tables of eight lanes or fewer */
 
 /* A weight matrix as a table's matmul wants it. */
 struct cpu_matrix {
@@ -44,6 +45,7 @@ struct attention_job {
 
 struct cpu_ops {
     const char *name;
+    uint32_t tile_rows; /* rows of a tile: the unit of packing and of work */
     /* bytes of the repacked form, 0: the source is used. pack: tiles [begin, end). */
     size_t (*pack_size)(const struct cpu_matrix *m);
     void (*pack)(const struct cpu_matrix *m, uint32_t tile_begin, uint32_t tile_end);
@@ -70,9 +72,9 @@ extern const struct cpu_ops cpu_ops_avx2;
  * or cannot run here. */
 const struct cpu_ops *cpu_ops_find(const char *name);
 
-static inline uint32_t tile_count(const struct cpu_matrix *m)
+static inline uint32_t tile_count(const struct cpu_ops *ops, const struct cpu_matrix *m)
 {
-    return (m->rows + TILE_ROWS - 1) / TILE_ROWS;
+    return (m->rows + ops->tile_rows - 1) / ops->tile_rows;
 }
 
 /* Shared by all tables: three roundings a value, no fused operation, so plain C is already the same

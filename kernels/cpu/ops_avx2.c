@@ -109,6 +109,7 @@ AVX2 static void exp_scaled(const float *x, float shift, float scale, size_t cou
 
 const struct cpu_ops cpu_ops_avx2 = {
     .name = "avx2",
+    .tile_rows = TILE_ROWS,
     .pack_size = avx2_pack_size,
     .pack = avx2_pack,
     .matmul = avx2_matmul,

@@ -209,6 +209,7 @@ static void attention(const struct attention_job *job, void *scratch)
 
 const struct cpu_ops cpu_ops_portable = {
     .name = "portable",
+    .tile_rows = TILE_ROWS,
     .pack_size = no_pack_size,
     .pack = no_pack,
     .matmul = matmul,

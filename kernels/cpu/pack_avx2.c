@@ -4,7 +4,7 @@
 
 size_t avx2_pack_size(const struct cpu_matrix *m)
 {
-    return packed_tile_size(m->type, m->columns) * tile_count(m);
+    return packed_tile_size(m->type, m->columns) * tile_count(&cpu_ops_avx2, m);
 }
 
 static void pack_codes(uint32_t type, const struct weight_block rows[TILE_ROWS], uint8_t *body)

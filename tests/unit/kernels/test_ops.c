@@ -68,8 +68,8 @@ static void pack_for(const struct cpu_ops *ops, struct cpu_matrix *m)
 {
     size_t size = ops->pack_size(m);
     m->packed = size ? allocate(size) : NULL;
-    ops->pack(m, 0, tile_count(m) / 2);
-    ops->pack(m, tile_count(m) / 2, tile_count(m));
+    ops->pack(m, 0, tile_count(ops, m) / 2);
+    ops->pack(m, tile_count(ops, m) / 2, tile_count(ops, m));
 }
 
 static struct activations make_activations(uint32_t columns, uint32_t rows)
@@ -118,13 +118,13 @@ static float *run_matmul(const struct cpu_ops *ops, struct cpu_matrix *m, const 
     for (uint32_t r = 0; r < rows; r++)
         out_rows[r] = out + (size_t)r * m->rows;
     pack_for(ops, m);
-    uint32_t middle = tile_count(m) / 2;
+    uint32_t middle = tile_count(ops, m) / 2;
     ops->matmul(m, a, 0, rows, out_rows, 0, middle);
     if (rows > 1) { /* rows in two parts */
-        ops->matmul(m, a, 0, rows / 2, out_rows, middle, tile_count(m));
-        ops->matmul(m, a, rows / 2, rows - rows / 2, out_rows + rows / 2, middle, tile_count(m));
+        ops->matmul(m, a, 0, rows / 2, out_rows, middle, tile_count(ops, m));
+        ops->matmul(m, a, rows / 2, rows - rows / 2, out_rows + rows / 2, middle, tile_count(ops, m));
     } else {
-        ops->matmul(m, a, 0, rows, out_rows, middle, tile_count(m));
+        ops->matmul(m, a, 0, rows, out_rows, middle, tile_count(ops, m));
     }
     free(m->packed);
     return out;
