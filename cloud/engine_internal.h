@@ -118,7 +118,7 @@ struct engine {
     struct sequence **picked;
     struct pending_block *pending; /* ring [page_count] */
     uint32_t pending_first, pending_count;
-    uint64_t next_key, next_load_id, last_served;
+    uint64_t next_key, next_load_id;
     uint64_t prefill_rows_per_s, load_block_us; /* measured, smoothed; 0: not yet */
     uint64_t expired_us, drain_deadline_us, steps, rows;
     uint32_t parked_count;

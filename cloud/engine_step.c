@@ -50,7 +50,7 @@ static uint32_t collect_jobs(struct engine *e)
         e->picked[count] = s;
         e->jobs[count] = job;
         e->items[count++] =
-            (struct scheduler_item){.arrival = s->arrival, .rows = job.rows, .decode = job.decode};
+            (struct scheduler_item){.rows = job.rows, .left = s->ids_count - s->high, .decode = job.decode};
     }
     return count;
 }
@@ -64,7 +64,7 @@ static void schedule(struct engine *e, uint32_t count)
         scheduler_prefill_rows(e->config.token_budget, decode, e->prefill_rows_per_s, ENGINE_STEP_TARGET_US);
     struct scheduler_budget budget = {
         .rows = e->config.token_budget, .prefill_rows = prefill, .sequences = e->config.sequences_max};
-    e->last_served = scheduler_pick(e->items, count, budget, e->last_served);
+    scheduler_pick(e->items, count, budget);
 }
 
 /* --- filling the batch ---------------------------------------------------------------------------- */

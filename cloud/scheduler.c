@@ -13,44 +13,42 @@ static void grant_decode(struct scheduler_item *items, size_t count, struct sche
     }
 }
 
-static size_t first_after(const struct scheduler_item *items, size_t count, uint64_t arrival)
+static void grant_prefill(struct scheduler_item *item, uint32_t rows_max, struct scheduler_budget *budget)
 {
-    for (size_t i = 0; i < count; i++)
-        if (items[i].arrival > arrival)
-            return i;
-    return 0;
-}
-
-/* One turn for one item: how many rows it got. */
-static uint32_t grant_turn(struct scheduler_item *item, struct scheduler_budget *budget)
-{
-    uint32_t left = item->rows - item->granted;
-    if (item->decode || left == 0 || (item->granted == 0 && budget->sequences == 0))
-        return 0;
-    uint32_t rows = TD_MIN(TD_MIN(left, SCHEDULER_TURN_ROWS), TD_MIN(budget->rows, budget->prefill_rows));
+    uint32_t rows =
+        TD_MIN(TD_MIN(item->rows - item->granted, rows_max), TD_MIN(budget->rows, budget->prefill_rows));
     budget->sequences -= item->granted == 0 && rows > 0;
     budget->rows -= rows;
     budget->prefill_rows -= rows;
     item->granted += rows;
-    return rows;
 }
 
-uint64_t scheduler_pick(struct scheduler_item *items, size_t count, struct scheduler_budget budget,
-                        uint64_t last_served)
+static bool wants(const struct scheduler_item *item, const struct scheduler_budget *budget)
+{
+    return !item->decode && item->rows > item->granted && (item->granted > 0 || budget->sequences > 0);
+}
+
+static struct scheduler_item *least_left(struct scheduler_item *items, size_t count,
+                                         const struct scheduler_budget *budget)
+{
+    struct scheduler_item *best = NULL;
+    for (size_t i = 0; i < count; i++)
+        if (wants(&items[i], budget) && (!best || items[i].left < best->left))
+            best = &items[i];
+    return best;
+}
+
+void scheduler_pick(struct scheduler_item *items, size_t count, struct scheduler_budget budget)
 {
     grant_decode(items, count, &budget);
-    size_t start = first_after(items, count, last_served);
-    for (uint32_t round = 1; round > 0;) { /* until a whole round grants nothing */
-        round = 0;
-        for (size_t i = 0; i < count; i++) {
-            struct scheduler_item *item = &items[(start + i) % count];
-            uint32_t rows = grant_turn(item, &budget);
-            if (rows > 0)
-                last_served = item->arrival;
-            round += rows;
-        }
-    }
-    return last_served;
+    struct scheduler_item *next = NULL;
+    for (size_t i = 0; i < count && !next; i++)
+        next = wants(&items[i], &budget) ? &items[i] : NULL;
+    if (next)
+        grant_prefill(next, TD_MAX(budget.prefill_rows / SCHEDULER_OLDEST_SHARE, SCHEDULER_TURN_ROWS),
+                      &budget);
+    while (budget.rows > 0 && budget.prefill_rows > 0 && (next = least_left(items, count, &budget)))
+        grant_prefill(next, UINT32_MAX, &budget);
 }
 
 uint32_t scheduler_prefill_rows(uint32_t budget_rows, uint32_t decode_rows, uint64_t prefill_rows_per_s,

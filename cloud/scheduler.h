@@ -1,17 +1,18 @@
 /* scheduler: which sequences get how many rows of the next step. A pure function: no clock, no pages, no state but the argument.
  *
- * Decode rows come first: a reply that streams must not wait behind somebody's prompt. What is left of the budget goes to prefill, in turns
- * of SCHEDULER_TURN_ROWS from the oldest sequence on, each step starting behind the one that was served last: a long prompt slows a short one
- * down, but never shuts it out. Where a chunk ends does not matter to the result (kernels/backend.h, invariance). */
+ * Decode rows come first: a reply that streams must not wait behind somebody's prompt. What is left of the budget goes to prefill: first a
+ * share for the oldest prompt, so that none waits for ever, then the rest to the prompts that have least left, which gives the least mean time to
+ * the first token; equal prompts are served in order of arrival. Where a chunk ends does not matter to the result (kernels/backend.h, invariance). */
 #ifndef TANDEM_CLOUD_SCHEDULER_H
 #define TANDEM_CLOUD_SCHEDULER_H
 #include "shared/base.h"
 
-#define SCHEDULER_TURN_ROWS 64u /* one block: chunks then mostly end where blocks do */
+#define SCHEDULER_TURN_ROWS    64u /* one block: chunks then mostly end where blocks do */
+#define SCHEDULER_OLDEST_SHARE 4u  /* one in so many prefill rows is the oldest prompt's */
 
 struct scheduler_item {
-    uint64_t arrival; /* ascending over the items */
     uint32_t rows;    /* that could run now; 0: nothing */
+    uint32_t left;    /* of its prompt, these included */
     bool decode;      /* its one row extends a reply */
     uint32_t granted; /* out */
 };
@@ -20,10 +21,8 @@ struct scheduler_budget {
     uint32_t prefill_rows; /* of these, at most so many for prefill */
     uint32_t sequences;    /* in one step */
 };
-/* scheduler_pick: fills granted. `last_served` is the arrival of the sequence that got the last prefill turn of the step before (0: none);
- * returns the same for the next step. */
-uint64_t scheduler_pick(struct scheduler_item *items, size_t count, struct scheduler_budget budget,
-                        uint64_t last_served);
+/* scheduler_pick: fills granted. The items are in order of arrival. */
+void scheduler_pick(struct scheduler_item *items, size_t count, struct scheduler_budget budget);
 /* How many prefill rows fit beside decode rows so that a step takes about step_us, at a measured rate; at least one turn. */
 uint32_t scheduler_prefill_rows(uint32_t budget_rows, uint32_t decode_rows, uint64_t prefill_rows_per_s,
                                 uint64_t step_us);
