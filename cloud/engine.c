@@ -86,10 +86,10 @@ static bool take_memory(struct engine *e)
 static bool start_helpers(struct engine *e)
 {
     e->ingest = ingest_create(&e->model.shape, wake, e);
-    if (!e->ingest || !e->config.store)
+    if (!e->ingest || !e->config.tiers)
         return e->ingest != NULL;
-    e->loader = loader_create(e->config.store, &e->model.shape, wake, e);
-    e->persist = persist_create(e->config.store, &e->model.shape, wake, e);
+    e->loader = loader_create(e->config.tiers, &e->model.shape, wake, e);
+    e->persist = persist_create(e->config.tiers, &e->model.shape, wake, e);
     return e->loader && e->persist;
 }
 

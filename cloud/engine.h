@@ -25,9 +25,10 @@
 
 struct engine;
 struct engine_config {
+struct tiers; /* store/tiers.h */
     const struct model *model; /* all layers */
     struct backend *backend;   /* taken over by engine_create when it succeeds; destroyed with the engine */
-    struct store *store;       /* NULL: memory only */
+    struct tiers *tiers;       /* NULL: device memory only */
     const struct tokenizer *tokenizer; /* which ids end a reply */
     uint32_t token_budget;             /* rows a step, 0: 512 */
     uint32_t sequences_max;            /* running at once, 0: 64; more wait */

@@ -24,12 +24,12 @@ static bool find_id(struct engine *e, const struct sequence *s, const struct kv_
         found->quality = entry->quality;
         return true;
     }
-    struct store_block_info info;
+    struct tiers_want want = {s->accept, e->model.numerics, 0, (uint16_t)layers};
+    struct tiers_found tier;
     found->page = PAGE_NONE;
-    if (!e->loader || store_find(e->config.store, s->tenant, id, &info) < 0 || info.layer_begin != 0 ||
-        info.layer_end != layers || !kv_quality_accepts(info.quality, s->accept, e->model.numerics))
+    if (!e->loader || tiers_find(e->config.tiers, s->tenant, id, &want, &tier) < 0)
         return false;
-    found->quality = info.quality;
+    found->quality = tier.info.quality;
     return true;
 }
 
@@ -338,6 +338,8 @@ static void ask_for_blocks(struct engine *e, struct sequence *s)
         memcpy(b->tenant, s->tenant, sizeof b->tenant);
         b->id = *cached_id(s, s->load_next);
         b->block_index = s->load_next;
+        b->accept = s->accept;
+        b->numerics = e->model.numerics;
         b->owner = s->load_id;
         loader_submit(e->loader, b);
     }

@@ -18,7 +18,7 @@ static bool store_has(struct engine *e, const struct sequence *s, const struct k
                       struct kv_quality quality)
 {
     struct store_block_info info;
-    return store_find(e->config.store, s->tenant, id, &info) == 0 && info.layer_begin == 0 &&
+    return store_find(tiers_store(e->config.tiers), s->tenant, id, &info) == 0 && info.layer_begin == 0 &&
            info.layer_end == e->model.shape.layer_count && !kv_quality_better(quality, info.quality);
 }
 

@@ -1,4 +1,4 @@
-/* loader: see loader.h. A buffer goes round: free -> taken by the engine -> wanted -> (thread) -> ready -> the engine -> free. */
+/* loader: see loader.h. A buffer goes round: free -> taken by the engine -> wanted -> (a thread) -> ready -> the engine -> free. */
 #include "cloud/loader.h"
 #include <pthread.h>
 #include <stdlib.h>
@@ -11,23 +11,27 @@ struct list {
     struct job *first, **last;
 };
 
+struct loader;
+struct load_thread { /* a thread and what is its own */
+    struct loader *loader;
+    struct kv_codec_scratch *scratch;
+    pthread_t thread;
+    bool started;
+};
+
 struct loader {
-    struct store *store;
+    struct tiers *tiers;
     struct kv_shape shape;
     void (*wake)(void *ctx);
     void *wake_ctx;
-    struct kv_codec_scratch *scratch; /* the thread's */
-    uint8_t *wire;                    /* the thread's: the two pieces of a layer, sealed or not */
-    size_t wire_size;
-    pthread_t thread;
+    unsigned reader_count;
+    struct load_thread readers[LOADER_BUFFERS]; /* more would find no buffer */
     pthread_mutex_t lock;
     pthread_cond_t changed;
     bool stopping; /* under lock, as are the lists */
     struct list free, wanted, ready;
     struct job jobs[LOADER_BUFFERS];
 };
-
-#define SEAL_OVERHEAD 256u /* more than what the store needs beside the two pieces of a layer */
 
 static void list_push(struct list *list, struct job *job)
 {
@@ -49,9 +53,10 @@ static struct job *list_pop(struct list *list)
 
 /* --- reading -------------------------------------------------------------------------------------- */
 
-static int decode_piece(struct loader *l, struct loader_block *b, uint32_t layer, bool is_value,
+static int decode_piece(struct load_thread *r, struct loader_block *b, uint32_t layer, bool is_value,
                         struct span piece, uint16_t *dst)
 {
+    const struct kv_shape *shape = &r->loader->shape;
     struct kv_piece_head head;
     struct span payload;
     int rc = kv_piece_parse(piece.data, piece.size, &head, &payload);
@@ -59,32 +64,38 @@ static int decode_piece(struct loader *l, struct loader_block *b, uint32_t layer
         return rc;
     if (head.layer != layer || head.is_value != is_value || head.block_index != b->block_index ||
         head.first_token != 0 || head.token_count != KV_BLOCK_TOKENS ||
-        head.kv_head_count != l->shape.kv_head_count || head.head_dim != l->shape.head_dim)
+        head.kv_head_count != shape->kv_head_count || head.head_dim != shape->head_dim)
         return -TD_ERR_SHAPE;
     b->quality = layer == 0 && !is_value ? head.quality : kv_quality_worst(b->quality, head.quality);
-    return kv_piece_decode(l->scratch, &head, payload, dst, kv_piece_values(&l->shape, KV_BLOCK_TOKENS));
+    return kv_piece_decode(r->scratch, &head, payload, dst, kv_piece_values(shape, KV_BLOCK_TOKENS));
 }
 
-static int load_block(struct loader *l, struct loader_block *b)
+static int decode_block(struct load_thread *r, struct loader_block *b, const struct store_block *from)
 {
-    size_t values = kv_piece_values(&l->shape, KV_BLOCK_TOKENS);
-    for (uint32_t layer = 0; layer < l->shape.layer_count; layer++) {
-        struct span k, v;
-        uint16_t *dst = b->values + 2 * layer * values;
-        int rc = store_read_layer(l->store, b->tenant, &b->id, layer, l->wire, l->wire_size, &k, &v);
-        if (rc == 0)
-            rc = decode_piece(l, b, layer, false, k, dst);
-        if (rc == 0)
-            rc = decode_piece(l, b, layer, true, v, dst + values);
-        if (rc < 0)
-            return rc;
-    }
-    return 0;
+    uint32_t layers = r->loader->shape.layer_count;
+    size_t values = kv_piece_values(&r->loader->shape, KV_BLOCK_TOKENS);
+    int rc = from->layer_begin == 0 && from->layer_end == layers ? 0 : -TD_ERR_SHAPE;
+    for (uint32_t i = 0; i < 2 * layers && rc == 0; i++)
+        rc = decode_piece(r, b, i / 2, i % 2, from->pieces[i], b->values + i * values);
+    return rc;
 }
 
-static void *loader_main(void *arg)
+static int load_block(struct load_thread *r, struct loader_block *b)
 {
-    struct loader *l = arg;
+    struct tiers_want want = {b->accept, b->numerics, 0, (uint16_t)r->loader->shape.layer_count};
+    struct tier_block *block;
+    int rc = tiers_get(r->loader->tiers, b->tenant, &b->id, &want, &block, &b->tier);
+    if (rc < 0)
+        return rc;
+    rc = decode_block(r, b, &block->block);
+    tier_block_release(block);
+    return rc;
+}
+
+static void *reader_main(void *arg)
+{
+    struct load_thread *r = arg;
+    struct loader *l = r->loader;
     pthread_mutex_lock(&l->lock);
     while (!l->stopping) {
         struct job *job = list_pop(&l->wanted);
@@ -94,7 +105,7 @@ static void *loader_main(void *arg)
         }
         pthread_mutex_unlock(&l->lock);
         uint64_t start = clock_mono_us();
-        job->block.status = load_block(l, &job->block);
+        job->block.status = load_block(r, &job->block);
         job->block.load_us = clock_mono_us() - start;
         pthread_mutex_lock(&l->lock);
         list_push(&l->ready, job);
@@ -146,24 +157,35 @@ void loader_release(struct loader *l, struct loader_block *block)
 
 /* --- life ----------------------------------------------------------------------------------------- */
 
-static void loader_free(struct loader *l)
+static void stop_readers(struct loader *l)
 {
+    pthread_mutex_lock(&l->lock);
+    l->stopping = true;
+    pthread_cond_broadcast(&l->changed);
+    pthread_mutex_unlock(&l->lock);
+    for (unsigned i = 0; i < l->reader_count; i++) {
+        if (l->readers[i].started)
+            pthread_join(l->readers[i].thread, NULL);
+        kv_codec_scratch_destroy(l->readers[i].scratch);
+    }
+}
+
+void loader_destroy(struct loader *l)
+{
+    if (!l)
+        return;
+    stop_readers(l);
     for (size_t i = 0; i < LOADER_BUFFERS; i++)
         free(l->jobs[i].block.values);
-    kv_codec_scratch_destroy(l->scratch);
     pthread_cond_destroy(&l->changed);
     pthread_mutex_destroy(&l->lock);
-    free(l->wire);
     free(l);
 }
 
 static bool take_memory(struct loader *l)
 {
     size_t values = (size_t)l->shape.layer_count * 2 * kv_piece_values(&l->shape, KV_BLOCK_TOKENS);
-    l->wire_size = 2 * kv_piece_bound(&l->shape, KV_BLOCK_TOKENS) + SEAL_OVERHEAD;
-    l->scratch = kv_codec_scratch_create(&l->shape);
-    l->wire = malloc(l->wire_size);
-    bool whole = l->scratch && l->wire;
+    bool whole = true;
     for (size_t i = 0; i < LOADER_BUFFERS; i++) {
         struct job *job = &l->jobs[i];
         job->block.values = malloc(values * sizeof *job->block.values);
@@ -173,13 +195,26 @@ static bool take_memory(struct loader *l)
     return whole;
 }
 
-struct loader *loader_create(struct store *store, const struct kv_shape *shape, void (*wake)(void *ctx),
+static bool start_readers(struct loader *l)
+{
+    unsigned count = TD_MIN(tiers_threads(l->tiers), (unsigned)LOADER_BUFFERS);
+    for (bool good = true; good && l->reader_count < count;) {
+        struct load_thread *r = &l->readers[l->reader_count++];
+        r->loader = l;
+        r->scratch = kv_codec_scratch_create(&l->shape);
+        r->started = r->scratch && pthread_create(&r->thread, NULL, reader_main, r) == 0;
+        good = r->started;
+    }
+    return l->readers[l->reader_count - 1].started;
+}
+
+struct loader *loader_create(struct tiers *tiers, const struct kv_shape *shape, void (*wake)(void *ctx),
                              void *ctx)
 {
     struct loader *l = calloc(1, sizeof *l);
     if (!l)
         return NULL;
-    l->store = store;
+    l->tiers = tiers;
     l->shape = *shape;
     l->wake = wake;
     l->wake_ctx = ctx;
@@ -188,21 +223,9 @@ struct loader *loader_create(struct store *store, const struct kv_shape *shape, 
         lists[i]->last = &lists[i]->first;
     pthread_mutex_init(&l->lock, NULL);
     pthread_cond_init(&l->changed, NULL);
-    if (!take_memory(l) || pthread_create(&l->thread, NULL, loader_main, l) != 0) {
-        loader_free(l);
+    if (!take_memory(l) || !start_readers(l)) {
+        loader_destroy(l);
         return NULL;
     }
     return l;
-}
-
-void loader_destroy(struct loader *l)
-{
-    if (!l)
-        return;
-    pthread_mutex_lock(&l->lock);
-    l->stopping = true;
-    pthread_cond_signal(&l->changed);
-    pthread_mutex_unlock(&l->lock);
-    pthread_join(l->thread, NULL);
-    loader_free(l);
 }

@@ -214,6 +214,7 @@ void node_destroy(struct node *n)
     admin_stop(n->admin);
     conv_index_destroy(v->conversations);
     tenant_keys_destroy(v->keys);
+    tiers_destroy(n->tiers);
     if (v->store)
         store_close(v->store);
     auth_close(v->auth);

@@ -14,6 +14,7 @@ struct node {
     struct gguf *file;
     struct model *model;
     struct tokenizer *tokenizer;
+    struct tiers *tiers;
     struct engine *engine;
     struct edge_server *edges;
     struct direct *direct;

@@ -92,6 +92,9 @@ int node_open_store(struct node *n, struct td_error *err)
     if (rc == 0)
         rc = store_open(&config, &n->service.store, err);
     crypto_wipe(config.master_key, sizeof config.master_key);
+    struct tiers_config tiers = {.store = n->service.store, .ram_size = s->store_ram};
+    if (rc == 0)
+        rc = tiers_create(&tiers, &n->tiers, err);
     if (rc < 0)
         return rc;
     n->service.conversations = conv_index_create(n->service.store, INDEX_ENTRIES_MAX);
@@ -155,7 +158,7 @@ int node_start_engine(struct node *n, struct td_error *err)
         return rc;
     struct engine_config config = {.model = n->model,
                                    .backend = backend,
-                                   .store = n->service.store,
+                                   .tiers = n->tiers,
                                    .tokenizer = n->tokenizer,
                                    .token_budget = (uint32_t)s->token_budget,
                                    .sequences_max = (uint32_t)s->sequences,
@@ -177,6 +180,7 @@ struct node_gauges {
 
 void node_gauges_update(struct node *n)
 {
+    tiers_update_metrics(n->tiers);
     if (!n->gauges) {
         struct node_gauges *g = n->gauges = calloc(1, sizeof *g);
         if (!g)

@@ -1,6 +1,6 @@
 /* persist: see persist.h.
  *
- * A job is a buffer and the ticket that outlives it: FREE -> (take) FILLING -> (submit) ENCODING -> (store_put took it) FREE, while its ticket
+ * A job is a buffer and the ticket that outlives it: FREE -> (take) FILLING -> (submit) ENCODING -> (the tiers took it) FREE, while its ticket
  * waits for store_done, is popped by the engine, and is free again. All lists are under one lock; none is ever long. */
 #include "cloud/persist.h"
 #include <pthread.h>
@@ -20,13 +20,13 @@ struct job {
 };
 
 struct persist {
-    struct store *store;
+    struct tiers *tiers;
     struct kv_shape shape;
     void (*wake)(void *ctx);
     void *wake_ctx;
     struct kv_codec_scratch *scratch; /* the thread's, as are the next two */
     uint8_t *wire;                    /* all pieces of a block */
-    struct span *pieces;
+    size_t *sizes;                    /* of the pieces */
     pthread_t thread;
     pthread_mutex_t lock;
     pthread_cond_t changed;
@@ -80,7 +80,7 @@ bool persist_pop(struct persist *p, uint64_t *owner, int *status)
 /* --- encoding ------------------------------------------------------------------------------------- */
 
 /* Encode all pieces of a block side by side into p->wire. */
-static int encode_block(struct persist *p, const struct persist_block *b)
+static int64_t encode_pieces(struct persist *p, const struct persist_block *b)
 {
     size_t values = kv_piece_values(&p->shape, KV_BLOCK_TOKENS);
     size_t bound = kv_piece_bound(&p->shape, KV_BLOCK_TOKENS), used = 0;
@@ -96,26 +96,42 @@ static int encode_block(struct persist *p, const struct persist_block *b)
                                      .head_dim = (uint16_t)p->shape.head_dim};
         int64_t size = kv_piece_encode(p->scratch, &head, b->values + i * values, p->wire + used, bound);
         if (size < 0)
-            return (int)size;
-        p->pieces[i] = (struct span){p->wire + used, (size_t)size};
+            return size;
+        p->sizes[i] = (size_t)size;
         used += (size_t)size;
     }
-    return 0;
+    return (int64_t)used;
+}
+
+/* What is kept in memory is as large as what came out, not as what might have. */
+static struct tier_block *encode_block(struct persist *p, const struct persist_block *b, int *rc)
+{
+    int64_t size = encode_pieces(p, b);
+    struct tier_block *out = size < 0 ? NULL : tier_block_create(p->shape.layer_count, (size_t)size);
+    *rc = size < 0 ? (int)size : out ? 0 : -TD_ERR_NOMEM;
+    if (!out)
+        return NULL;
+    out->block.id = b->id;
+    out->block.parent = b->parent;
+    out->block.quality = b->quality;
+    out->block.block_index = b->block_index;
+    out->block.layer_end = (uint16_t)p->shape.layer_count;
+    memcpy(out->data, p->wire, (size_t)size);
+    const uint8_t *at = out->data;
+    for (uint32_t i = 0; i < p->shape.layer_count * 2; i++) {
+        out->pieces[i] = (struct span){at, p->sizes[i]};
+        at += p->sizes[i];
+    }
+    return out;
 }
 
 static void run_job(struct persist *p, struct job *job)
 {
-    const struct persist_block *b = &job->block;
-    int rc = encode_block(p, b);
-    if (rc == 0) {
-        struct store_block block = {.id = b->id,
-                                    .parent = b->parent,
-                                    .quality = b->quality,
-                                    .block_index = b->block_index,
-                                    .layer_end = (uint16_t)p->shape.layer_count,
-                                    .pieces = p->pieces};
-        rc = store_put(p->store, b->tenant, &block, on_store_done, job->ticket);
-    }
+    int rc;
+    struct tier_block *block = encode_block(p, &job->block, &rc);
+    if (block)
+        rc = tiers_put(p->tiers, job->block.tenant, block, on_store_done, job->ticket);
+    tier_block_release(block);
     if (rc < 0)
         ticket_done(job->ticket, rc);
 }
@@ -206,7 +222,7 @@ static void persist_free(struct persist *p)
     pthread_cond_destroy(&p->changed);
     pthread_mutex_destroy(&p->lock);
     free(p->wire);
-    free(p->pieces);
+    free(p->sizes);
     free(p);
 }
 
@@ -216,8 +232,8 @@ static bool take_memory(struct persist *p)
     size_t values = pieces * kv_piece_values(&p->shape, KV_BLOCK_TOKENS);
     p->scratch = kv_codec_scratch_create(&p->shape);
     p->wire = malloc(pieces * kv_piece_bound(&p->shape, KV_BLOCK_TOKENS));
-    p->pieces = calloc(pieces, sizeof *p->pieces);
-    bool whole = p->scratch && p->wire && p->pieces;
+    p->sizes = calloc(pieces, sizeof *p->sizes);
+    bool whole = p->scratch && p->wire && p->sizes;
     for (size_t i = 0; i < PERSIST_BUFFERS; i++) {
         struct job *job = &p->jobs[i];
         job->block.values = malloc(values * sizeof *job->block.values);
@@ -233,13 +249,13 @@ static bool take_memory(struct persist *p)
     return whole;
 }
 
-struct persist *persist_create(struct store *store, const struct kv_shape *shape, void (*wake)(void *ctx),
+struct persist *persist_create(struct tiers *tiers, const struct kv_shape *shape, void (*wake)(void *ctx),
                                void *ctx)
 {
     struct persist *p = calloc(1, sizeof *p);
     if (!p)
         return NULL;
-    p->store = store;
+    p->tiers = tiers;
     p->shape = *shape;
     p->wake = wake;
     p->wake_ctx = ctx;
@@ -263,7 +279,7 @@ void persist_destroy(struct persist *p)
     pthread_cond_broadcast(&p->changed);
     pthread_mutex_unlock(&p->lock);
     pthread_join(p->thread, NULL);
-    store_flush(p->store);
+    store_flush(tiers_store(p->tiers));
     pthread_mutex_lock(&p->lock);
     while (p->waiting > 0)
         pthread_cond_wait(&p->changed, &p->lock);

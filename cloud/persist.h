@@ -1,9 +1,9 @@
 /* persist: finished blocks on their way to the store. The engine copies a page into one of a few buffers; one thread encodes its pieces (L0)
- * and hands them to the store, whose acknowledgement (after the fsync) comes back to the engine. Bounded: PERSIST_BUFFERS blocks are being
+ * and hands them to the tiers: the acknowledgement of the disk (after the fsync) comes back to the engine. Bounded: PERSIST_BUFFERS blocks are being
  * encoded, PERSIST_UNACKNOWLEDGED more wait for the disk; when either is used up persist_take says so and the engine keeps the page. */
 #ifndef TANDEM_CLOUD_PERSIST_H
 #define TANDEM_CLOUD_PERSIST_H
-#include "store/store.h"
+#include "store/tiers.h"
 
 #define PERSIST_BUFFERS        4
 #define PERSIST_UNACKNOWLEDGED 256
@@ -19,7 +19,7 @@ struct persist_block { /* what the engine fills in */
 
 struct persist;
 /* wake(ctx): called on the persist or the store's writer thread when there is something to take or to pop. */
-struct persist *persist_create(struct store *store, const struct kv_shape *shape, void (*wake)(void *ctx),
+struct persist *persist_create(struct tiers *tiers, const struct kv_shape *shape, void (*wake)(void *ctx),
                                void *ctx);
 /* Encodes what was submitted, waits for its acknowledgements (the store must still be open), frees. */
 void persist_destroy(struct persist *p);

@@ -15,7 +15,7 @@ struct settings {
     bool plain;
     const char *tokens_file;
     const char *store, *store_key_file;
-    uint64_t store_size;
+    uint64_t store_size, store_ram;
     int64_t threads, pages, token_budget, sequences, context, kv_stall_ms;
     uint64_t kv_memory;
     const char *log_level;

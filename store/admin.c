@@ -8,6 +8,9 @@ void store_stats(struct store *s, struct store_stats *out)
     *out = (struct store_stats){
         .blocks = table_count(&s->blocks),
         .conversations = table_count(&s->conversations),
+        .limit_bytes = s->limit_size,
+        .hits = c->hits,
+        .misses = c->misses,
         .puts = c->puts,
         .put_failures = c->put_failures,
         .reads = c->reads,

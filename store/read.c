@@ -6,6 +6,7 @@
  * miss, the conversation an error, and the segment is kept. */
 #include "shared/log.h"
 #include "store/store_internal.h"
+#include "store/tier.h"
 #include <stdlib.h>
 
 #define READ_ATTEMPTS 3 /* times that a record may be replaced under a reader */
@@ -148,7 +149,10 @@ int store_find(struct store *s, const char *tenant, const struct kv_block_id *id
         }
         table_unlock(shard);
     }
-    metric_add(rc == 0 ? s->metrics.hits : s->metrics.misses, 1);
+    if (rc == 0)
+        counter_add(&s->counters.hits, s->metrics.hits, 1);
+    else
+        counter_add(&s->counters.misses, s->metrics.misses, 1);
     return rc;
 }
 
@@ -193,7 +197,23 @@ static int layer_from_disk(struct store *s, const struct tenant_keys *keys, cons
     return rc;
 }
 
-/* One attempt. -TD_ERR_AGAIN: the record was replaced meanwhile. */
+/* What a failed read of a block's record means. -TD_ERR_AGAIN: the record was replaced meanwhile. */
+static int judge_failure(struct store *s, uint32_t tenant, const struct kv_block_id *id,
+                         const struct found *f, int rc)
+{
+    if (rc == -TD_ERR_NOSPACE || rc == -TD_ERR_NOMEM)
+        return rc;
+    if (rc == -TD_ERR_SHAPE) /* sound, but without this layer */
+        return -TD_ERR_NOTFOUND;
+    if (!place_is_current(s, RECORD_BLOCK, tenant, id->bytes, &f->place))
+        return -TD_ERR_AGAIN;
+    if (rc == -TD_ERR_IO) /* forgotten, so that it can be put again; but its segment may have it still */
+        segment_suspect(&s->segments, f->place.segment_id);
+    read_drop_damaged(s, RECORD_BLOCK, tenant, id->bytes, &f->place);
+    return -TD_ERR_NOTFOUND;
+}
+
+/* One attempt. */
 static int read_layer_once(struct store *s, const struct tenant_keys *keys, uint32_t tenant,
                            const struct kv_block_id *id, uint32_t layer, uint8_t *buffer, size_t capacity,
                            struct span *k, struct span *v)
@@ -208,16 +228,7 @@ static int read_layer_once(struct store *s, const struct tenant_keys *keys, uint
         return rc;
     }
     rc = layer_from_disk(s, keys, &f, id, layer, buffer, capacity, k, v);
-    if (rc == 0 || rc == -TD_ERR_NOSPACE)
-        return rc;
-    if (rc == -TD_ERR_SHAPE) /* sound, but without this layer */
-        return -TD_ERR_NOTFOUND;
-    if (!place_is_current(s, RECORD_BLOCK, tenant, id->bytes, &f.place))
-        return -TD_ERR_AGAIN;
-    if (rc == -TD_ERR_IO) /* forgotten, so that it can be put again; but its segment may have it still */
-        segment_suspect(&s->segments, f.place.segment_id);
-    read_drop_damaged(s, RECORD_BLOCK, tenant, id->bytes, &f.place);
-    return -TD_ERR_NOTFOUND;
+    return rc == 0 ? 0 : judge_failure(s, tenant, id, &f, rc);
 }
 
 int store_read_layer(struct store *s, const char *tenant, const struct kv_block_id *id, uint32_t layer,
@@ -234,6 +245,118 @@ int store_read_layer(struct store *s, const char *tenant, const struct kv_block_
     }
     counter_add(rc == 0 ? &s->counters.reads : &s->counters.read_failures, NULL, 1);
     return rc == 0 || rc == -TD_ERR_NOSPACE ? rc : -TD_ERR_NOTFOUND;
+}
+
+/* ---- whole blocks ----------------------------------------------------------------------------------------- */
+
+/* Pieces follow each other in b->data, `gap` bytes between layers. */
+static void set_pieces(struct tier_block *b, const struct record_part *parts, uint32_t count, size_t gap)
+{
+    uint8_t *at = b->data;
+    for (uint32_t i = 0; i < count; i++) {
+        b->pieces[2 * i] = (struct span){at, parts[i].first_size};
+        at += parts[i].first_size;
+        b->pieces[2 * i + 1] = (struct span){at, parts[i].second_size};
+        at += parts[i].second_size + gap;
+    }
+}
+
+static struct tier_block *block_from_op(const struct store_op *op)
+{
+    struct tier_block *b = tier_block_create(op->part_count, op->size);
+    if (!b)
+        return NULL;
+    b->block.quality = op->quality;
+    b->block.block_index = op->block_index;
+    b->block.layer_begin = op->layer_begin;
+    b->block.layer_end = op->layer_end;
+    memcpy(b->block.id.bytes, op->id, sizeof op->id);
+    memcpy(b->block.parent.bytes, op->parent, sizeof op->parent);
+    memcpy(b->data, op->data, op->size);
+    set_pieces(b, op->parts, op->part_count, 0);
+    return b;
+}
+
+static struct tier_block *block_for_head(const struct record_head *h)
+{
+    struct tier_block *b = tier_block_create(h->part_count, (size_t)h->body_size);
+    if (!b)
+        return NULL;
+    b->block.quality = h->quality;
+    b->block.block_index = h->block_index;
+    b->block.layer_begin = h->layer_begin;
+    b->block.layer_end = h->layer_end;
+    memcpy(b->block.id.bytes, h->id, sizeof h->id);
+    memcpy(b->block.parent.bytes, h->parent, sizeof h->parent);
+    set_pieces(b, h->parts, h->part_count, CRYPTO_TAG_SIZE);
+    return b;
+}
+
+/* The sealed body lies in b->data: opened where it is, layer by layer; the tags stay between the layers. */
+static int open_body(const struct read_head *r, struct tier_block *b)
+{
+    uint8_t *at = b->data;
+    int rc = 0;
+    for (uint32_t i = 0; i < r->head.part_count && rc == 0; i++) {
+        size_t size = (size_t)r->head.parts[i].first_size + r->head.parts[i].second_size;
+        rc = record_open_part(r->key, &r->head, r->page, i, at, at + size);
+        at += size + CRYPTO_TAG_SIZE;
+    }
+    return rc;
+}
+
+static int block_from_disk(struct store *s, const struct tenant_keys *keys, const struct found *f,
+                           const struct kv_block_id *id, struct tier_block **out)
+{
+    struct read_head r;
+    int rc = read_open(s, keys, &f->place, RECORD_BLOCK, id->bytes, f->lsn, &r);
+    if (rc < 0)
+        return rc;
+    struct tier_block *b = block_for_head(&r.head);
+    rc = b ? io_read_all(s->io, r.segment->fd, b->data, b->data_size, r.head.offset + RECORD_PAGE)
+           : -TD_ERR_NOMEM;
+    rc = rc < 0 ? rc : open_body(&r, b);
+    read_close(s, &r);
+    if (rc < 0) {
+        tier_block_release(b);
+        return rc;
+    }
+    counter_add(&s->counters.bytes_read, NULL, b->data_size);
+    *out = b;
+    return 0;
+}
+
+/* One attempt. */
+static int read_block_once(struct store *s, const struct tenant_keys *keys, uint32_t tenant,
+                           const struct kv_block_id *id, struct tier_block **out)
+{
+    struct found f;
+    int rc = look_up(s, RECORD_BLOCK, tenant, id->bytes, &f);
+    if (rc < 0)
+        return rc;
+    if (f.op) {
+        *out = block_from_op(f.op);
+        op_release(f.op);
+        return *out ? 0 : -TD_ERR_NOMEM;
+    }
+    rc = block_from_disk(s, keys, &f, id, out);
+    return rc == 0 ? 0 : judge_failure(s, tenant, id, &f, rc);
+}
+
+int store_read_block(struct store *s, const char *tenant, const struct kv_block_id *id,
+                     struct tier_block **out)
+{
+    struct tenant_keys keys;
+    uint32_t number = keys_find(s->keys, tenant);
+    int rc = keys_get(s->keys, number, &keys);
+    if (rc == 0) {
+        rc = -TD_ERR_AGAIN;
+        for (int i = 0; i < READ_ATTEMPTS && rc == -TD_ERR_AGAIN; i++)
+            rc = read_block_once(s, &keys, number, id, out);
+        crypto_wipe(&keys, sizeof keys);
+    }
+    counter_add(rc == 0 ? &s->counters.reads : &s->counters.read_failures, NULL, 1);
+    return rc == 0 ? 0 : -TD_ERR_NOTFOUND;
 }
 
 /* ---- conversations ---------------------------------------------------------------------------------------- */

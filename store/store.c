@@ -1,6 +1,7 @@
 /* store: opening and closing, and the operations on blocks. The promises are in store.h, the structure in store_internal.h. */
 #include "shared/log.h"
 #include "store/store_internal.h"
+#include "store/tier.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -298,12 +299,14 @@ static enum put_choice choose(const struct entry *e, const struct store_block *b
         return PUT_WRITE;
     struct kv_quality there = op ? op->quality : e->quality;
     uint16_t begin = op ? op->layer_begin : e->layer_begin, end = op ? op->layer_end : e->layer_end;
-    bool there_covers = begin <= b->layer_begin && b->layer_end <= end;
-    bool new_covers = b->layer_begin <= begin && end <= b->layer_end;
-    if (there_covers && !kv_quality_better(b->quality, there))
+    switch (tier_choose(there, begin, end, b->quality, b->layer_begin, b->layer_end)) {
+    case TIER_KEEP:
         return PUT_FOLLOW;
-    if (new_covers && !kv_quality_better(there, b->quality))
+    case TIER_REPLACE:
         return PUT_WRITE;
+    case TIER_REFUSE:
+        break;
+    }
     return PUT_REFUSE;
 }
 

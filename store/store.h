@@ -69,6 +69,10 @@ int store_find(struct store *s, const char *tenant, const struct kv_block_id *id
  * -TD_ERR_NOTFOUND for any doubt (the block is dropped from the index when it is damaged). */
 int store_read_layer(struct store *s, const char *tenant, const struct kv_block_id *id, uint32_t layer,
                      uint8_t *buffer, size_t capacity, struct span *k, struct span *v);
+/* The whole block at once, verified and decrypted as above: one reference for the caller (store/tier.h). */
+struct tier_block;
+int store_read_block(struct store *s, const char *tenant, const struct kv_block_id *id,
+                     struct tier_block **out);
 int store_delete(struct store *s, const char *tenant, const struct kv_block_id *id, store_done done,
                  void *ctx);
 
@@ -94,6 +98,8 @@ int store_flush(struct store *s);
 /* ---- command line ---- */
 struct store_stats {
     uint64_t blocks, block_bytes, conversations, segments, segment_bytes, dead_bytes;
+    uint64_t limit_bytes;  /* of segments */
+    uint64_t hits, misses; /* of store_find */
     uint64_t puts, put_failures, reads, read_failures, damaged;
     uint64_t bytes_written, bytes_read, fsyncs;
     uint64_t queue_bytes;

@@ -108,7 +108,7 @@ struct record_void { /* a record to void */
 };
 
 struct store_counters {
-    _Atomic uint64_t puts, put_failures, reads, read_failures, damaged, bytes_written, bytes_read, fsyncs;
+    _Atomic uint64_t hits, misses, puts, put_failures, reads, read_failures, damaged, bytes_written, bytes_read, fsyncs;
 };
 struct store_metrics {
     struct metric *bytes, *blocks, *hits, *misses, *damaged, *fsyncs, *write_bytes, *queue_bytes, *writes_off;

@@ -28,6 +28,7 @@ struct rig_options {
     const char *model; /* NULL: llama-gqa-untied */
     uint32_t pages, token_budget, sequences_max, waiting_max, context_max;
     const char *store; /* a directory; NULL: memory only */
+    uint64_t store_ram;
     bool end_tokens;   /* let end tokens end a reply; random models draw them at random */
 };
 
@@ -37,6 +38,7 @@ struct rig {
     struct model *model;
     struct tokenizer *tokenizer;
     struct store *store;
+    struct tiers *tiers;
     struct engine *engine;
 };
 
@@ -70,12 +72,16 @@ static inline void rig_start_engine(struct rig *r)
     if (o->store) {
         struct store_config config = {.directory = o->store, .segment_size = 4u << 20, .ballast_size = 4096};
         memset(config.master_key, 7, sizeof config.master_key);
+        struct tiers_config tiers = {.ram_size = o->store_ram, .threads = 2};
         if (store_open(&config, &r->store, &err) < 0)
+            fail_msg("%s", err.text);
+        tiers.store = r->store;
+        if (tiers_create(&tiers, &r->tiers, &err) < 0)
             fail_msg("%s", err.text);
     }
     struct engine_config config = {.model = r->model,
                                    .backend = rig_backend(r, o->pages ? o->pages : 64, budget),
-                                   .store = r->store,
+                                   .tiers = r->tiers,
                                    .tokenizer = o->end_tokens ? r->tokenizer : NULL,
                                    .token_budget = budget,
                                    .sequences_max = o->sequences_max ? o->sequences_max : 20,
@@ -90,9 +96,11 @@ static inline void rig_start_engine(struct rig *r)
 static inline void rig_stop_engine(struct rig *r)
 {
     engine_destroy(r->engine);
+    tiers_destroy(r->tiers);
     if (r->store)
         store_close(r->store);
     r->engine = NULL;
+    r->tiers = NULL;
     r->store = NULL;
 }
 

@@ -17,6 +17,7 @@ static const struct kv_shape shape = {LAYERS, 2, 16};
 struct fixture {
     char directory[64];
     struct store *store;
+    struct tiers *tiers;
 };
 
 static void no_wake(void *ctx)
@@ -35,6 +36,14 @@ static void open_store(struct fixture *f)
     struct store_config config = {.directory = f->directory, .segment_size = 1u << 20, .ballast_size = 4096};
     if (store_open(&config, &f->store, &err) < 0)
         fail_msg("%s", err.text);
+    if (tiers_create(&(struct tiers_config){.store = f->store, .threads = 2}, &f->tiers, &err) < 0)
+        fail_msg("%s", err.text);
+}
+
+static void close_store(struct fixture *f)
+{
+    tiers_destroy(f->tiers);
+    store_close(f->store);
 }
 
 static struct fixture set_up(void)
@@ -49,7 +58,7 @@ static struct fixture set_up(void)
 static void tear_down(struct fixture *f)
 {
     char command[128];
-    store_close(f->store);
+    close_store(f);
     snprintf(command, sizeof command, "rm -rf %s", f->directory);
     assert_int_equal(system(command), 0);
 }
@@ -87,7 +96,7 @@ static void blocks_make_the_round_trip(void **state)
     (void)state;
     enum { COUNT = 20 };
     struct fixture f = set_up();
-    struct persist *p = persist_create(f.store, &shape, no_wake, NULL);
+    struct persist *p = persist_create(f.tiers, &shape, no_wake, NULL);
     for (uint32_t seed = 0; seed < COUNT; seed++) {
         struct persist_block *b = take(p);
         fill(b, seed);
@@ -103,16 +112,18 @@ static void blocks_make_the_round_trip(void **state)
     }
     assert_false(persist_pop(p, &owner, &status));
     persist_destroy(p);
-    store_close(f.store);
+    close_store(&f);
     open_store(&f);
 
-    struct loader *l = loader_create(f.store, &shape, no_wake, NULL);
+    struct loader *l = loader_create(f.tiers, &shape, no_wake, NULL);
     for (uint32_t seed = 0; seed < COUNT; seed++) {
         struct loader_block *b = loader_take(l);
         strcpy(b->tenant, "acme");
         memset(&b->id, 0, sizeof b->id);
         store_le32(b->id.bytes, seed + 1);
         b->block_index = seed;
+        b->accept = KV_ACCEPT_EXACT;
+        b->numerics = KV_NUMERICS_CPU_V1;
         b->owner = seed;
         loader_submit(l, b);
         for (int i = 0; i < 100000 && !(b = loader_pop(l)); i++)
@@ -134,12 +145,12 @@ static void what_is_not_there_is_a_miss(void **state)
 {
     (void)state;
     struct fixture f = set_up();
-    struct persist *p = persist_create(f.store, &shape, no_wake, NULL);
+    struct persist *p = persist_create(f.tiers, &shape, no_wake, NULL);
     struct persist_block *block = take(p);
     fill(block, 4);
     persist_submit(p, block);
     persist_destroy(p); /* waits for the acknowledgement */
-    struct loader *l = loader_create(f.store, &shape, no_wake, NULL);
+    struct loader *l = loader_create(f.tiers, &shape, no_wake, NULL);
     static const struct {
         const char *tenant;
         uint32_t id, index;
@@ -151,6 +162,8 @@ static void what_is_not_there_is_a_miss(void **state)
         memset(&b->id, 0, sizeof b->id);
         store_le32(b->id.bytes, cases[i].id);
         b->block_index = cases[i].index;
+        b->accept = KV_ACCEPT_EXACT;
+        b->numerics = KV_NUMERICS_CPU_V1;
         loader_submit(l, b);
         for (int wait = 0; wait < 100000 && !(b = loader_pop(l)); wait++)
             pause_a_moment();
@@ -166,7 +179,7 @@ static void buffers_are_bounded(void **state)
 {
     (void)state;
     struct fixture f = set_up();
-    struct persist *p = persist_create(f.store, &shape, no_wake, NULL);
+    struct persist *p = persist_create(f.tiers, &shape, no_wake, NULL);
     struct persist_block *taken[PERSIST_BUFFERS];
     for (int i = 0; i < PERSIST_BUFFERS; i++)
         assert_non_null(taken[i] = persist_take(p));
@@ -189,7 +202,7 @@ static void buffers_are_bounded(void **state)
     }
     assert_int_equal(submitted, PERSIST_UNACKNOWLEDGED);
     persist_destroy(p);
-    struct loader *l = loader_create(f.store, &shape, no_wake, NULL);
+    struct loader *l = loader_create(f.tiers, &shape, no_wake, NULL);
     struct loader_block *loading[LOADER_BUFFERS];
     for (int i = 0; i < LOADER_BUFFERS; i++)
         assert_non_null(loading[i] = loader_take(l));

@@ -1,0 +1,27 @@
+/* lane: threads and a deadline in front of a tier whose reads may hang. A caller waits for its block until the deadline and no longer; a thread
+ * that has not come back by then is left behind with what it holds, and until it does come back the tier is sick: every read is a miss
+ * at once, so that nobody else is left there. So health needs no probe of its own: the first answer heals.
+ *
+ *   (idle) -- get --> queued -- thread --> running -- answer in time --> done
+ *                        \__ deadline __> given up     \__ deadline __> left behind: sick -- answer --> well
+ *
+ * Bounded: `threads` reads run, LANE_QUEUE_MAX wait; more are misses, counted. */
+#ifndef TANDEM_STORE_LANE_H
+#define TANDEM_STORE_LANE_H
+#include "store/tier.h"
+
+#define LANE_QUEUE_MAX   256
+#define LANE_THREADS_MAX 16
+
+struct lane;
+/* The tier is borrowed. label: of its metrics, `tier="disk"`; name: for the log. NULL without memory or threads. */
+struct lane *lane_create(struct tier *t, const char *name, const char *label, unsigned threads);
+/* Waits for reads under way, however long they hang: their buffers are the process's. */
+void lane_destroy(struct lane *l);
+/* -TD_ERR_TIMEOUT: too late; -TD_ERR_BUSY: sick or the queue is full; else as tier_ops.get. */
+int lane_get(struct lane *l, const char *tenant, const struct kv_block_id *id, uint64_t timeout_us,
+             struct tier_block **out);
+bool lane_is_sick(struct lane *l);
+uint64_t lane_timeouts(struct lane *l);
+
+#endif

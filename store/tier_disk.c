@@ -1,0 +1,66 @@
+/* tier_disk: the store as a tier. */
+#include "store/tier.h"
+#include <stdlib.h>
+
+struct disk {
+    struct tier tier; /* first */
+    struct store *store;
+};
+
+static struct store *store_of(struct tier *t)
+{
+    return ((struct disk *)t)->store;
+}
+
+static int disk_find(struct tier *t, const char *tenant, const struct kv_block_id *id,
+                     struct store_block_info *info)
+{
+    return store_find(store_of(t), tenant, id, info);
+}
+
+static int disk_get(struct tier *t, const char *tenant, const struct kv_block_id *id, struct tier_block **out)
+{
+    return store_read_block(store_of(t), tenant, id, out);
+}
+
+static int disk_put(struct tier *t, const char *tenant, struct tier_block *b, store_done done, void *ctx)
+{
+    return store_put(store_of(t), tenant, &b->block, done, ctx);
+}
+
+static int disk_drop(struct tier *t, const char *tenant, const struct kv_block_id *id)
+{
+    return store_delete(store_of(t), tenant, id, NULL, NULL);
+}
+
+static void disk_stats(struct tier *t, struct tier_stats *out)
+{
+    struct store_stats s;
+    store_stats(store_of(t), &s);
+    *out = (struct tier_stats){.blocks = s.blocks,
+                               .bytes = s.segment_bytes,
+                               .limit_bytes = s.limit_bytes,
+                               .hits = s.hits,
+                               .misses = s.misses,
+                               .puts = s.puts,
+                               .put_failures = s.put_failures,
+                               .damaged = s.damaged,
+                               .present = true,
+                               .sick = s.writes_off};
+}
+
+static void disk_destroy(struct tier *t)
+{
+    free(t);
+}
+
+struct tier *tier_disk_create(struct store *s)
+{
+    static const struct tier_ops ops = {disk_find, disk_get, disk_put, disk_drop, disk_stats, disk_destroy};
+    struct disk *d = calloc(1, sizeof *d);
+    if (!d)
+        return NULL;
+    d->tier.ops = &ops;
+    d->store = s;
+    return &d->tier;
+}
