@@ -5,6 +5,7 @@
 #include "cloud/direct.h"
 #include "cloud/edge_server.h"
 #include "cloud/node.h"
+#include "store/tiers.h"
 #include <pthread.h>
 #include <stdatomic.h>
 
