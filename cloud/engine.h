@@ -24,8 +24,8 @@
 #include "store/store.h"
 
 struct engine;
-struct engine_config {
 struct tiers; /* store/tiers.h */
+struct engine_config {
     const struct model *model; /* all layers */
     struct backend *backend;   /* taken over by engine_create when it succeeds; destroyed with the engine */
     struct tiers *tiers;       /* NULL: device memory only */
