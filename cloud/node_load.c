@@ -83,7 +83,8 @@ int node_load_model(struct node *n, struct td_error *err)
 int node_open_store(struct node *n, struct td_error *err)
 {
     const struct settings *s = n->settings;
-    struct store_config config = {.directory = s->store_path, .limit_size = s->store_size};
+    struct store_config config = {.directory = s->store_path, .limit_size = s->store_size,
+                                  .master_key_path = s->store_key_path};
     int rc = path_make_parents(s->store_key_path, err);
     if (rc == 0)
         rc = path_make_parents(s->store_path, err);

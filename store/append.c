@@ -182,6 +182,7 @@ void append_abandon(struct store *s)
     s->io->advise(s->io, a->fd, 0, a->durable_end, IO_FORGET);
     recheck_segment(s, a, RECORD_BLOCK);
     recheck_segment(s, a, RECORD_CONVERSATION);
+    recheck_segment(s, a, RECORD_PIN);
 }
 
 /* ---- append ----------------------------------------------------------------------------------------------- */

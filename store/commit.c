@@ -245,12 +245,14 @@ static void publish(struct store *s, struct store_op *op)
     case OP_BLOCK:
     case OP_CONVERSATION:
     case OP_DELETE:
+    case OP_PIN:
         publish_entry(s, op);
         break;
     case OP_ERASE:
         if (op->keys_erased) {
             publish_erase(s, RECORD_BLOCK, op->tenant);
             publish_erase(s, RECORD_CONVERSATION, op->tenant);
+            publish_erase(s, RECORD_PIN, op->tenant);
         }
         break;
     case OP_FOLLOW:
@@ -302,10 +304,11 @@ static void fill_head(const struct store_op *op, struct record_head *h)
         .type = op->kind == OP_DELETE || op->kind == OP_ERASE ? RECORD_TOMBSTONE : op->type,
         .target = op->kind == OP_ERASE    ? RECORD_ANY_TENANT
                   : op->kind == OP_DELETE ? op->type
+                  : op->kind == OP_PIN    ? (uint8_t)op->block_index
                                           : 0,
         .codec = op->codec,
         .quality = op->quality,
-        .block_index = op->block_index,
+        .block_index = op->kind == OP_PIN ? 0 : op->block_index,
         .layer_begin = op->layer_begin,
         .layer_end = op->layer_end,
         .version = op->version,
@@ -472,7 +475,9 @@ void *writer_main(void *arg)
             (s->row_count && clock_mono_us() - s->rows_since_us >= STORE_INDEX_INTERVAL_US))
             store_index_flush(s, false);
         space_housekeeping(s);
+        store_do_tasks(s, false);
     }
+    store_do_tasks(s, true);
     if (append_sync(s) == 0)
         append_seal(s);
     store_index_flush(s, true);

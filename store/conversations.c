@@ -75,6 +75,19 @@ static int target_find(struct store *s, const char *tenant, const char *principa
     return 0;
 }
 
+int conversation_id(struct store *s, const char *tenant, const char *principal, const char *conv_id,
+                    uint32_t *number, uint8_t id[32])
+{
+    struct target t;
+    int rc = target_find(s, tenant, principal, conv_id, false, &t);
+    if (rc == 0) {
+        *number = t.tenant;
+        memcpy(id, t.id, sizeof t.id);
+        crypto_wipe(&t, sizeof t);
+    }
+    return rc;
+}
+
 /* ---- put and delete --------------------------------------------------------------------------------------- */
 
 static uint64_t newest_version(const struct entry *e)

@@ -219,9 +219,9 @@ static bool row_read(sqlite3_stmt *q, struct index_row *r)
         .version = column_u64(q, 11),
         .updated_us = column_u64(q, 12),
     };
-    return (r->type == RECORD_BLOCK || r->type == RECORD_CONVERSATION) && r->segment_id > 0 &&
-           column_bytes(q, 1, r->key_id, sizeof r->key_id) && column_bytes(q, 2, r->id, sizeof r->id) &&
-           column_bytes(q, 10, r->principal, sizeof r->principal);
+    return (r->type == RECORD_BLOCK || r->type == RECORD_CONVERSATION || r->type == RECORD_PIN) &&
+           r->segment_id > 0 && column_bytes(q, 1, r->key_id, sizeof r->key_id) &&
+           column_bytes(q, 2, r->id, sizeof r->id) && column_bytes(q, 10, r->principal, sizeof r->principal);
 }
 
 int index_each_row(struct index *x, index_row_fn fn, void *ctx)

@@ -377,3 +377,27 @@ int keys_erase(struct keys *k, uint32_t tenant, struct td_error *err)
     pthread_mutex_unlock(&k->update);
     return rc;
 }
+
+bool keys_master_is(struct keys *k, const uint8_t master[CRYPTO_KEY_SIZE])
+{
+    pthread_mutex_lock(&k->update);
+    bool same = crypto_equal(k->master, master, sizeof k->master);
+    pthread_mutex_unlock(&k->update);
+    return same;
+}
+
+int keys_rotate(struct keys *k, const uint8_t new_master[CRYPTO_KEY_SIZE], struct td_error *err)
+{
+    uint8_t old[CRYPTO_KEY_SIZE];
+    pthread_mutex_lock(&k->update);
+    memcpy(old, k->master, sizeof old);
+    memcpy(k->master, new_master, sizeof k->master);
+    int rc = file_save(k, NULL, 0);
+    if (rc < 0)
+        memcpy(k->master, old, sizeof old);
+    pthread_mutex_unlock(&k->update);
+    crypto_wipe(old, sizeof old);
+    return rc < 0 ? td_fail(err, rc, "cannot rewrite %s/" KEYS_FILE " with the new master key: %s",
+                            k->directory, td_status_text(rc))
+                  : 0;
+}

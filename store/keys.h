@@ -36,6 +36,8 @@ uint32_t keys_find_id(struct keys *k, const uint8_t key_id[RECORD_KEY_ID]);
 int keys_ensure(struct keys *k, const char *name, uint32_t *tenant, struct td_error *err);
 /* Copy of a tenant's keys, to be wiped by the caller; -TD_ERR_NOTFOUND once erased. */
 int keys_get(struct keys *k, uint32_t tenant, struct tenant_keys *out);
+bool keys_master_is(struct keys *k, const uint8_t master[CRYPTO_KEY_SIZE]);
+int keys_rotate(struct keys *k, const uint8_t new_master[CRYPTO_KEY_SIZE], struct td_error *err);
 int keys_erase(struct keys *k, uint32_t tenant, struct td_error *err);
 /* [A-Za-z0-9._-]{1,STORE_TENANT_MAX} */
 bool keys_name_is_valid(const char *name);

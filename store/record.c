@@ -181,10 +181,11 @@ static int parts_read(const uint8_t *in, struct record_head *h)
 
 static bool type_is_consistent(const struct record_head *h)
 {
-    bool target_good =
-        h->type == RECORD_TOMBSTONE
-            ? h->target == RECORD_BLOCK || h->target == RECORD_CONVERSATION || h->target == RECORD_ANY_TENANT
-            : h->target == 0;
+    bool of_something = h->target == RECORD_BLOCK || h->target == RECORD_CONVERSATION;
+    bool target_good = h->type == RECORD_TOMBSTONE
+                           ? of_something || h->target == RECORD_PIN || h->target == RECORD_ANY_TENANT
+                       : h->type == RECORD_PIN ? of_something
+                                               : h->target == 0;
     switch (h->type) {
     case RECORD_BLOCK:
         return target_good && h->layer_begin < h->layer_end && h->layer_end <= KV_LAYERS_MAX &&
@@ -192,6 +193,7 @@ static bool type_is_consistent(const struct record_head *h)
     case RECORD_CONVERSATION:
         return target_good && h->part_count == 1 && h->version > 0;
     case RECORD_TOMBSTONE:
+    case RECORD_PIN:
     case RECORD_SEAL:
         return target_good && h->part_count == 0 && h->body_size == 0;
     case RECORD_VOID:

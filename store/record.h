@@ -21,7 +21,7 @@ enum record_type {
     RECORD_BLOCK = 1,
     RECORD_CONVERSATION = 2,
     RECORD_TOMBSTONE = 3,
-    RECORD_PIN = 4,  /* number reserved */
+    RECORD_PIN = 4,  /* `target` and id of what eviction spares; a tombstone takes the pin away */
     RECORD_SEAL = 5, /* end of a segment that was closed in good order */
     RECORD_VOID = 6, /* was a record; its body is punched out, its key material gone */
 };
@@ -38,7 +38,7 @@ struct record_part {
 struct record_head {
     uint8_t type;   /* enum record_type */
     uint8_t codec;  /* block: the worst codec of its pieces */
-    uint8_t target; /* tombstone: type of what it deletes, or RECORD_ANY_TENANT */
+    uint8_t target; /* tombstone: type of what it deletes, or RECORD_ANY_TENANT; pin: type of what it pins */
     uint64_t lsn, segment_id, segment_nonce;
     uint32_t sequence; /* records before it in the segment */
     uint64_t offset;   /* of the head in the file */

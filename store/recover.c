@@ -223,8 +223,10 @@ static void forget_rows(struct store *s)
 {
     table_deinit(&s->blocks);
     table_deinit(&s->conversations);
+    table_deinit(&s->pins);
     table_init(&s->blocks);
     table_init(&s->conversations);
+    table_init(&s->pins);
     for (size_t i = 0; i < s->segments.count; i++) {
         struct segment *g = s->segments.list[i];
         g->durable_end = g->tombstone_count = 0;
@@ -327,7 +329,7 @@ static int replay_put(struct store *s, const struct segment *g, uint32_t tenant,
         store_void_later(s, e);
         entry_set_place(s, e, g->id, i->offset, i->lsn, (uint32_t)record_size(i->body_size));
         e->quality = i->quality;
-        e->block_index = i->block_index;
+        e->block_index = i->type == RECORD_PIN ? i->target : i->block_index;
         e->layer_begin = i->layer_begin;
         e->layer_end = i->layer_end;
         if (e->conversation) {
@@ -385,11 +387,12 @@ static int replay_item(struct store *s, struct segment *g, const struct replay_i
         g->tombstone_count++;
     if (!tenant)
         return 0; /* erased, or a record of no tenant */
-    if (i->type == RECORD_BLOCK || i->type == RECORD_CONVERSATION)
+    if (i->type == RECORD_BLOCK || i->type == RECORD_CONVERSATION || i->type == RECORD_PIN)
         return replay_put(s, g, tenant, i);
     if (i->type == RECORD_TOMBSTONE && i->target == RECORD_ANY_TENANT) {
         replay_erase(s, RECORD_BLOCK, tenant, i->version);
         replay_erase(s, RECORD_CONVERSATION, tenant, i->version);
+        replay_erase(s, RECORD_PIN, tenant, i->version);
     } else if (i->type == RECORD_TOMBSTONE) {
         replay_tombstone(s, tenant, i);
     }

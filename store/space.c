@@ -1,6 +1,7 @@
 /* space: the size limit, eviction, and what happens when the disk is full.
  *
- * Eviction drops whole segments, oldest first: their blocks are forgotten, their live conversations are copied forward. The order is
+ * Eviction drops whole segments, oldest first: their blocks are forgotten unless they are pinned; pinned blocks, pins and live conversations
+ * are copied forward. Compaction is the same with all blocks kept. The order is
  * safe at every step: copies are synced before the tables point to them, the index is told and synced before the file goes, and a file
  * that may not have gone for good (a failed unlink or directory sync) ends all dropping in this process, because records deleted long ago might
  * come back with it once their tombstones are gone.
@@ -22,6 +23,7 @@
 /* ---- forward ---------------------------------------------------------------------------------------------- */
 
 struct forwarded {
+    uint8_t type;
     uint32_t tenant;
     uint8_t id[32];
     struct record_place from, to;
@@ -32,7 +34,7 @@ struct forward_list {
     size_t count, capacity;
 };
 
-static bool list_add(struct forward_list *l, const struct entry *e)
+static bool list_add(struct forward_list *l, uint8_t type, const struct entry *e)
 {
     if (l->count == l->capacity) {
         size_t capacity = l->capacity ? 2 * l->capacity : 64;
@@ -44,54 +46,94 @@ static bool list_add(struct forward_list *l, const struct entry *e)
     }
     struct forwarded *f = &l->items[l->count++];
     *f = (struct forwarded){
-        .tenant = e->tenant, .from = {e->segment_id, e->offset, e->stored_size}, .lsn = e->lsn};
+        .type = type, .tenant = e->tenant, .from = {e->segment_id, e->offset, e->stored_size}, .lsn = e->lsn};
     memcpy(f->id, e->id, sizeof f->id);
     return true;
 }
 
-static int list_conversations(struct store *s, uint64_t segment_id, struct forward_list *l)
+static bool is_pinned(struct store *s, const struct entry *e)
 {
+    struct table_shard *shard = table_lock(&s->pins, e->id);
+    const struct entry *pin = table_find(&s->pins, shard, e->tenant, e->id);
+    bool pinned = pin && pin->segment_id;
+    table_unlock(shard);
+    return pinned;
+}
+
+/* What of a segment must live on: everything, or all but the blocks that are not pinned. */
+static int list_entries(struct store *s, uint8_t type, uint64_t segment_id, bool keep_all,
+                        struct forward_list *l)
+{
+    struct table *t = store_table(s, type);
     bool good = true;
     for (size_t i = 0; i < TABLE_SHARD_COUNT; i++) {
-        struct table_shard *shard = &s->conversations.shards[i];
+        struct table_shard *shard = &t->shards[i];
         pthread_mutex_lock(&shard->lock);
-        for (size_t j = 0; j < shard->slot_count && good; j++)
-            if (shard->slots[j].tenant && shard->slots[j].segment_id == segment_id)
-                good = list_add(l, &shard->slots[j]);
+        for (size_t j = 0; j < shard->slot_count && good; j++) {
+            const struct entry *e = &shard->slots[j];
+            if (e->tenant && e->segment_id == segment_id &&
+                (keep_all || type != RECORD_BLOCK || is_pinned(s, e)))
+                good = list_add(l, type, e);
+        }
         pthread_mutex_unlock(&shard->lock);
     }
     return good ? 0 : -TD_ERR_NOMEM;
 }
 
-/* Copy one conversation record to the active segment. A damaged one is dropped, which is no failure; one that cannot be read now
- * keeps its segment (-TD_ERR_BUSY). */
-static int forward_conversation(struct store *s, struct forwarded *f)
+/* All parts of a record, one after the other; malloc'ed, to be wiped and freed. NULL with *rc. */
+static uint8_t *read_parts(struct store *s, const struct read_head *r, size_t *size, int *rc)
+{
+    *size = 0;
+    for (uint32_t i = 0; i < r->head.part_count; i++)
+        *size += (size_t)r->head.parts[i].first_size + r->head.parts[i].second_size;
+    uint8_t *plain = malloc(*size + 1), *at = plain;
+    *rc = plain ? 0 : -TD_ERR_NOMEM;
+    for (uint32_t i = 0; i < r->head.part_count && *rc == 0; i++) {
+        *rc = read_part(s, r, i, at);
+        at += (size_t)r->head.parts[i].first_size + r->head.parts[i].second_size;
+    }
+    if (*rc < 0) {
+        free(plain);
+        return NULL;
+    }
+    return plain;
+}
+
+static int copy_record(struct store *s, const struct tenant_keys *keys, struct forwarded *f,
+                       const struct record_head *from, const uint8_t *plain)
+{
+    struct record_head h = *from;
+    int rc = append_record(s, &h, keys, plain);
+    f->to = (struct record_place){h.segment_id, h.offset, (uint32_t)record_size(h.body_size)};
+    f->lsn = h.lsn;
+    return rc;
+}
+
+/* Copy one record to the active segment. A damaged one is dropped, which is no failure; one that cannot be read now keeps its segment
+ * (-TD_ERR_BUSY). */
+static int forward_record(struct store *s, struct forwarded *f)
 {
     struct tenant_keys keys;
     struct read_head r;
     if (keys_get(s->keys, f->tenant, &keys) < 0)
         return 0;
-    int rc = read_open(s, &keys, &f->from, RECORD_CONVERSATION, f->id, f->lsn, &r);
+    int rc = read_open(s, &keys, &f->from, f->type, f->id, f->lsn, &r);
     if (rc == 0) {
-        struct record_head h = r.head;
-        uint8_t *plain = malloc(h.parts[0].first_size + 1u);
-        rc = plain ? read_part(s, &r, 0, plain) : -TD_ERR_NOMEM;
+        size_t size;
+        uint8_t *plain = read_parts(s, &r, &size, &rc);
         read_close(s, &r);
-        if (rc == 0) {
-            rc = append_record(s, &h, &keys, plain);
-            f->to = (struct record_place){h.segment_id, h.offset, (uint32_t)record_size(h.body_size)};
-            f->lsn = h.lsn;
-            crypto_wipe(plain, h.parts[0].first_size);
+        if (plain) {
+            rc = copy_record(s, &keys, f, &r.head, plain);
+            crypto_wipe(plain, size);
             free(plain);
             crypto_wipe(&keys, sizeof keys);
             return rc;
         }
-        free(plain);
     }
     crypto_wipe(&keys, sizeof keys);
     if (rc == -TD_ERR_NOMEM || rc == -TD_ERR_IO)
         return -TD_ERR_BUSY;
-    read_drop_damaged(s, RECORD_CONVERSATION, f->tenant, f->id, &f->from);
+    read_drop_damaged(s, f->type, f->tenant, f->id, &f->from);
     return 0;
 }
 
@@ -119,11 +161,18 @@ static void publish_forwarded(struct store *s, const struct forwarded *f)
 {
     if (!f->to.segment_id)
         return;
-    struct table_shard *shard = table_lock(&s->conversations, f->id);
-    struct entry *e = table_find(&s->conversations, shard, f->tenant, f->id);
+    struct table *t = store_table(s, f->type);
+    struct table_shard *shard = table_lock(t, f->id);
+    struct entry *e = table_find(t, shard, f->tenant, f->id);
     if (e && e->segment_id == f->from.segment_id && e->offset == f->from.offset) {
         entry_set_place(s, e, f->to.segment_id, f->to.offset, f->lsn, f->to.stored_size);
-        store_note_change(s, RECORD_CONVERSATION, e, false);
+        store_note_change(s, f->type, e, false);
+    } else { /* replaced or deleted meanwhile: the copy is of no use */
+        struct entry copy = {.segment_id = f->to.segment_id,
+                             .offset = f->to.offset,
+                             .lsn = f->lsn,
+                             .stored_size = f->to.stored_size};
+        store_void_later(s, &copy);
     }
     table_unlock(shard);
 }
@@ -170,12 +219,15 @@ static int remove_segment(struct store *s, struct segment *v)
 
 /* Drop a sealed segment: copy what must live, forget the rest, remove the file. -TD_ERR_BUSY: it cannot be read now and stays;
  * -TD_ERR_DISKFULL: no room for the copies, or the file will not go; -TD_ERR_IO: the active segment must be abandoned. */
-static int retire(struct store *s, struct segment *v)
+static int retire_keeping(struct store *s, struct segment *v, bool keep_all)
 {
+    static const uint8_t types[] = {RECORD_CONVERSATION, RECORD_PIN, RECORD_BLOCK};
     struct forward_list list = {0};
-    int rc = list_conversations(s, v->id, &list);
+    int rc = 0;
+    for (size_t i = 0; i < TD_COUNT(types) && rc == 0; i++)
+        rc = list_entries(s, types[i], v->id, keep_all, &list);
     for (size_t i = 0; i < list.count && rc == 0; i++)
-        rc = forward_conversation(s, &list.items[i]);
+        rc = forward_record(s, &list.items[i]);
     rc = rc < 0 ? rc : forward_tombstones(s, v);
     rc = rc < 0 ? rc : append_sync(s);
     if (rc == 0) {
@@ -190,6 +242,22 @@ static int retire(struct store *s, struct segment *v)
         v->suspect = true;
         return -TD_ERR_BUSY;
     }
+    return rc;
+}
+
+static int retire(struct store *s, struct segment *v)
+{
+    return retire_keeping(s, v, false);
+}
+
+int space_rewrite(struct store *s, struct segment *v)
+{
+    if (s->making_room || s->retire_off)
+        return -TD_ERR_DISKFULL;
+    s->making_room = true; /* the copies may take the reserve: the old segment goes for it */
+    int rc = retire_keeping(s, v, true);
+    s->making_room = false;
+    store_void_now(s);
     return rc;
 }
 

@@ -89,6 +89,7 @@ static void deinit(struct store *s)
 {
     index_close(s->index);
     op_queue_deinit(&s->queue);
+    table_deinit(&s->pins);
     table_deinit(&s->conversations);
     table_deinit(&s->blocks);
     segments_deinit(&s->segments);
@@ -101,14 +102,37 @@ static void deinit(struct store *s)
     free(s);
 }
 
+/* Open keys.td; with the key of a rotation that was cut off, if that is what fits. */
+struct keys_opening {
+    struct store *s;
+    bool *found;
+};
+static int open_keys_with(void *ctx, const uint8_t master[CRYPTO_KEY_SIZE])
+{
+    struct keys_opening *o = ctx;
+    return keys_open(o->s->io, o->s->directory, master, o->s->read_only, o->found, &o->s->keys, NULL);
+}
+
+static int open_keys(struct store *s, const struct store_config *c, bool *found, struct td_error *err)
+{
+    uint8_t key[CRYPTO_KEY_SIZE];
+    struct keys_opening opening = {s, found};
+    int rc = keys_open(s->io, s->directory, c->master_key, s->read_only, found, &s->keys, err);
+    if (rc != -TD_ERR_AUTH || s->read_only ||
+        master_key_finish_rotation(c->master_key_path, key, open_keys_with, &opening, NULL) < 0)
+        return s->keys ? 0 : rc;
+    crypto_wipe(key, sizeof key);
+    log_info("store", "the rotation of the master key that was cut off is finished");
+    return 0;
+}
+
 static int open_steps(struct store *s, const struct store_config *c, const struct store_env *env,
                       struct td_error *err)
 {
     bool keys_found;
     int rc = s->read_only ? 0 : make_directory(s, err);
     rc = rc < 0 ? rc : take_lock(s, err);
-    rc =
-        rc < 0 ? rc : keys_open(s->io, s->directory, c->master_key, s->read_only, &keys_found, &s->keys, err);
+    rc = rc < 0 ? rc : open_keys(s, c, &keys_found, err);
     rc =
         rc < 0 ? rc : recover(s, env->index_directory ? env->index_directory : s->directory, keys_found, err);
     if (rc < 0 || s->read_only)
@@ -137,6 +161,7 @@ int store_open_with(const struct store_config *config, const struct store_env *e
     rc = op_queue_init(&s->queue);
     rc = rc < 0 ? rc : table_init(&s->blocks);
     rc = rc < 0 ? rc : table_init(&s->conversations);
+    rc = rc < 0 ? rc : table_init(&s->pins);
     if (length <= 0 || length >= IO_PATH_MAX)
         rc = -TD_ERR_ARG;
     if (rc < 0) {
@@ -211,6 +236,35 @@ int store_flush(struct store *s)
         return 0;
     struct store_op *op = op_create(OP_BARRIER, 0, 0);
     return op ? wait_op(s, op) : -TD_ERR_NOMEM;
+}
+
+int store_run_task(struct store *s, struct store_task *task)
+{
+    if (s->read_only)
+        return -TD_ERR_UNSUPPORTED;
+    task->waiter = STORE_WAITER;
+    struct store_op *wake = op_create(OP_BARRIER, 0, 0);
+    if (!wake)
+        return -TD_ERR_NOMEM;
+    pthread_mutex_lock(&s->queue.lock);
+    task->next = s->tasks;
+    s->tasks = task;
+    pthread_mutex_unlock(&s->queue.lock);
+    if (op_queue_push(&s->queue, wake, true) < 0)
+        op_release(wake); /* closing: the writer ends what waits */
+    return store_waiter_wait(&task->waiter);
+}
+
+void store_do_tasks(struct store *s, bool closing)
+{
+    pthread_mutex_lock(&s->queue.lock);
+    struct store_task *task = s->tasks, *next;
+    s->tasks = NULL;
+    pthread_mutex_unlock(&s->queue.lock);
+    for (; task; task = next) {
+        next = task->next; /* the task is its caller's again once it is done */
+        store_waiter_done(&task->waiter, closing ? -TD_ERR_CLOSED : task->run(s, task));
+    }
 }
 
 int store_push_entry(struct store *s, struct table_shard *shard, struct entry *e, struct store_op *op)

@@ -29,6 +29,7 @@ struct store_config {
     uint32_t commit_interval_ms;         /* group commit at least this often while records wait; 0: 5 */
     bool read_only;                      /* command line, on a directory that no node holds */
     uint8_t master_key[CRYPTO_KEY_SIZE]; /* wraps keys.td */
+    const char *master_key_path;         /* the file that it came from, to finish a rotation; NULL: none */
 };
 
 int store_open(const struct store_config *config, struct store **out, struct td_error *err);
@@ -114,9 +115,29 @@ int store_verify(struct store *s, void (*progress)(void *ctx, uint64_t done, uin
                  uint64_t *records, uint64_t *bad, struct td_error *err);
 /* Remake the SQLite index from segments alone (directory must not be open). */
 int store_rebuild(const struct store_config *config, uint64_t *records, struct td_error *err);
+/* Rewrite, one after the other, the closed segments of which at least dead_percent of a hundred bytes are dead (0: all of them), while the
+ * store goes on serving. *freed: bytes that the store takes less. -TD_ERR_DISKFULL when there is no room for the copies. */
+int store_compact(struct store *s, unsigned dead_percent,
+                  void (*progress)(void *ctx, uint64_t done, uint64_t total), void *ctx, uint64_t *freed,
+                  struct td_error *err);
+
+/* ---- pins ---- */
+/* Pinned blocks and conversations are spared by eviction; deleting works all the same. Durable on return. The block need not be there yet. */
+int store_pin(struct store *s, const char *tenant, const struct kv_block_id *id, bool pinned,
+              struct td_error *err);
+int store_conv_pin(struct store *s, const char *tenant, const char *principal, const char *conv_id,
+                   bool pinned, struct td_error *err);
+bool store_is_pinned(struct store *s, const char *tenant, const struct kv_block_id *id);
+bool store_conv_is_pinned(struct store *s, const char *tenant, const char *principal, const char *conv_id);
+uint64_t store_pin_count(struct store *s);
 
 /* ---- master key ---- */
 /* 64 hex digits from a 0600 file or the environment variable TANDEM_STORE_KEY; makes the file (0600) when `create` and absent. */
 int store_master_key_load(const char *path, bool create, uint8_t out[CRYPTO_KEY_SIZE], struct td_error *err);
+/* Wrap the tenants' keys with a new master key: keys.td is rewritten, ids and records stay as they are. */
+int store_rotate_master(struct store *s, const uint8_t new_master[CRYPTO_KEY_SIZE], struct td_error *err);
+/* The same with a new random key in a key file: `path`.new is written and synced, then keys.td, then `path`.new takes the place of `path`. Cut off
+ * between the last two, the next store_open with master_key_path finishes it. */
+int store_rotate_master_file(struct store *s, const char *path, struct td_error *err);
 
 #endif

@@ -9,7 +9,7 @@
  *      segments in order of their ids gives the tables, whatever was forwarded or rewritten.
  *   3. A record is voided or its segment dropped only after whatever replaces it is synced.
  *   4. Entries with a pending operation are never removed; the operation's end decides.
- * Lock order: a table shard first; under it one of queue, segments, keys. Nothing is locked under those. */
+ * Lock order: a shard of blocks or conversations, then one of pins; under them one of queue, segments, keys. Nothing is locked under those. */
 #ifndef TANDEM_STORE_STORE_INTERNAL_H
 #define TANDEM_STORE_STORE_INTERNAL_H
 #include "shared/metrics.h"
@@ -40,6 +40,7 @@ enum op_kind {
     OP_DELETE,  /* `type` says of what */
     OP_ERASE,   /* all of a tenant */
     OP_FOLLOW,  /* a block that is there or on its way already: ends as `follows` does */
+    OP_PIN,     /* block_index: type of what it pins */
     OP_BARRIER, /* store_flush */
 };
 
@@ -108,7 +109,8 @@ struct record_void { /* a record to void */
 };
 
 struct store_counters {
-    _Atomic uint64_t hits, misses, puts, put_failures, reads, read_failures, damaged, bytes_written, bytes_read, fsyncs;
+    _Atomic uint64_t hits, misses, puts, put_failures, reads, read_failures, damaged, bytes_written,
+        bytes_read, fsyncs;
 };
 struct store_metrics {
     struct metric *bytes, *blocks, *hits, *misses, *damaged, *fsyncs, *write_bytes, *queue_bytes, *writes_off;
@@ -121,7 +123,7 @@ struct store {
     uint64_t limit_size, segment_size, ballast_size, commit_interval_us;
     int lock_fd;
     struct keys *keys;
-    struct table blocks, conversations;
+    struct table blocks, conversations, pins;
     struct segment_set segments;
     struct op_queue queue;
     pthread_t writer;
@@ -133,8 +135,9 @@ struct store {
     /* the writer's alone, recovery's before it starts */
     struct segment *active; /* NULL: the next append makes one */
     uint64_t next_lsn, next_segment_id;
-    struct store_op *batch; /* being committed */
-    uint8_t *buffer;        /* one sealed record */
+    struct store_op *batch;   /* being committed */
+    struct store_task *tasks; /* under the queue's lock: what the writer is to do between commits */
+    uint8_t *buffer;          /* one sealed record */
     size_t buffer_size;
     struct record_void *voids; /* at the end of the commit */
     size_t void_count, void_capacity;
@@ -158,7 +161,7 @@ int store_open_with(const struct store_config *config, const struct store_env *e
 
 static inline struct table *store_table(struct store *s, uint8_t type)
 {
-    return type == RECORD_BLOCK ? &s->blocks : &s->conversations;
+    return type == RECORD_BLOCK ? &s->blocks : type == RECORD_PIN ? &s->pins : &s->conversations;
 }
 
 /* append.c: records into the active segment. All on the writer thread. */
@@ -189,7 +192,15 @@ void entry_set_place(struct store *s, struct entry *e, uint64_t segment_id, uint
 bool space_fits(struct store *s, uint64_t size);
 int space_make_room(struct store *s, uint64_t size); /* -TD_ERR_DISKFULL when nothing helps */
 void space_housekeeping(struct store *s);
+/* Copy all that lives in a sealed segment forward and drop it. Codes as in space.c. */
+int space_rewrite(struct store *s, struct segment *v);
 void space_open_ballast(struct store *s);
+
+/* master_key.c: the key in `path`.new, if there is one that fits, is the master key now: see store_rotate_master_file. 0 with *key, or
+ * negative. */
+int master_key_finish_rotation(const char *path, uint8_t key[CRYPTO_KEY_SIZE],
+                               int (*fits)(void *ctx, const uint8_t key[CRYPTO_KEY_SIZE]), void *ctx,
+                               struct td_error *err);
 
 /* recover.c */
 int recover(struct store *s, const char *index_directory, bool keys_found, struct td_error *err);
@@ -214,6 +225,10 @@ void read_drop_damaged(struct store *s, uint8_t type, uint32_t tenant, const uin
 int read_conversation(struct store *s, const struct tenant_keys *keys, uint32_t tenant, const uint8_t id[32],
                       uint64_t *version, uint64_t *updated_us, uint8_t **plain, size_t *size);
 
+/* conversations.c: a tenant's number and the HMAC that a conversation has for a name. */
+int conversation_id(struct store *s, const char *tenant, const char *principal, const char *conv_id,
+                    uint32_t *number, uint8_t id[32]);
+
 /* store.c */
 /* Queue an operation of an entry; takes the reference. The shard is locked; the entry may be removed on failure. */
 int store_push_entry(struct store *s, struct table_shard *shard, struct entry *e, struct store_op *op);
@@ -229,11 +244,18 @@ struct store_waiter {
     bool done;
     int status;
 };
-#define STORE_WAITER                                                                                         \
-    {                                                                                                        \
-        PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, false, 0                                        \
-    }
+#define STORE_WAITER ((struct store_waiter){PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, false, 0})
 void store_waiter_done(void *waiter, int status);
 int store_waiter_wait(struct store_waiter *w);
+
+/* Work that only the writer may do, for a caller that waits: run between two commits, so that whoever has more of it than is good
+ * for those who put comes again for the next piece. */
+struct store_task {
+    struct store_task *next;
+    int (*run)(struct store *s, struct store_task *task);
+    struct store_waiter waiter;
+};
+int store_run_task(struct store *s, struct store_task *task);
+void store_do_tasks(struct store *s, bool closing); /* the writer */
 
 #endif

@@ -96,6 +96,23 @@ static void step_conversation(struct model *m, struct store *s, struct sim *sim,
         id->op_count--;
 }
 
+static void step_pin(struct model *m, struct store *s, struct sim *sim, bool pinned)
+{
+    uint32_t i = sim_random(sim, MODEL_BLOCKS);
+    struct model_id *id = &m->pins[i];
+    if (id->op_count == MODEL_HISTORY)
+        return;
+    struct model_op *op = begin(id, pinned, 0);
+    op->status = store_pin(s, "acme", &m->content[i].id, pinned, NULL);
+}
+
+/* Rewrites segments under everything else. That it may fail is its right; that it loses anything is not. */
+static void step_compact(struct store *s, struct sim *sim)
+{
+    uint64_t freed;
+    store_compact(s, sim_random(sim, 2) * 30, NULL, NULL, &freed, NULL);
+}
+
 static void count_acknowledged(struct model *m)
 {
     m->acknowledged = 0;
@@ -123,7 +140,13 @@ void model_step(struct model *m, struct store *s, struct sim *sim)
     case 7:
         if (sim_random(sim, 3) == 0)
             step_conversation(m, s, sim, false);
+        else
+            step_pin(m, s, sim, sim_random(sim, 3) > 0);
         break;
+    case 8:
+        if (sim_random(sim, 4) == 0)
+            step_compact(s, sim);
+        /* fallthrough */
     default:
         store_flush(s);
         count_acknowledged(m);
@@ -158,13 +181,14 @@ static void settle(struct model_id *id, struct model_state shown)
 
 bool model_check(struct model *m, struct store *s, const struct sim *sim)
 {
-    struct model_state blocks[MODEL_BLOCKS], conversations[MODEL_CONVERSATIONS];
+    struct model_state blocks[MODEL_BLOCKS], conversations[MODEL_CONVERSATIONS], pins[MODEL_BLOCKS];
     const char *wrong = NULL;
     for (uint32_t i = 0; i < MODEL_BLOCKS; i++) {
         struct store_block_info info;
         bool found = store_find(s, "acme", &m->content[i].id, &info) == 0;
         bool reads = fixture_block_reads(s, "acme", &m->content[i]); /* asserts on wrong bytes */
         blocks[i] = (struct model_state){reads, 0};
+        pins[i] = (struct model_state){store_is_pinned(s, "acme", &m->content[i].id), 0};
         if (found && !reads)
             wrong = "a block was found and could not be read";
     }
@@ -180,6 +204,11 @@ bool model_check(struct model *m, struct store *s, const struct sim *sim)
             model_violate(m,
                           blocks[i].number ? "a deleted block came back" : "an acknowledged block is lost");
         settle(&m->blocks[i], blocks[i]);
+    }
+    for (uint32_t i = 0; i < MODEL_BLOCKS; i++) {
+        if (!is_allowed(&m->pins[i], pins[i]))
+            model_violate(m, pins[i].number ? "a pin that was taken away came back" : "a pin is lost");
+        settle(&m->pins[i], pins[i]);
     }
     for (uint32_t i = 0; i < MODEL_CONVERSATIONS; i++) {
         if (!is_allowed(&m->conversations[i], conversations[i]))

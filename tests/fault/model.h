@@ -12,7 +12,8 @@
 #define MODEL_HISTORY       512 /* operations of an id within one run of the store */
 
 struct
-    model_state { /* of a block: number 0 absent, 1 present; of a conversation: its text's number and version, 0 absent */
+    model_state { /* of a block: number 0 absent, 1 present; of a conversation: its text's number and version, 0 absent;
+                 a pin is as a block */
     uint32_t number;
     uint64_t version;
 };
@@ -26,7 +27,7 @@ struct model_id {
     size_t op_count;
 };
 struct model {
-    struct model_id blocks[MODEL_BLOCKS], conversations[MODEL_CONVERSATIONS];
+    struct model_id blocks[MODEL_BLOCKS], conversations[MODEL_CONVERSATIONS], pins[MODEL_BLOCKS];
     struct fixture_block content[MODEL_BLOCKS];
     uint32_t next_number;
     bool blocks_may_go;  /* eviction is on */

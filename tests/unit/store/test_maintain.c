@@ -1,0 +1,224 @@
+/* maintain: compaction, pins and the rotation of the master key, each with what must be the same before and after. */
+#include "shared/log.h"
+#include "store_fixture.h"
+#include <sys/stat.h>
+
+#define BLOCKS 24
+
+static struct fixture_block blocks[BLOCKS];
+
+static void put_blocks(struct store *s, int count)
+{
+    for (int i = 0; i < count; i++) {
+        fixture_block_make(&blocks[i], 100 + (uint64_t)i);
+        assert_int_equal(fixture_put(s, "acme", &blocks[i]), 0);
+    }
+}
+
+/* ---- compaction --------------------------------------------------------------------------------------------- */
+
+static void compaction_frees_what_is_dead_and_keeps_the_rest(void **state)
+{
+    (void)state;
+    char *dir = fixture_directory();
+    struct store_config c = fixture_config(dir);
+    struct store_stats before, after;
+    uint64_t freed = 0, version;
+    c.segment_size = 64 << 10; /* a few records each */
+    struct store *s = fixture_open(&c);
+    put_blocks(s, BLOCKS);
+    assert_int_equal(fixture_conv_put(s, "acme", "ann", "c", 0, "text"), 0);
+    for (int i = 0; i < BLOCKS; i++)
+        if (i % 3)
+            assert_int_equal(store_delete(s, "acme", &blocks[i].id, NULL, NULL), 0);
+    store_flush(s);
+    store_stats(s, &before);
+    assert_int_equal(store_compact(s, 20, NULL, NULL, &freed, NULL), 0);
+    store_stats(s, &after);
+    assert_true(freed > 0);
+    assert_true(after.segments < before.segments);
+    assert_true(after.dead_bytes < before.dead_bytes);
+    assert_int_equal(after.blocks, BLOCKS / 3);
+    for (int life = 0; life < 2; life++) {
+        for (int i = 0; i < BLOCKS; i++)
+            assert_int_equal(fixture_block_reads(s, "acme", &blocks[i]), i % 3 == 0);
+        char *text = fixture_conv_get(s, "acme", "ann", "c", &version);
+        assert_string_equal(text, "text");
+        free(text);
+        store_close(s);
+        s = fixture_open(&c);
+    }
+    assert_int_equal(store_compact(s, 99, NULL, NULL, &freed, NULL), 0); /* nothing is that dead */
+    assert_int_equal(freed, 0);
+    store_close(s);
+    c.read_only = true;
+    s = fixture_open(&c);
+    assert_int_equal(store_compact(s, 0, NULL, NULL, &freed, NULL), -TD_ERR_UNSUPPORTED);
+    store_close(s);
+    fixture_remove(dir);
+}
+
+/* ---- pins --------------------------------------------------------------------------------------------------- */
+
+static void pinned_blocks_outlive_eviction(void **state)
+{
+    (void)state;
+    char *dir = fixture_directory();
+    struct store_config c = fixture_config(dir);
+    c.segment_size = 64 << 10;
+    c.limit_size = 512 << 10;
+    struct store *s = fixture_open(&c);
+    put_blocks(s, 2);
+    assert_int_equal(store_pin(s, "acme", &blocks[0].id, true, NULL), 0);
+    assert_int_equal(store_pin(s, "acme", &blocks[0].id, true, NULL), 0); /* again: nothing new */
+    assert_int_equal(store_pin_count(s), 1);
+    struct fixture_block f;
+    for (int life = 0; life < 2; life++) {
+        for (uint64_t seed = 1000; seed < 1100; seed++) {
+            fixture_block_make(&f, seed + 1000 * (uint64_t)life);
+            assert_int_equal(fixture_put(s, "acme", &f), 0);
+        }
+        assert_true(fixture_block_reads(s, "acme", &blocks[0]));
+        assert_false(fixture_block_reads(s, "acme", &blocks[1]));
+        store_close(s);
+        s = fixture_open(&c);
+        assert_true(store_is_pinned(s, "acme", &blocks[0].id));
+        assert_false(store_is_pinned(s, "acme", &blocks[1].id));
+        assert_false(store_is_pinned(s, "other", &blocks[0].id));
+    }
+    assert_int_equal(store_pin(s, "acme", &blocks[0].id, false, NULL), 0);
+    assert_int_equal(store_pin_count(s), 0);
+    for (uint64_t seed = 3000; seed < 3100; seed++) {
+        fixture_block_make(&f, seed);
+        assert_int_equal(fixture_put(s, "acme", &f), 0);
+    }
+    assert_false(fixture_block_reads(s, "acme", &blocks[0]));
+    store_close(s);
+    s = fixture_open(&c);
+    assert_int_equal(store_pin_count(s), 0); /* what was taken away does not come back */
+    store_close(s);
+    fixture_remove(dir);
+}
+
+static void pins_survive_rebuilding_and_go_with_their_tenant(void **state)
+{
+    (void)state;
+    char *dir = fixture_directory();
+    struct store_config c = fixture_config(dir);
+    struct store *s = fixture_open(&c);
+    uint64_t records;
+    put_blocks(s, 1);
+    assert_int_equal(store_pin(s, "nobody", &blocks[0].id, true, NULL), -TD_ERR_NOTFOUND);
+    assert_int_equal(store_pin(s, "acme", &blocks[0].id, true, NULL), 0);
+    assert_int_equal(store_conv_pin(s, "acme", "ann", "c", true, NULL), 0);
+    store_close(s);
+    assert_int_equal(store_rebuild(&c, &records, NULL), 0);
+    s = fixture_open(&c);
+    assert_true(store_is_pinned(s, "acme", &blocks[0].id));
+    assert_true(store_conv_is_pinned(s, "acme", "ann", "c"));
+    assert_false(store_conv_is_pinned(s, "acme", "bob", "c"));
+    assert_int_equal(store_conv_pin(s, "acme", "ann", "c", false, NULL), 0);
+    assert_int_equal(store_erase_tenant(s, "acme", NULL), 0);
+    assert_int_equal(store_pin_count(s), 0);
+    store_close(s);
+    fixture_remove(dir);
+}
+
+/* ---- master key --------------------------------------------------------------------------------------------- */
+
+static void write_key(const char *path, const uint8_t key[CRYPTO_KEY_SIZE])
+{
+    char text[2 * CRYPTO_KEY_SIZE + 1];
+    FILE *f = fopen(path, "w");
+    assert_non_null(f);
+    assert_int_equal(fchmod(fileno(f), 0600), 0);
+    hex_encode(key, CRYPTO_KEY_SIZE, text);
+    fputs(text, f);
+    fclose(f);
+}
+
+static int try_open(const struct store_config *c)
+{
+    struct store *s = NULL;
+    int rc = store_open(c, &s, NULL);
+    store_close(s);
+    return rc;
+}
+
+static void a_new_master_key_opens_what_the_old_one_wrote(void **state)
+{
+    (void)state;
+    char *dir = fixture_directory(), path[256], next[300];
+    struct store_config c = fixture_config(dir), old = c;
+    uint8_t chain[32], again[32];
+    snprintf(path, sizeof path, "%s/store.key", dir);
+    snprintf(next, sizeof next, "%s.new", path);
+    write_key(path, c.master_key);
+    struct store *s = fixture_open(&c);
+    put_blocks(s, 1);
+    store_chain_key(s, "acme", chain, NULL);
+    assert_int_equal(store_rotate_master_file(s, path, NULL), 0);
+    assert_int_equal(fixture_put(s, "acme", &blocks[0]), 0); /* it goes on */
+    store_close(s);
+    assert_int_equal(access(next, F_OK), -1);
+
+    assert_int_equal(try_open(&old), -TD_ERR_AUTH);
+    assert_int_equal(store_master_key_load(path, false, c.master_key, NULL), 0);
+    assert_memory_not_equal(c.master_key, old.master_key, CRYPTO_KEY_SIZE);
+    s = fixture_open(&c);
+    assert_true(fixture_block_reads(s, "acme", &blocks[0]));
+    store_chain_key(s, "acme", again, NULL);
+    assert_memory_equal(chain, again, sizeof chain);
+    store_close(s);
+    fixture_remove(dir);
+}
+
+/* keys.td has the new key and the key file still the old one. */
+static void a_rotation_that_was_cut_off_is_finished(void **state)
+{
+    (void)state;
+    char *dir = fixture_directory(), path[256], next[300];
+    struct store_config c = fixture_config(dir);
+    uint8_t key[CRYPTO_KEY_SIZE], loaded[CRYPTO_KEY_SIZE];
+    memset(key, 9, sizeof key);
+    snprintf(path, sizeof path, "%s/store.key", dir);
+    snprintf(next, sizeof next, "%s.new", path);
+    write_key(path, c.master_key);
+    struct store *s = fixture_open(&c);
+    put_blocks(s, 1);
+    write_key(next, key);
+    assert_int_equal(store_rotate_master(s, key, NULL), 0);
+    store_close(s);
+
+    assert_int_equal(try_open(&c), -TD_ERR_AUTH); /* nobody says where the key is */
+    c.master_key_path = path;
+    s = fixture_open(&c);
+    assert_true(fixture_block_reads(s, "acme", &blocks[0]));
+    assert_int_equal(access(next, F_OK), -1);
+    assert_int_equal(store_master_key_load(path, false, loaded, NULL), 0);
+    assert_memory_equal(loaded, key, sizeof key);
+
+    write_key(next, key); /* again, and this time the store rotates once more before anybody restarts */
+    assert_int_equal(store_rotate_master_file(s, path, NULL), 0);
+    store_close(s);
+    assert_int_equal(store_master_key_load(path, false, c.master_key, NULL), 0);
+    assert_int_equal(try_open(&c), 0);
+    write_key(next, loaded); /* a key that fits nothing is left alone */
+    memset(c.master_key, 1, sizeof c.master_key);
+    assert_int_equal(try_open(&c), -TD_ERR_AUTH);
+    assert_int_equal(access(next, F_OK), 0);
+    fixture_remove(dir);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(compaction_frees_what_is_dead_and_keeps_the_rest),
+        cmocka_unit_test(pinned_blocks_outlive_eviction),
+        cmocka_unit_test(pins_survive_rebuilding_and_go_with_their_tenant),
+        cmocka_unit_test(a_new_master_key_opens_what_the_old_one_wrote),
+        cmocka_unit_test(a_rotation_that_was_cut_off_is_finished),
+    };
+    log_set_level(LOG_ERROR);
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
