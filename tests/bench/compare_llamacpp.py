@@ -17,11 +17,12 @@ How it measures. Each run is a process of its own, Tandem's and llama.cpp's in t
 machine comes and goes over seconds. Inside a run both do the same: load the file, then the work as often as `repeats`
 below says, median of these. Reported: the median over the runs, the half of the distance between the quartiles as a
 percentage of it, and the median of the ratios of the pairs, with the lowest and the highest. llama.cpp gets its defaults: steps
-of 512 rows, f16 KV, its own choice about flash attention; logits for the last row of a prompt and for each
+of 512 rows, f16 KV in one buffer, its own choice about flash attention; logits for the last row of a prompt and for each
 decoded one, as in Tandem. `load` is from opening the file to the logits of one token, the file in the page cache.
 """
 
 import argparse
+import itertools
 import json
 import os
 import platform
@@ -63,6 +64,7 @@ class Llama:
         params.n_ctx = tokens * sequences
         params.n_batch = params.n_ubatch = CHUNK
         params.n_seq_max = sequences
+        params.kv_unified = True  # one buffer for all sequences: not slower than one each where both were tried
         params.n_threads = params.n_threads_batch = threads
         self.context = lib.llama_init_from_model(self.model, params)
         if not self.context:
@@ -203,11 +205,14 @@ def missing_instructions(system, flags):
     return [theirs for ours, theirs in CPU_FLAGS.items() if ours in flags and f"{theirs} = 1" not in system]
 
 
-def table(results):
+def print_head(options, cpu_name, first):
+    print(f"{cpu_name}, {options.threads} threads, {options.pairs} pairs; tandem {first['isa']}; {first['llamacpp_version']}: {first['llamacpp_system']}")
     print(f"{'model':<36} {'test':<13} {'tandem':>10} {'±':>5} {'llama.cpp':>10} {'±':>5}  {'unit':<9} {'ratio':>6}  lowest..highest")
-    for r in results:
-        print(f"{r['model'][:36]:<36} {r['test']:<13} {r['tandem']:>10.1f} {r['tandem_spread_percent']:>4.0f}% {r['llamacpp']:>10.1f} "
-              f"{r['llamacpp_spread_percent']:>4.0f}%  {r['unit']:<9} {r['ratio']:>5.2f}x  {r['ratio_min']:.2f}..{r['ratio_max']:.2f}")
+
+
+def print_row(r):
+    print(f"{r['model'][:36]:<36} {r['test']:<13} {r['tandem']:>10.1f} {r['tandem_spread_percent']:>4.0f}% {r['llamacpp']:>10.1f} "
+          f"{r['llamacpp_spread_percent']:>4.0f}%  {r['unit']:<9} {r['ratio']:>5.2f}x  {r['ratio_min']:.2f}..{r['ratio_max']:.2f}", flush=True)
 
 
 def arguments():
@@ -233,23 +238,23 @@ def arguments():
 def main():
     options = arguments()
     names = options.only or [n for n in TESTS if not (options.quick and n == "prefill-2048")]
-    progress = Progress(len(options.model) * len(names) * options.pairs * 2)
-    results = []
-    for model in options.model:
-        for name in names:
-            results.append(measure(options, model, name, progress))
-    progress.end()
     cpu_name, flags = cpu()
-    lacking = missing_instructions(results[0]["llamacpp_system"], flags)
-    if lacking:
-        print(f"warning: this llama.cpp is not built for this machine (it lacks {', '.join(lacking)}): see --help", file=sys.stderr)
+    progress = Progress(len(options.model) * len(names) * options.pairs * 2)
+    results, lacking = [], []
+    for model, name in itertools.product(options.model, names):
+        results.append(measure(options, model, name, progress))
+        progress.end()
+        if len(results) == 1:
+            lacking = missing_instructions(results[0]["llamacpp_system"], flags)
+            if lacking:
+                print(f"warning: this llama.cpp is not built for this machine (it lacks {', '.join(lacking)}): see --help", file=sys.stderr)
+            if not options.json:
+                print_head(options, cpu_name, results[0])
+        if not options.json:
+            print_row(results[-1])
     if options.json:
         print(json.dumps({"cpu": cpu_name, "threads": options.threads, "pairs": options.pairs, "llamacpp_native": not lacking,
                           "results": results}, indent=1))
-        return
-    print(f"{cpu_name}, {options.threads} threads, {options.pairs} pairs; tandem {results[0]['isa']}; {results[0]['llamacpp_version']}: "
-          f"{results[0]['llamacpp_system']}")
-    table(results)
 
 
 if __name__ == "__main__":
