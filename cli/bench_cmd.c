@@ -5,7 +5,7 @@
 
 struct bench_settings {
     const char *model, *isa, *device, *shape, *dtype;
-    int64_t threads, prompt, gen, repeat, batch, chunk;
+    int64_t threads, prompt, gen, repeat, batch, chunk, swap;
     bool json;
 };
 
@@ -52,7 +52,7 @@ static const struct config_option OPTIONS[] = {
      .type = CONFIG_STRING,
      .offset = FIELD(isa),
      .metavar = "NAME",
-     .help = "instruction set: portable, avx2; the best by default"},
+     .help = "instruction set: portable, avx2, avx512, ...; the best by default"},
     {.name = "device",
      .type = CONFIG_STRING,
      .offset = FIELD(device),
@@ -86,6 +86,14 @@ static const struct config_option OPTIONS[] = {
      .max = 4096,
      .metavar = "TOKENS",
      .help = "rows of one prefill step; 0: 512"},
+    {.name = "swap",
+     .type = CONFIG_INT,
+     .offset = FIELD(swap),
+     .fallback = "0",
+     .min = 0,
+     .max = 1 << 20,
+     .metavar = "TOKENS",
+     .help = "also move the KV of so many tokens between a GPU's pages and host memory"},
     {.name = "json",
      .type = CONFIG_BOOL,
      .offset = FIELD(json),
@@ -117,16 +125,18 @@ static int engine(const struct bench_settings *s)
         .dtype = s->dtype,
         .batch_count = (uint32_t)s->batch,
         .chunk_tokens = (uint32_t)s->chunk,
+        .swap_tokens = (uint32_t)s->swap,
     };
     if (bench_engine(&options, &r, &err) < 0)
         return cli_fail("bench engine", &err);
     if (s->json)
         return cli_print_json(json_pack(
-            "{s:f,s:f,s:f,s:i,s:s,s:f,s:f,s:f,s:f,s:f,s:f,s:f,s:f}", "prefill_tps", r.prefill_tps,
+            "{s:f,s:f,s:f,s:i,s:s,s:f,s:f,s:f,s:f,s:f,s:f,s:f,s:f,s:f,s:f,s:f}", "prefill_tps", r.prefill_tps,
             "decode_tps", r.decode_tps, "load_s", r.load_s, "threads", (int)r.threads, "isa", r.isa,
             "prefill_ms", r.prefill_ms, "decode_step_ms", r.decode_step_ms, "read_gb_s", r.read_gb_s,
             "copy_gb_s", r.copy_gb_s, "matmul_tflop_s", r.matmul_tflop_s, "to_device_gb_s", r.to_device_gb_s,
-            "decode_floor_ms", r.decode_floor_ms, "prefill_floor_ms", r.prefill_floor_ms));
+            "decode_floor_ms", r.decode_floor_ms, "prefill_floor_ms", r.prefill_floor_ms, "swap_gib",
+            r.swap_gib, "swap_out_s", r.swap_out_s, "swap_in_s", r.swap_in_s));
     printf("%-10s %8lld tokens  %9.1f tokens/s\n", "prefill", (long long)s->prompt, r.prefill_tps);
     printf("%-10s %8lld tokens  %9.1f tokens/s\n", "decode", (long long)s->gen, r.decode_tps);
     printf("%-10s %.3f s, %u threads, %s\n", "load", r.load_s, r.threads, r.isa);
@@ -140,6 +150,9 @@ static int engine(const struct bench_settings *s)
         printf("%-10s read %.0f GB/s, copy %.0f GB/s, products %.0f TFLOP/s, from the host %.1f GB/s\n",
                "ceilings", r.read_gb_s, r.copy_gb_s, r.matmul_tflop_s, r.to_device_gb_s);
     }
+    if (r.swap_gib > 0)
+        printf("%-10s %.2f GiB to the host %.3f s, back into scattered pages %.3f s\n", "swap", r.swap_gib,
+               r.swap_out_s, r.swap_in_s);
     return CLI_OK;
 }
 

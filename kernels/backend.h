@@ -39,6 +39,19 @@ struct batch {
     uint32_t count;
 };
 
+struct page_piece { /* of KV as received, on its way into a page; parsed and its CRC checked */
+    uint32_t page;
+    struct kv_piece_head head;
+    struct span payload; /* borrowed */
+    int status;          /* out: 0, or the piece's fault */
+};
+struct page_swap {         /* whole pages to or from memory of host_take */
+    const uint32_t *pages; /* copied */
+    uint32_t count, layer_begin, layer_end;
+    void *host; /* [layer_end - layer_begin][count][K|V][kv_head][KV_BLOCK_TOKENS][head_dim] f16 */
+    bool to_host;
+};
+
 struct backend;
 struct backend_ops {
     const char *name; /* "cpu" */
@@ -51,6 +64,15 @@ struct backend_ops {
     int (*page_write)(struct backend *b, uint32_t page, uint32_t layer, uint32_t token_count,
                       const uint16_t *k, const uint16_t *v);
     int (*page_copy)(struct backend *b, uint32_t from, uint32_t to); /* all layers */
+    /* The next are NULL where pages are host memory and page_read and page_write cost one copy.
+     * pieces_write: decodes on the device, straight into the pages; 0 when every piece has its status. */
+    int (*pieces_write)(struct backend *b, struct page_piece *pieces, uint32_t count);
+    /* Begins to move pages beside the steps and returns a ticket > 0, or a code. Until the ticket is done nothing may use the
+     * pages or the memory: swap_done is 1, 0 (not yet; with `wait` never) or a code. Tickets are done in order. */
+    int (*swap_start)(struct backend *b, const struct page_swap *swap);
+    int (*swap_done)(struct backend *b, int ticket, bool wait);
+    void *(*host_take)(struct backend *b, size_t size); /* memory that swaps at the bus's speed; NULL: none left */
+    void (*host_give)(struct backend *b, void *memory);
     void (*destroy)(struct backend *b);
 };
 
@@ -66,13 +88,13 @@ struct backend_config {
     uint32_t layers_paged; /* layers of KV kept here: k on an edge, all in the cloud */
     unsigned threads;      /* compute threads, caller included; 0: all cores */
     uint32_t rows_max;     /* largest batch, <= BATCH_ROWS_MAX: working memory is taken once for it */
-    const char *isa;       /* NULL: best; "portable", "avx2": forced (tests) */
+    const char *isa;       /* NULL: best; "portable", "avx2", ...: forced (tests) */
 };
 
 /* cpu_backend_create: all working memory is allocated here; forward allocates nothing. */
 int cpu_backend_create(const struct model *m, const struct backend_config *config, struct backend **out,
                        struct td_error *err);
-/* "avx2", "portable": what a CPU backend made with isa = NULL uses here. */
+/* "avx512", "avx2", ...: what a CPU backend made with isa = NULL uses here. */
 const char *cpu_backend_isa(void);
 
 #endif

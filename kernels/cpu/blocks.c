@@ -46,13 +46,23 @@ static void read_scale_and_min(const uint8_t *packed, unsigned block, int8_t *sc
     }
 }
 
+void weight_scales_read(uint32_t type, const void *super, unsigned block, struct weight_block *out)
+{
+    const uint8_t *bytes = super;
+    if (type == GGUF_Q6_K) {
+        memcpy(out->scale, bytes + 192 + 2 * block, 2);
+        return;
+    }
+    read_scale_and_min(bytes + 4, block, &out->scale[0], &out->min);
+    out->scale[1] = out->scale[0];
+}
+
 static void read_k45(uint32_t type, const uint8_t *super, unsigned block, struct weight_block *out)
 {
     const uint8_t *high = super + 16, *nibbles = super + (type == GGUF_Q5_K ? 48 : 16) + 32 * (block / 2);
     out->d = load_le16(super);
     out->m = load_le16(super + 2);
-    read_scale_and_min(super + 4, block, &out->scale[0], &out->min);
-    out->scale[1] = out->scale[0];
+    weight_scales_read(type, super, block, out);
     for (unsigned i = 0; i < 32; i++) {
         unsigned code = nibbles[i] >> (block % 2 * 4) & 15;
         if (type == GGUF_Q5_K)
@@ -66,8 +76,7 @@ static void read_k6(const uint8_t *super, unsigned block, struct weight_block *o
     unsigned half = block / 4, quarter = block % 4;
     const uint8_t *low = super + 64 * half + 32 * (quarter % 2), *high = super + 128 + 32 * half;
     out->d = load_le16(super + 208);
-    for (unsigned i = 0; i < 2; i++)
-        out->scale[i] = (int8_t)super[192 + 2 * block + i];
+    weight_scales_read(GGUF_Q6_K, super, block, out);
     for (unsigned i = 0; i < 32; i++)
         out->code[i] = (int8_t)((low[i] >> (quarter / 2 * 4) & 15) | (high[i] >> 2 * quarter & 3) << 4);
 }

@@ -1,6 +1,5 @@
 /* blocks: the quantised blocks of a GGUF tensor, opened into a common form of 32 values. Reference code:
- * plain and the same for every instruction set; kernels that need speed repack the weights once (pack_avx2.c)
- * through it. */
+ * plain and the same for every instruction set; kernels that need speed repack the weights once (tiles.h). */
 #ifndef TANDEM_KERNELS_CPU_BLOCKS_H
 #define TANDEM_KERNELS_CPU_BLOCKS_H
 #include "kernels/cpu/numerics.h"
@@ -20,6 +19,8 @@ int weight_code_offset(uint32_t type); /* 8, 16, 32 or 0 */
 
 /* Block `index` (of 32 values) of a row of quantised weights. */
 void weight_block_read(uint32_t type, const void *row, size_t index, struct weight_block *out);
+/* Only scale and min, of block 0..7 of 256 values of a K type. */
+void weight_scales_read(uint32_t type, const void *super, unsigned block, struct weight_block *out);
 float weight_block_d(uint32_t type, const struct weight_block *b); /* dw of cpu-v1 */
 float weight_block_m(uint32_t type, const struct weight_block *b); /* mw of cpu-v1 */
 

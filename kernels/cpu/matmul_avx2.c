@@ -1,4 +1,4 @@
-/* matmul_avx2: products of packed weights (avx2.h) with rows of activations.
+/* matmul_avx2: products of tiles of 8 weight rows (tiles.h) with rows of activations.
  *
  * Quantised: four activations of a row are broadcast to all eight lanes and multiplied with four codes of each of the
  * eight rows of a tile (vpmaddubsw, then vpmaddwd). vpmaddubsw adds two products of u8 and s8 into 16 bits with
@@ -13,8 +13,17 @@
  * Float: an outer product, eight rows of weights a vector, one activation broadcast. */
 #if defined(__x86_64__)
 #include "kernels/cpu/avx2.h"
+#include "kernels/cpu/panel.h"
+#include "kernels/cpu/tiles.h"
 
-AVX2_INLINE __m256i broadcast4(const int8_t *four)
+AVX2_INLINE __m256 broadcast_float(const uint8_t *p)
+{
+    float f;
+    memcpy(&f, p, sizeof f);
+    return _mm256_set1_ps(f);
+}
+
+AVX2_INLINE __m256i broadcast4(const uint8_t *four)
 {
     int32_t word;
     memcpy(&word, four, sizeof word);
@@ -31,25 +40,26 @@ AVX2_INLINE __m256i load32(const uint8_t *p)
     return _mm256_loadu_si256((const __m256i *)p);
 }
 
-/* Codes of vector g of a block, as stored (unsigned), Q8_0 signed. */
-AVX2_INLINE __m256i block_codes(const uint32_t type, const uint8_t *body, const unsigned g)
+/* Codes of columns 4 * g .. of block b of a unit, as in the file. */
+AVX2_INLINE __m256i unit_codes(const uint32_t type, const uint8_t *unit, const unsigned b, const unsigned g)
 {
+    const bool k45 = type == GGUF_Q4_K || type == GGUF_Q5_K;
     if (type == GGUF_Q8_0)
-        return load32(body + 32 * g);
-    __m256i pair = load32(body + 32 * (g / 2));
-    __m256i low = _mm256_and_si256(g % 2 ? _mm256_srli_epi16(pair, 4) : pair, _mm256_set1_epi8(15));
-    if (type == GGUF_Q5_0 || type == GGUF_Q5_1 || type == GGUF_Q5_K) {
-        __m256i bit = _mm256_and_si256(load32(body + 128), _mm256_set1_epi8((char)(1 << g)));
-        return _mm256_or_si256(low, g <= 4 ? _mm256_slli_epi16(bit, 4 - (int)TD_MIN(g, 4u))
-                                           : _mm256_srli_epi16(bit, (int)TD_MAX(g, 4u) - 4));
-    }
-    if (type == GGUF_Q6_K) {
-        const unsigned at = 2 * (g % 4);
-        __m256i bits = _mm256_and_si256(load32(body + 128 + 32 * (g / 4)), _mm256_set1_epi8((char)(3 << at)));
-        return _mm256_or_si256(low, at <= 4 ? _mm256_slli_epi16(bits, 4 - (int)TD_MIN(at, 4u))
-                                            : _mm256_srli_epi16(bits, (int)TD_MAX(at, 4u) - 4));
-    }
-    return low;
+        return load32(unit + 32 * g);
+    const unsigned vector = k45                 ? 8 * (b / 2) + g
+                            : type == GGUF_Q6_K ? 16 * (b / 4) + 8 * (b % 2) + g
+                                                : g % 4;
+    const bool is_high = k45 ? b % 2 : type == GGUF_Q6_K ? b % 4 / 2 : g / 4;
+    __m256i pair = load32(unit + 32 * vector);
+    __m256i low = _mm256_and_si256(is_high ? _mm256_srli_epi16(pair, 4) : pair, _mm256_set1_epi8(15));
+    if (type == GGUF_Q4_0 || type == GGUF_Q4_1 || type == GGUF_Q4_K)
+        return low;
+    /* bit `at` of every byte of `high` and the next, of Q6_K, belong at bit 4 */
+    const unsigned at = type == GGUF_Q6_K ? 2 * (b % 4) : k45 ? b : g;
+    __m256i high = load32(unit + 32 * (type == GGUF_Q6_K ? 32 + 8 * (b / 4) + g : k45 ? 32 + g : 4));
+    high = at <= 4 ? _mm256_slli_epi16(high, 4 - (int)TD_MIN(at, 4u))
+                   : _mm256_srli_epi16(high, (int)TD_MAX(at, 4u) - 4);
+    return _mm256_or_si256(low, _mm256_and_si256(high, _mm256_set1_epi8(type == GGUF_Q6_K ? 0x30 : 0x10)));
 }
 
 /* scale[half] of the eight rows as 16-bit pairs, for vpmaddwd. */
@@ -59,24 +69,26 @@ AVX2_INLINE __m256i scale_pairs(const uint8_t *scales)
     return _mm256_or_si256(_mm256_and_si256(wide, _mm256_set1_epi32(0xffff)), _mm256_slli_epi32(wide, 16));
 }
 
-/* isum[r]: of one block, for `rows` activation rows. scales: Q6_K's 16 bytes of the block, else unused. */
-AVX2_INLINE void block_sums(const uint32_t type, const unsigned rows, const uint8_t *body,
-                            const uint8_t *scales, const int8_t *const *q, __m256i *isum)
+/* isum[r] of block b of a unit, for `rows` rows. scales: Q6_K's 16 bytes of the block, else unused. */
+AVX2_INLINE void block_sums(const uint32_t type, const unsigned rows, const unsigned b, const uint8_t *unit,
+                            const uint8_t *scales, const uint8_t *panel, __m256i *isum)
 {
     const bool is_signed = type == GGUF_Q8_0 || type == GGUF_Q6_K;
     /* vectors whose pair sums fit in 16 bits together */
-    const unsigned run = type == GGUF_Q8_0 ? 1 : packed_body_size(type) == 128 ? 8 : 4;
+    const unsigned run = type == GGUF_Q8_0                                             ? 1
+                         : type == GGUF_Q4_0 || type == GGUF_Q4_1 || type == GGUF_Q4_K ? 8
+                                                                                       : 4;
     __m256i pairs[4] = {0};
 #pragma GCC unroll 8
     for (unsigned g = 0; g < 8; g++) {
-        __m256i codes = block_codes(type, body, g), magnitude = codes;
+        __m256i codes = unit_codes(type, unit, b, g), magnitude = codes;
         if (type == GGUF_Q6_K)
             codes = _mm256_sub_epi8(codes, _mm256_set1_epi8(32));
         if (is_signed)
             magnitude = _mm256_abs_epi8(codes);
 #pragma GCC unroll 8
         for (unsigned r = 0; r < rows; r++) {
-            __m256i x = broadcast4(q[r] + 4 * g);
+            __m256i x = broadcast4(panel + 32 * r + 4 * g);
             __m256i product = _mm256_maddubs_epi16(magnitude, is_signed ? _mm256_sign_epi8(x, codes) : x);
             pairs[r] = g % run == 0 ? product : _mm256_add_epi16(pairs[r], product);
         }
@@ -91,59 +103,45 @@ AVX2_INLINE void block_sums(const uint32_t type, const unsigned rows, const uint
     }
 }
 
-/* Eight outputs for `rows` activation rows, complete. */
-AVX2_INLINE void tile_quantised(const uint32_t type, const unsigned rows, const struct cpu_matrix *m,
-                                const uint8_t *tile, const struct activations *a, size_t row, __m256 *acc)
+/* Block b of a unit: adds to acc of `rows` rows. head: d, m, scales of the unit. */
+AVX2_INLINE void block_add(const uint32_t type, const unsigned rows, const unsigned b, const uint8_t *unit,
+                           const uint8_t *head, const uint8_t *panel, __m256 *acc)
 {
-    const bool minimum = weight_has_minimum(type), k45 = type == GGUF_Q4_K || type == GGUF_Q5_K;
-    const bool super = k45 || type == GGUF_Q6_K;
-    const unsigned inner = super ? 8 : 1;
-    const size_t body_size = packed_body_size(type), d_size = minimum ? 32 : 16;
-    const int32_t offset = type == GGUF_Q4_0 ? 8 : type == GGUF_Q5_0 ? 16 : 0;
-    const uint32_t blocks = m->columns / NUMERICS_BLOCK;
-    const uint8_t *body = tile, *head = tile + body_size * blocks;
-    const int8_t *q[4];
-    const float *d[4], *s[4];
-    const int32_t *sum[4];
+    const bool minimum = weight_has_minimum(type), k45 = type == GGUF_Q4_K || type == GGUF_Q5_K,
+               centred = type == GGUF_Q4_0 || type == GGUF_Q5_0;
+    const uint8_t *scales = head + (minimum ? 32 : 16) + 16 * b;
+    __m256 dw = load_f16x8(head), mw = minimum ? load_f16x8(head + 16) : _mm256_setzero_ps();
+    if (k45) {
+        dw = _mm256_mul_ps(
+            dw, _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)scales))));
+        mw = _mm256_mul_ps(
+            mw, _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(scales + 8)))));
+    }
+    __m256i isum[4];
+    block_sums(type, rows, b, unit, scales, panel, isum);
 #pragma GCC unroll 8
     for (unsigned r = 0; r < rows; r++) {
-        q[r] = a->q + (row + r) * a->q_stride;
-        d[r] = a->d + (row + r) * a->block_stride;
-        s[r] = a->s + (row + r) * a->block_stride;
-        sum[r] = a->sum + (row + r) * a->block_stride;
-        acc[r] = _mm256_setzero_ps();
-    }
-    for (uint32_t block = 0; block < blocks;) {
-        const __m256 file_d = load_f16x8(head),
-                     file_m = minimum ? load_f16x8(head + 16) : _mm256_setzero_ps();
-        head += d_size;
-        for (unsigned i = 0; i < inner; i++, block++, body += body_size) {
-            __m256 dw = file_d, mw = file_m;
-            if (k45) {
-                dw = _mm256_mul_ps(
-                    dw, _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)head))));
-                mw = _mm256_mul_ps(mw, _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(
-                                           _mm_loadl_epi64((const __m128i *)(head + 8)))));
-            }
-            __m256i isum[4];
-            block_sums(type, rows, body, head, q, isum);
-#pragma GCC unroll 8
-            for (unsigned r = 0; r < rows; r++) {
-                if (offset)
-                    isum[r] = _mm256_sub_epi32(isum[r], _mm256_set1_epi32(offset * sum[r][block]));
-                __m256 scale = _mm256_mul_ps(dw, _mm256_broadcast_ss(d[r] + block));
-                acc[r] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(isum[r]), scale, acc[r]);
-                if (minimum)
-                    acc[r] = k45 ? _mm256_fnmadd_ps(mw, _mm256_broadcast_ss(s[r] + block), acc[r])
-                                 : _mm256_fmadd_ps(mw, _mm256_broadcast_ss(s[r] + block), acc[r]);
-                q[r] += NUMERICS_BLOCK;
-            }
-            head += super ? 16 : 0;
+        if (centred)
+            isum[r] = _mm256_add_epi32(isum[r], broadcast4(panel + PANEL_START(rows) + 4 * r));
+        __m256 scale = _mm256_mul_ps(dw, broadcast_float(panel + PANEL_D(rows) + 4 * r));
+        acc[r] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(isum[r]), scale, acc[r]);
+        if (minimum) {
+            __m256 s = broadcast_float(panel + PANEL_S(rows) + 4 * r);
+            acc[r] = k45 ? _mm256_fnmadd_ps(mw, s, acc[r]) : _mm256_fmadd_ps(mw, s, acc[r]);
         }
     }
 }
 
 /* The last tile of a matrix may have fewer rows than eight. */
+AVX2_INLINE __m256 load_outputs(const float *out, uint32_t count)
+{
+    if (count >= TILE_ROWS)
+        return _mm256_loadu_ps(out);
+    float all[TILE_ROWS] = {0};
+    memcpy(all, out, sizeof(float) * count);
+    return _mm256_loadu_ps(all);
+}
+
 AVX2_INLINE void store_outputs(float *out, __m256 values, uint32_t count)
 {
     if (count >= TILE_ROWS) {
@@ -155,17 +153,43 @@ AVX2_INLINE void store_outputs(float *out, __m256 values, uint32_t count)
     memcpy(out, all, sizeof(float) * count);
 }
 
+/* One tile, blocks [begin, begin + count). */
+AVX2_INLINE void tile_quantised(const uint32_t type, const unsigned rows, const struct cpu_matrix *m,
+                                const uint8_t *panel, size_t begin, size_t count, float *const *out,
+                                uint32_t tile)
+{
+    const unsigned inner = tile_unit_blocks(type);
+    const size_t unit_size = (size_t)32 * tile_unit_vectors(type),
+                 head_size = tile_head_size(type, TILE_ROWS);
+    const uint8_t *base = (const uint8_t *)m->packed + tile_size(type, m->columns, TILE_ROWS) * tile,
+                  *unit = base + unit_size * (begin / inner),
+                  *head = base + tile_codes_size(type, m->columns, TILE_ROWS) + head_size * (begin / inner);
+    const uint32_t held = m->rows - tile * TILE_ROWS;
+    const size_t at = (size_t)tile * TILE_ROWS;
+    __m256 acc[4];
+#pragma GCC unroll 8
+    for (unsigned r = 0; r < rows; r++)
+        acc[r] = begin == 0 ? _mm256_setzero_ps() : load_outputs(out[r] + at, held);
+    for (size_t block = 0; block < count; block += inner, unit += unit_size, head += head_size)
+#pragma GCC unroll 8
+        for (unsigned b = 0; b < inner; b++, panel += (size_t)PANEL_ROW_SIZE * rows)
+            block_add(type, rows, b, unit, head, panel, acc);
+#pragma GCC unroll 8
+    for (unsigned r = 0; r < rows; r++)
+        store_outputs(out[r] + at, acc[r], held);
+}
+
 AVX2_INLINE void rows_quantised(const uint32_t type, const unsigned rows, const struct cpu_matrix *m,
                                 const struct activations *a, size_t row, float *const *out,
                                 uint32_t tile_begin, uint32_t tile_end)
 {
-    const size_t tile_size = packed_tile_size(type, m->columns);
-    for (uint32_t tile = tile_begin; tile < tile_end; tile++) {
-        __m256 acc[4];
-        tile_quantised(type, rows, m, (const uint8_t *)m->packed + tile_size * tile, a, row, acc);
-#pragma GCC unroll 8
-        for (unsigned r = 0; r < rows; r++)
-            store_outputs(out[r] + tile * TILE_ROWS, acc[r], m->rows - tile * TILE_ROWS);
+    const size_t blocks = m->columns / NUMERICS_BLOCK;
+    _Alignas(64) uint8_t panel[PANEL_SIZE];
+    for (size_t begin = 0; begin < blocks; begin += PANEL_BLOCKS) {
+        const size_t count = TD_MIN(blocks - begin, (size_t)PANEL_BLOCKS);
+        panel_fill(a, row, rows, begin, count, weight_code_offset(type), panel);
+        for (uint32_t tile = tile_begin; tile < tile_end; tile++)
+            tile_quantised(type, rows, m, panel, begin, count, out, tile);
     }
 }
 
@@ -206,8 +230,9 @@ AVX2_INLINE void tiles_float(const uint32_t type, const unsigned rows, const uns
                              const struct cpu_matrix *m, const struct activations *a, size_t row,
                              float *const *out, uint32_t tile)
 {
-    const size_t column_size = TILE_ROWS * (type == GGUF_F32 ? 4 : 2), tile_size = column_size * m->columns;
-    const uint8_t *weights = (const uint8_t *)m->packed + tile_size * tile;
+    const size_t column_size = TILE_ROWS * (type == GGUF_F32 ? 4 : 2),
+                 size = tile_size(type, m->columns, TILE_ROWS);
+    const uint8_t *weights = (const uint8_t *)m->packed + size * tile;
     __m256 total[8];
 #pragma GCC unroll 8
     for (unsigned i = 0; i < rows * tiles; i++)
@@ -222,7 +247,7 @@ AVX2_INLINE void tiles_float(const uint32_t type, const unsigned rows, const uns
             __m256 w[4];
 #pragma GCC unroll 8
             for (unsigned t = 0; t < tiles; t++)
-                w[t] = load_weights(type, weights + tile_size * t + column_size * column);
+                w[t] = load_weights(type, weights + size * t + column_size * column);
 #pragma GCC unroll 8
             for (unsigned r = 0; r < rows; r++) {
                 __m256 x = _mm256_broadcast_ss(a->x + (row + r) * a->x_stride + column);

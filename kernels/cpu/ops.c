@@ -6,19 +6,49 @@
 
 static bool has_avx2(void)
 {
-    unsigned a, b, c, d; /* "avx2" includes that the operating system saves the registers */
+    unsigned a, b, c, d; /* "avx2" and "avx512f" say too that the operating system saves the registers */
     return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
            __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
 }
+
+static bool has_avx512(void)
+{
+    return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
+           __builtin_cpu_supports("avx512vnni");
+}
 #endif
+
+static bool always(void)
+{
+    return true;
+}
+
+static const struct {
+    const struct cpu_ops *ops;
+    bool (*runs_here)(void);
+} tables[] = {/* best first */
+#if defined(__x86_64__)
+              {&cpu_ops_avx512, has_avx512},
+              {&cpu_ops_avx2, has_avx2},
+#endif
+              {&cpu_ops_portable, always}};
+
+const struct cpu_ops *cpu_ops_at(size_t index)
+{
+    for (size_t i = 0; i < TD_COUNT(tables); i++)
+        if (tables[i].runs_here() && index-- == 0)
+            return tables[i].ops;
+    return NULL;
+}
 
 const struct cpu_ops *cpu_ops_find(const char *name)
 {
-#if defined(__x86_64__)
-    if ((!name || strcmp(name, "avx2") == 0) && has_avx2())
-        return &cpu_ops_avx2;
-#endif
-    return !name || strcmp(name, "portable") == 0 ? &cpu_ops_portable : NULL;
+    const struct cpu_ops *ops;
+    for (size_t i = 0; (ops = cpu_ops_at(i)); i++)
+        if (!name || strcmp(name, ops->name) == 0)
+            return ops;
+    return NULL;
 }
 
 /* cos_sin: rope_dim / 2 cosines, then as many sines. */

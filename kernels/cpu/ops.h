@@ -66,11 +66,13 @@ struct cpu_ops {
 
 extern const struct cpu_ops cpu_ops_portable;
 #if defined(__x86_64__)
-extern const struct cpu_ops cpu_ops_avx2;
+extern const struct cpu_ops cpu_ops_avx2, cpu_ops_avx512;
 #endif
 /* The table of that name, NULL: the best that this CPU can run. NULL is returned for a name that is unknown
  * or cannot run here. */
 const struct cpu_ops *cpu_ops_find(const char *name);
+/* The tables that this CPU can run, best first, cpu_ops_portable last; NULL behind it. */
+const struct cpu_ops *cpu_ops_at(size_t index);
 
 static inline uint32_t tile_count(const struct cpu_ops *ops, const struct cpu_matrix *m)
 {

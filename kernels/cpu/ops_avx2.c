@@ -1,7 +1,18 @@
 /* ops_avx2: the table for CPUs with AVX2, FMA and F16C, and its operations on single rows. */
 #if defined(__x86_64__)
 #include "kernels/cpu/avx2.h"
+#include "kernels/cpu/tiles.h"
 #include <math.h>
+
+static size_t pack_size(const struct cpu_matrix *m)
+{
+    return tile_size(m->type, m->columns, TILE_ROWS) * tile_count(&cpu_ops_avx2, m);
+}
+
+static void pack(const struct cpu_matrix *m, uint32_t tile_begin, uint32_t tile_end)
+{
+    tiles_pack(m, TILE_ROWS, false, tile_begin, tile_end);
+}
 
 AVX2_INLINE __m256 absolute(__m256 x)
 {
@@ -110,8 +121,8 @@ AVX2 static void exp_scaled(const float *x, float shift, float scale, size_t cou
 const struct cpu_ops cpu_ops_avx2 = {
     .name = "avx2",
     .tile_rows = TILE_ROWS,
-    .pack_size = avx2_pack_size,
-    .pack = avx2_pack,
+    .pack_size = pack_size,
+    .pack = pack,
     .matmul = avx2_matmul,
     .quantise = quantise,
     .norm = norm,

@@ -1,0 +1,38 @@
+/* panel: quantised activations of a few rows side by side, as the integer kernels read them: one pointer and constant
+ * distances instead of four pointers a row, and a piece that stays in the first-level cache while tiles of weights
+ * stream past. Filled on the stack for each call of a product: some hundred cycles against some ten thousand. */
+#ifndef TANDEM_KERNELS_CPU_PANEL_H
+#define TANDEM_KERNELS_CPU_PANEL_H
+#include "kernels/cpu/ops.h"
+
+#define PANEL_BLOCKS   32 /* blocks of 32 columns; a multiple of the 8 that K types want together */
+#define PANEL_ROWS_MAX 8
+
+/* A block of `rows` rows: q i8[rows][32], d f32[rows], s f32[rows], start i32[rows], half i32[rows]. start: what a sum of
+ * unsigned codes begins with to come out centred, -offset * sum(q). half: sum(q of the first 16 columns). */
+#define PANEL_ROW_SIZE    48
+#define PANEL_SIZE        (PANEL_BLOCKS * PANEL_ROWS_MAX * PANEL_ROW_SIZE)
+#define PANEL_D(rows)     (32 * (size_t)(rows))
+#define PANEL_S(rows)     (36 * (size_t)(rows))
+#define PANEL_START(rows) (40 * (size_t)(rows))
+#define PANEL_HALF(rows)  (44 * (size_t)(rows))
+
+/* Blocks [begin, begin + count) of rows [row, row + rows). */
+static inline void panel_fill(const struct activations *a, size_t row, unsigned rows, size_t begin,
+                              size_t count, int32_t offset, uint8_t *panel)
+{
+    for (unsigned r = 0; r < rows; r++) {
+        const int8_t *q = a->q + (row + r) * a->q_stride + begin * NUMERICS_BLOCK;
+        const size_t at = (row + r) * a->block_stride + begin;
+        uint8_t *block = panel;
+        for (size_t i = 0; i < count; i++, block += (size_t)PANEL_ROW_SIZE * rows) {
+            const int32_t start = -offset * a->sum[at + i];
+            memcpy(block + 32 * (size_t)r, q + i * NUMERICS_BLOCK, NUMERICS_BLOCK);
+            memcpy(block + PANEL_D(rows) + 4 * (size_t)r, a->d + at + i, 4);
+            memcpy(block + PANEL_S(rows) + 4 * (size_t)r, a->s + at + i, 4);
+            memcpy(block + PANEL_START(rows) + 4 * (size_t)r, &start, 4);
+        }
+    }
+}
+
+#endif
