@@ -4,6 +4,7 @@
 #include "kernels/bench_model.h"
 #include "kernels/cpu/cpu_backend.h"
 #include "kernels/cuda/cuda.h"
+#include "kernels/kv_layout.h"
 #include <stdlib.h>
 
 #define CHUNK_TOKENS_DEFAULT 512
@@ -20,7 +21,7 @@ struct bench {
     uint32_t *pages; /* [seq_count][pages_per_seq] */
     uint32_t total_tokens, chunk_tokens, repeats, seq_count, pages_per_seq;
     struct cuda_ceilings ceilings;
-    double prefill_s[REPEATS_MAX], decode_s[REPEATS_MAX];
+    double prefill_s[REPEATS_MAX], decode_s[REPEATS_MAX], out_s[REPEATS_MAX], in_s[REPEATS_MAX];
 };
 
 static double seconds_since(uint64_t start_us)
@@ -71,10 +72,15 @@ static int bench_open(struct bench *b, struct td_error *err)
     return rc ? rc : bench_check(b, err);
 }
 
+static uint32_t swap_pages(const struct bench *b)
+{
+    return (b->options->swap_tokens + KV_BLOCK_TOKENS - 1) / KV_BLOCK_TOKENS;
+}
+
 static int bench_start_engine(struct bench *b, struct td_error *err)
 {
     const struct bench_engine_options *o = b->options;
-    struct backend_config config = {.page_count = b->pages_per_seq * b->seq_count,
+    struct backend_config config = {.page_count = TD_MAX(b->pages_per_seq * b->seq_count, swap_pages(b)),
                                     .layers_paged = b->model->params.layer_count,
                                     .threads = o->threads,
                                     .rows_max =
@@ -177,6 +183,63 @@ static double median(double *values, uint32_t count)
     return count % 2 ? values[count / 2] : 0.5 * (values[count / 2 - 1] + values[count / 2]);
 }
 
+static uint32_t common_factor(uint32_t a, uint32_t b)
+{
+    return b ? common_factor(b, a % b) : a;
+}
+
+/* The first `count` of all pages in a scattered order. */
+static void scatter(uint32_t *pages, uint32_t count, uint32_t page_count)
+{
+    uint32_t stride = page_count / 8 * 5 | 1;
+    while (common_factor(stride, page_count) != 1)
+        stride += 2;
+    for (uint32_t i = 0; i < count; i++)
+        pages[i] = (uint32_t)((uint64_t)i * stride % page_count);
+}
+
+static int swap_once(struct bench *b, struct page_swap *swap, bool to_host, double *seconds)
+{
+    uint64_t start = clock_mono_us();
+    swap->to_host = to_host;
+    int ticket = b->backend->ops->swap_start(b->backend, swap),
+        rc = ticket < 0 ? ticket : b->backend->ops->swap_done(b->backend, ticket, true);
+    *seconds = seconds_since(start);
+    return rc < 0 ? rc : 0;
+}
+
+/* A conversation's KV out to host memory and back, once before it counts: the driver maps the memory then. */
+static int bench_swap(struct bench *b, struct bench_engine_result *r, struct td_error *err)
+{
+    uint32_t count = swap_pages(b);
+    const struct backend_ops *ops = b->backend->ops;
+    if (count == 0)
+        return 0;
+    if (!ops->swap_start)
+        return td_fail(err, -TD_ERR_UNSUPPORTED,
+                       "cannot measure swapping: this engine's pages are in host memory; use --device cuda");
+    struct kv_shape shape = model_kv_shape(b->model);
+    size_t size = kv_piece_values(&shape, KV_BLOCK_TOKENS) * 4 * shape.layer_count * count;
+    struct page_swap swap = {
+        .count = count, .layer_end = shape.layer_count, .host = ops->host_take(b->backend, size)};
+    uint32_t *pages = calloc(count, sizeof *pages);
+    int rc = pages && swap.host ? 0 : -TD_ERR_NOMEM;
+    if (!rc)
+        scatter(pages, count, b->backend->page_count);
+    swap.pages = pages;
+    for (uint32_t run = 0; run <= b->repeats && !rc; run++) {
+        uint32_t at = run ? run - 1 : 0;
+        if ((rc = swap_once(b, &swap, true, &b->out_s[at])) == 0)
+            rc = swap_once(b, &swap, false, &b->in_s[at]);
+    }
+    if (swap.host)
+        ops->host_give(b->backend, swap.host);
+    free(pages);
+    r->swap_gib = (double)size / (1 << 30);
+    r->swap_out_s = median(b->out_s, b->repeats), r->swap_in_s = median(b->in_s, b->repeats);
+    return rc ? td_fail(err, rc, "cannot measure swapping %zu MiB: %s", size >> 20, td_status_text(rc)) : 0;
+}
+
 /* What a step must read, and a prompt compute, over what the device can do. */
 static void fill_floors(const struct bench *b, struct bench_engine_result *r)
 {
@@ -240,6 +303,8 @@ int bench_engine(const struct bench_engine_options *options, struct bench_engine
     result->load_s = seconds_since(start);
     for (uint32_t run = 0; !rc && run < b.repeats; run++)
         rc = bench_run(&b, run, err);
+    if (!rc)
+        rc = bench_swap(&b, result, err);
     if (!rc)
         fill_result(&b, result);
     bench_free(&b);

@@ -18,6 +18,7 @@ struct bench_engine_options {
     const char *shape;      /* instead of model_path: random weights of a known shape (bench_model.h) ... */
     const char *dtype;      /* ... and of this type; NULL: "bf16" */
     uint32_t batch_count;   /* sequences decoded side by side, each with its own prompt; 0: 1 */
+    uint32_t swap_tokens;   /* of KV to host memory and back into scattered pages; 0: none; a GPU's */
 };
 
 struct bench_engine_result {
@@ -30,6 +31,7 @@ struct bench_engine_result {
     /* Of a GPU, measured in the same run; 0 on the CPU. What a step cannot do without, over the ceilings: */
     double read_gb_s, copy_gb_s, matmul_tflop_s, to_device_gb_s;
     double decode_floor_ms, prefill_floor_ms;
+    double swap_gib, swap_out_s, swap_in_s; /* medians; until the pages can be used */
 };
 
 /* Returns 0, or a negative code with one line in err: the file, its model, memory, context_max < prompt +

@@ -1,5 +1,5 @@
 /* kv_codec: what the files of the KV codec share with each other (kv_piece.c, kv_l0.c, kv_l1.c). Nobody else
- * includes it, except tests that compare the twins of L1. Formats: KV_FORMAT.md.
+ * includes it, except tests that compare the twins of L1, and engines that decode on a device. Formats: KV_FORMAT.md.
  *
  * An encoder writes the payload of one piece and returns its size, -TD_ERR_NOSPACE when it does not fit, or
  * another code. A decoder reads exactly `payload` and writes exactly `count` values, or returns a code; it
@@ -22,6 +22,8 @@ struct kv_codec_scratch {
 int64_t kv_l0_encode(struct kv_codec_scratch *s, const uint16_t *src, size_t count, uint8_t *dst,
                      size_t capacity);
 int kv_l0_decode(struct kv_codec_scratch *s, struct span payload, uint16_t *dst, size_t count);
+/* The planes of a payload, `count` bytes each; joined they are what kv_l0_decode gives. */
+int kv_l0_planes(struct kv_codec_scratch *s, struct span payload, size_t count, uint8_t *high, uint8_t *low);
 
 static inline size_t kv_l1_group_count(size_t count)
 {

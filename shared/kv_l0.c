@@ -137,7 +137,9 @@ int64_t kv_l0_encode(struct kv_codec_scratch *s, const uint16_t *src, size_t cou
     return (int64_t)at + low_size;
 }
 
-int kv_l0_decode(struct kv_codec_scratch *s, struct span payload, uint16_t *dst, size_t count)
+/* On success the planes point into the payload or into the scratch. */
+static int planes_open(struct kv_codec_scratch *s, struct span payload, size_t count, const uint8_t **high,
+                       const uint8_t **low)
 {
     struct reader r = reader_over(payload.data, payload.size);
     uint8_t high_form = reader_u8(&r), low_form = reader_u8(&r);
@@ -147,13 +149,26 @@ int kv_l0_decode(struct kv_codec_scratch *s, struct span payload, uint16_t *dst,
     if (r.bad || reserved != 0)
         return -TD_ERR_FORMAT;
     struct span high_span = {high_data, high_size}, low_span = {r.next, (size_t)(r.end - r.next)};
-    const uint8_t *high, *low;
-    int rc = plane_decode(s, high_form, high_span, s->high, count, &high);
+    int rc = plane_decode(s, high_form, high_span, s->high, count, high);
+    return rc < 0 ? rc : plane_decode(s, low_form, low_span, s->low, count, low);
+}
+
+int kv_l0_planes(struct kv_codec_scratch *s, struct span payload, size_t count, uint8_t *high, uint8_t *low)
+{
+    const uint8_t *high_plane, *low_plane;
+    int rc = planes_open(s, payload, count, &high_plane, &low_plane);
     if (rc < 0)
         return rc;
-    rc = plane_decode(s, low_form, low_span, s->low, count, &low);
-    if (rc < 0)
-        return rc;
-    planes_join(high, low, count, dst);
+    memcpy(high, high_plane, count);
+    memcpy(low, low_plane, count);
     return 0;
+}
+
+int kv_l0_decode(struct kv_codec_scratch *s, struct span payload, uint16_t *dst, size_t count)
+{
+    const uint8_t *high, *low;
+    int rc = planes_open(s, payload, count, &high, &low);
+    if (rc == 0)
+        planes_join(high, low, count, dst);
+    return rc;
 }

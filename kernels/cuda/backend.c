@@ -1,5 +1,4 @@
-/* backend: makes and unmakes the CUDA backend: the device chosen, memory planned and taken once, weights copied; and pages in and
- * out. */
+/* backend: makes and unmakes the CUDA backend: the device chosen, memory planned and taken once, weights copied. */
 #include "kernels/cuda/cuda_backend.h"
 #include "kernels/cpu/numerics.h"
 #include "shared/log.h"
@@ -209,70 +208,6 @@ static int take_memory(struct cuda_backend *b, const struct plan *plan, struct t
     return 0;
 }
 
-/* --- pages ------------------------------------------------------------------------------------ */
-
-static bool page_call_ok(const struct backend *base, uint32_t page, uint32_t layer, uint32_t token_count)
-{
-    return page < base->page_count && layer < base->layers_paged && token_count >= 1 &&
-           token_count <= KV_BLOCK_TOKENS;
-}
-
-/* Rows of all KV heads between the page (64 tokens a head) and the host (token_count a head). */
-static int copy_layer(struct cuda_backend *b, uint32_t page, uint32_t layer, bool is_value,
-                      uint32_t token_count, void *host, bool to_host)
-{
-    const struct model_params *p = &b->base.model->params;
-    uint64_t layer_values = (uint64_t)cuda_kv_size(p) * KV_BLOCK_TOKENS;
-    uint8_t *at = b->pages + 2 * (page * b->page_values + (2 * (uint64_t)layer + is_value) * layer_values);
-    size_t row = (size_t)2 * token_count * p->head_dim, page_row = (size_t)2 * KV_BLOCK_TOKENS * p->head_dim;
-    cudaError_t rc = to_host ? cudaMemcpy2DAsync(host, row, at, page_row, row, p->kv_head_count,
-                                                 cudaMemcpyDeviceToHost, b->stream)
-                             : cudaMemcpy2DAsync(at, page_row, host, row, row, p->kv_head_count,
-                                                 cudaMemcpyHostToDevice, b->stream);
-    return cuda_note(b, rc, "copying a KV page");
-}
-
-static int page_transfer(struct backend *base, uint32_t page, uint32_t layer, uint32_t token_count, void *k,
-                         void *v, bool to_host)
-{
-    struct cuda_backend *b = (struct cuda_backend *)base;
-    if (!page_call_ok(base, page, layer, token_count))
-        return -TD_ERR_ARG;
-    int rc = b->failed ? b->failed : cuda_note(b, cudaSetDevice(b->device), "choosing the device");
-    if (rc || (rc = copy_layer(b, page, layer, false, token_count, k, to_host)) ||
-        (rc = copy_layer(b, page, layer, true, token_count, v, to_host)))
-        return rc;
-    return cuda_note(b, cudaStreamSynchronize(b->stream), "copying a KV page");
-}
-
-static int cuda_page_read(struct backend *base, uint32_t page, uint32_t layer, uint32_t token_count,
-                          uint16_t *k, uint16_t *v)
-{
-    return page_transfer(base, page, layer, token_count, k, v, true);
-}
-
-static int cuda_page_write(struct backend *base, uint32_t page, uint32_t layer, uint32_t token_count,
-                           const uint16_t *k, const uint16_t *v)
-{
-    return page_transfer(base, page, layer, token_count, (void *)(uintptr_t)k, (void *)(uintptr_t)v, false);
-}
-
-static int cuda_page_copy(struct backend *base, uint32_t from, uint32_t to)
-{
-    struct cuda_backend *b = (struct cuda_backend *)base;
-    if (from >= base->page_count || to >= base->page_count)
-        return -TD_ERR_ARG;
-    if (b->failed || from == to)
-        return b->failed;
-    int rc = cuda_note(b, cudaSetDevice(b->device), "choosing the device");
-    if (rc)
-        return rc;
-    return cuda_note(b,
-                     cudaMemcpyAsync(b->pages + 2 * to * b->page_values, b->pages + 2 * from * b->page_values,
-                                     2 * b->page_values, cudaMemcpyDeviceToDevice, b->stream),
-                     "copying a KV page"); /* the stream keeps it in front of what comes next */
-}
-
 /* --- life ------------------------------------------------------------------------------------- */
 
 static void cuda_destroy(struct backend *base)
@@ -285,6 +220,7 @@ static void cuda_destroy(struct backend *base)
     for (struct cuda_graph *g = b->graphs; g < b->graphs + GRAPHS; g++)
         if (g->exec)
             cudaGraphExecDestroy(g->exec);
+    cuda_paging_destroy(b);
     blas_destroy(b->blas);
     workers_destroy(b->workers);
     if (b->io)
@@ -310,6 +246,11 @@ static const struct backend_ops cuda_backend_ops = {
     .page_read = cuda_page_read,
     .page_write = cuda_page_write,
     .page_copy = cuda_page_copy,
+    .pieces_write = cuda_pieces_write,
+    .swap_start = cuda_swap_start,
+    .swap_done = cuda_swap_done,
+    .host_take = cuda_host_take,
+    .host_give = cuda_host_give,
     .destroy = cuda_destroy,
 };
 
@@ -385,7 +326,7 @@ static int build(struct cuda_backend *b, const char *device, unsigned threads, s
     if ((rc = cuda_place_weights(b, &c, &scratch, err)))
         return rc;
     b->matvec_rows_16 = MATVEC_ROWS_16;
-    if ((rc = prepare_steps(b, err)))
+    if ((rc = prepare_steps(b, err)) || (rc = cuda_paging_create(b, err)))
         return rc;
     b->blas = blas_create(b->stream, why, sizeof why);
     if (!b->blas)

@@ -83,6 +83,8 @@ struct cuda_backend {
     uint8_t *io; /* pinned: hidden states or logits on their way */
     size_t io_size;
 
+    struct cuda_paging *paging; /* pages.c's */
+
     struct cuda_graph graphs[GRAPHS];
     uint64_t graph_clock;
     struct cuda_pass pass;
@@ -114,6 +116,21 @@ int cuda_note(struct cuda_backend *b, cudaError_t rc, const char *what);
 
 /* backend.c: "cuda" or "cuda:N" to its number, -1 otherwise. */
 int cuda_device_parse(const char *name);
+
+/* pages.c: pages to and from host memory. The functions are the backend's; made and unmade with it. */
+struct cuda_paging;
+int cuda_paging_create(struct cuda_backend *b, struct td_error *err);
+void cuda_paging_destroy(struct cuda_backend *b);
+int cuda_page_read(struct backend *base, uint32_t page, uint32_t layer, uint32_t token_count, uint16_t *k,
+                   uint16_t *v);
+int cuda_page_write(struct backend *base, uint32_t page, uint32_t layer, uint32_t token_count,
+                    const uint16_t *k, const uint16_t *v);
+int cuda_page_copy(struct backend *base, uint32_t from, uint32_t to);
+int cuda_pieces_write(struct backend *base, struct page_piece *pieces, uint32_t count);
+int cuda_swap_start(struct backend *base, const struct page_swap *swap);
+int cuda_swap_done(struct backend *base, int ticket, bool wait);
+void *cuda_host_take(struct backend *base, size_t size);
+void cuda_host_give(struct backend *base, void *memory);
 
 /* upload.c: with c->base NULL only counts bytes; else fills b's layers and copies. */
 int cuda_place_weights(struct cuda_backend *b, struct cuda_carver *c, uint64_t *largest_scratch,

@@ -1,0 +1,437 @@
+/* pages: KV pages in and out of the device: rows of a layer through pinned memory, pieces decoded on the device, and whole pages
+ * swapped on a stream of their own.
+ *
+ * Writes go through a ring of pinned slots and are not waited for: the stream keeps them in front of the steps that read them. Pieces
+ * are laid side by side in one pinned buffer and cross the bus in one copy, still encoded; what only the host can do (the frames of
+ * L0's planes) is done on the way in. Swaps are one batch of copies a layer by the copy engines, which take no multiprocessor. */
+#include "kernels/cuda/cuda_backend.h"
+#include "kernels/cuda/kv_kernels.h"
+#include "shared/kv_codec.h"
+#include <stdlib.h>
+
+#define SLOTS       8
+#define PIECES_MAX  1024               /* of one launch */
+#define PIECES_SIZE ((size_t)16 << 20) /* their bytes */
+#define TICKETS     16                 /* swaps on their way */
+#define L1_ORIGIN   183                /* scale index of 1.0 */
+
+struct cuda_paging {
+    uint8_t *ring; /* pinned [SLOTS][slot_size], K and V of a layer of a page each */
+    size_t slot_size;
+    cudaEvent_t slot_free[SLOTS];
+    uint32_t next_slot;
+    uint8_t *pieces, *pieces_device; /* [PIECES_MAX] flags, [PIECES_MAX] struct cuda_piece, bytes */
+    float *l1_scales;                /* on the device [256] */
+    struct kv_codec_scratch *scratch;
+    cudaStream_t swap_stream;
+    cudaEvent_t steps_done, ticket[TICKETS];
+    int tickets_given, tickets_done;
+    void **device_at, **host_at; /* [page_count], of one batch of copies */
+    size_t *sizes;
+};
+
+static uint64_t layer_values(const struct cuda_backend *b)
+{
+    return (uint64_t)2 * cuda_kv_size(&b->base.model->params) * KV_BLOCK_TOKENS;
+}
+
+static uint8_t *layer_at(const struct cuda_backend *b, uint32_t page, uint32_t layer)
+{
+    return b->pages + 2 * (page * b->page_values + layer * layer_values(b));
+}
+
+/* --- life ------------------------------------------------------------------------------------- */
+
+static cudaError_t take_streams(struct cuda_paging *p)
+{
+    cudaError_t rc = cudaStreamCreateWithFlags(&p->swap_stream, cudaStreamNonBlocking);
+    if (!rc)
+        rc = cudaEventCreateWithFlags(&p->steps_done, cudaEventDisableTiming);
+    for (uint32_t i = 0; i < SLOTS && !rc; i++)
+        rc = cudaEventCreateWithFlags(&p->slot_free[i], cudaEventDisableTiming);
+    for (uint32_t i = 0; i < TICKETS && !rc; i++)
+        rc = cudaEventCreateWithFlags(&p->ticket[i], cudaEventDisableTiming);
+    return rc;
+}
+
+static size_t pieces_head_size(void)
+{
+    return PIECES_MAX + PIECES_MAX * sizeof(struct cuda_piece);
+}
+
+static cudaError_t take_buffers(struct cuda_paging *p)
+{
+    float scales[256] = {0};
+    for (int i = 1; i < 256; i++)
+        scales[i] = kv_l1_power(i - L1_ORIGIN);
+    cudaError_t rc = cudaMallocHost((void **)&p->ring, SLOTS * p->slot_size);
+    if (!rc)
+        rc = cudaMallocHost((void **)&p->pieces, pieces_head_size() + PIECES_SIZE);
+    if (!rc)
+        rc = cudaMalloc((void **)&p->pieces_device, pieces_head_size() + PIECES_SIZE);
+    if (!rc)
+        rc = cudaMalloc((void **)&p->l1_scales, sizeof scales);
+    return rc ? rc : cudaMemcpy(p->l1_scales, scales, sizeof scales, cudaMemcpyHostToDevice);
+}
+
+int cuda_paging_create(struct cuda_backend *b, struct td_error *err)
+{
+    const struct model_params *m = &b->base.model->params;
+    struct kv_shape shape = {b->base.layers_paged, m->kv_head_count, m->head_dim};
+    struct cuda_paging *p = b->paging = calloc(1, sizeof *p);
+    if (!p)
+        return td_fail(err, -TD_ERR_NOMEM, "cannot start the engine on cuda:%d: out of memory", b->device);
+    p->slot_size = 2 * layer_values(b);
+    p->scratch = kv_codec_scratch_create(&shape);
+    p->device_at = calloc(b->base.page_count, sizeof *p->device_at);
+    p->host_at = calloc(b->base.page_count, sizeof *p->host_at);
+    p->sizes = calloc(b->base.page_count, sizeof *p->sizes);
+    if (!p->scratch || !p->device_at || !p->host_at || !p->sizes)
+        return td_fail(err, -TD_ERR_NOMEM, "cannot start the engine on cuda:%d: out of memory", b->device);
+    cudaError_t rc = take_streams(p);
+    if (!rc)
+        rc = take_buffers(p);
+    return rc ? td_fail(err, cuda_note(b, rc, "taking buffers for KV pages"),
+                        "cannot start the engine on cuda:%d: buffers for KV pages: %s", b->device,
+                        cudaGetErrorString(rc))
+              : 0;
+}
+
+void cuda_paging_destroy(struct cuda_backend *b)
+{
+    struct cuda_paging *p = b->paging;
+    if (!p)
+        return;
+    if (p->swap_stream) {
+        cudaStreamSynchronize(p->swap_stream);
+        cudaStreamDestroy(p->swap_stream);
+    }
+    for (uint32_t i = 0; i < SLOTS; i++)
+        if (p->slot_free[i])
+            cudaEventDestroy(p->slot_free[i]);
+    for (uint32_t i = 0; i < TICKETS; i++)
+        if (p->ticket[i])
+            cudaEventDestroy(p->ticket[i]);
+    if (p->steps_done)
+        cudaEventDestroy(p->steps_done);
+    cudaFreeHost(p->ring);
+    cudaFreeHost(p->pieces);
+    cudaFree(p->pieces_device);
+    cudaFree(p->l1_scales);
+    kv_codec_scratch_destroy(p->scratch);
+    free(p->device_at), free(p->host_at), free(p->sizes);
+    free(p);
+    b->paging = NULL;
+}
+
+/* --- rows of a layer -------------------------------------------------------------------------- */
+
+static bool page_call_ok(const struct backend *base, uint32_t page, uint32_t layer, uint32_t token_count)
+{
+    return page < base->page_count && layer < base->layers_paged && token_count >= 1 &&
+           token_count <= KV_BLOCK_TOKENS;
+}
+
+static int ready(struct cuda_backend *b)
+{
+    return b->failed ? b->failed : cuda_note(b, cudaSetDevice(b->device), "choosing the device");
+}
+
+/* K and V of `token_count` tokens between a slot ([K|V][kv_head][token_count][head_dim]) and the page: heads of both lie evenly apart. */
+static cudaError_t copy_rows(struct cuda_backend *b, uint32_t page, uint32_t layer, uint32_t token_count,
+                             uint8_t *slot, bool to_host)
+{
+    const struct model_params *m = &b->base.model->params;
+    size_t row = (size_t)2 * token_count * m->head_dim, page_row = (size_t)2 * KV_BLOCK_TOKENS * m->head_dim,
+           heads = 2 * (size_t)m->kv_head_count;
+    uint8_t *at = layer_at(b, page, layer);
+    return to_host
+               ? cudaMemcpy2DAsync(slot, row, at, page_row, row, heads, cudaMemcpyDeviceToHost, b->stream)
+               : cudaMemcpy2DAsync(at, page_row, slot, row, row, heads, cudaMemcpyHostToDevice, b->stream);
+}
+
+/* The next slot, once the copy that used it is over. NULL: the device has failed. */
+static uint8_t *take_slot(struct cuda_backend *b)
+{
+    struct cuda_paging *p = b->paging;
+    uint32_t slot = p->next_slot;
+    p->next_slot = (slot + 1) % SLOTS;
+    if (cuda_note(b, cudaEventSynchronize(p->slot_free[slot]), "copying a KV page"))
+        return NULL;
+    return p->ring + slot * p->slot_size;
+}
+
+static int slot_used(struct cuda_backend *b, const uint8_t *slot)
+{
+    struct cuda_paging *p = b->paging;
+    size_t index = (size_t)(slot - p->ring) / p->slot_size;
+    return cuda_note(b, cudaEventRecord(p->slot_free[index], b->stream), "copying a KV page");
+}
+
+int cuda_page_read(struct backend *base, uint32_t page, uint32_t layer, uint32_t token_count, uint16_t *k,
+                   uint16_t *v)
+{
+    struct cuda_backend *b = (struct cuda_backend *)base;
+    if (!page_call_ok(base, page, layer, token_count))
+        return -TD_ERR_ARG;
+    int rc = ready(b);
+    uint8_t *slot = rc ? NULL : take_slot(b);
+    if (!slot)
+        return b->failed;
+    size_t half = (size_t)2 * token_count * cuda_kv_size(&base->model->params);
+    if ((rc = cuda_note(b, copy_rows(b, page, layer, token_count, slot, true), "copying a KV page")) ||
+        (rc = cuda_note(b, cudaStreamSynchronize(b->stream), "copying a KV page")))
+        return rc;
+    memcpy(k, slot, half);
+    memcpy(v, slot + half, half);
+    return 0;
+}
+
+int cuda_page_write(struct backend *base, uint32_t page, uint32_t layer, uint32_t token_count,
+                    const uint16_t *k, const uint16_t *v)
+{
+    struct cuda_backend *b = (struct cuda_backend *)base;
+    if (!page_call_ok(base, page, layer, token_count))
+        return -TD_ERR_ARG;
+    int rc = ready(b);
+    uint8_t *slot = rc ? NULL : take_slot(b);
+    if (!slot)
+        return b->failed;
+    size_t half = (size_t)2 * token_count * cuda_kv_size(&base->model->params);
+    memcpy(slot, k, half);
+    memcpy(slot + half, v, half);
+    rc = cuda_note(b, copy_rows(b, page, layer, token_count, slot, false), "copying a KV page");
+    return rc ? rc : slot_used(b, slot);
+}
+
+int cuda_page_copy(struct backend *base, uint32_t from, uint32_t to)
+{
+    struct cuda_backend *b = (struct cuda_backend *)base;
+    if (from >= base->page_count || to >= base->page_count)
+        return -TD_ERR_ARG;
+    if (b->failed || from == to)
+        return b->failed;
+    int rc = ready(b);
+    return rc ? rc
+              : cuda_note(b,
+                          cudaMemcpyAsync(layer_at(b, to, 0), layer_at(b, from, 0), 2 * b->page_values,
+                                          cudaMemcpyDeviceToDevice, b->stream),
+                          "copying a KV page"); /* the stream keeps it in front of what comes next */
+}
+
+/* --- pieces ----------------------------------------------------------------------------------- */
+
+struct packing { /* pieces of one launch: [first, first + count), those with status 0 at places in the list */
+    struct cuda_piece *list;
+    uint8_t *flags, *bytes;
+    size_t used;
+    uint32_t count, values_max;
+    struct page_piece *owner[PIECES_MAX];
+};
+
+static void packing_begin(struct packing *k, const struct cuda_paging *p)
+{
+    k->flags = p->pieces;
+    k->list = (struct cuda_piece *)(p->pieces + PIECES_MAX);
+    k->bytes = p->pieces + pieces_head_size();
+    k->used = 0;
+    k->count = k->values_max = 0;
+    memset(k->flags, 0, PIECES_MAX);
+}
+
+static size_t rounded(size_t size)
+{
+    return (size + 15) / 16 * 16;
+}
+
+static int check_piece(const struct cuda_backend *b, const struct page_piece *piece)
+{
+    const struct model_params *m = &b->base.model->params;
+    const struct kv_piece_head *h = &piece->head;
+    if (piece->page >= b->base.page_count || h->layer >= b->base.layers_paged)
+        return -TD_ERR_ARG;
+    if (h->kv_head_count != m->kv_head_count || h->head_dim != m->head_dim || h->token_count < 1 ||
+        h->first_token + h->token_count > KV_BLOCK_TOKENS)
+        return -TD_ERR_SHAPE;
+    return 0;
+}
+
+/* The payload into staging, in the form that the kernel reads. Sizes were promised by nobody: they are checked here. */
+static int pack_payload(struct cuda_backend *b, struct packing *k, const struct page_piece *piece,
+                        struct cuda_piece *out)
+{
+    size_t n = out->value_count, groups = kv_l1_group_count(n);
+    uint8_t *body = k->bytes + k->used;
+    out->body = k->used;
+    out->side = k->used + rounded(piece->head.codec == KV_RAW ? 2 * n : n);
+    uint8_t *side = k->bytes + out->side;
+    switch (piece->head.codec) {
+    case KV_RAW:
+        if (piece->payload.size != 2 * n)
+            return -TD_ERR_FORMAT;
+        out->form = CUDA_PIECE_RAW;
+        memcpy(body, piece->payload.data, 2 * n);
+        return 0;
+    case KV_L0:
+        out->form = CUDA_PIECE_PLANES;
+        return kv_l0_planes(b->paging->scratch, piece->payload, n, side, body);
+    case KV_L1:
+        if (piece->payload.size != kv_l1_size(n))
+            return -TD_ERR_FORMAT;
+        out->form = CUDA_PIECE_L1;
+        memcpy(side, piece->payload.data, groups);
+        memcpy(body, (const uint8_t *)piece->payload.data + groups, n);
+        return 0;
+    default:
+        return -TD_ERR_UNSUPPORTED;
+    }
+}
+
+static void pack(struct cuda_backend *b, struct packing *k, struct page_piece *piece)
+{
+    const struct kv_piece_head *h = &piece->head;
+    struct cuda_piece *out = &k->list[k->count];
+    *out = (struct cuda_piece){.out = (uint64_t)(layer_at(b, piece->page, h->layer) - b->pages) / 2 +
+                                      (h->is_value ? layer_values(b) / 2 : 0) +
+                                      (uint64_t)h->first_token * h->head_dim,
+                               .value_count = (uint32_t)h->kv_head_count * h->token_count * h->head_dim,
+                               .row_values = (uint32_t)h->token_count * h->head_dim};
+    piece->status = pack_payload(b, k, piece, out);
+    if (piece->status < 0)
+        return;
+    k->used = out->side + rounded(out->value_count);
+    k->values_max = TD_MAX(k->values_max, out->value_count);
+    k->owner[k->count++] = piece;
+}
+
+static int packing_run(struct cuda_backend *b, struct packing *k)
+{
+    struct cuda_paging *p = b->paging;
+    if (k->count == 0)
+        return 0;
+    size_t head = pieces_head_size();
+    cudaError_t rc =
+        cudaMemcpyAsync(p->pieces_device, p->pieces, head + k->used, cudaMemcpyHostToDevice, b->stream);
+    if (!rc) {
+        cuda_pieces_decode(b->stream, p->pieces_device + head,
+                           (const struct cuda_piece *)(p->pieces_device + PIECES_MAX), k->count,
+                           k->values_max, p->l1_scales, KV_BLOCK_TOKENS * b->base.model->params.head_dim,
+                           (uint16_t *)b->pages, p->pieces_device);
+        rc = cudaGetLastError();
+    }
+    if (!rc)
+        rc = cudaMemcpyAsync(k->flags, p->pieces_device, k->count, cudaMemcpyDeviceToHost, b->stream);
+    if (!rc)
+        rc = cudaStreamSynchronize(b->stream);
+    for (uint32_t i = 0; i < k->count && !rc; i++)
+        if (k->flags[i])
+            k->owner[i]->status = -TD_ERR_FORMAT;
+    return cuda_note(b, rc, "decoding KV pieces");
+}
+
+int cuda_pieces_write(struct backend *base, struct page_piece *pieces, uint32_t count)
+{
+    struct cuda_backend *b = (struct cuda_backend *)base;
+    struct packing k;
+    int rc = ready(b);
+    packing_begin(&k, b->paging);
+    for (uint32_t i = 0; i < count && !rc; i++) {
+        pieces[i].status = check_piece(b, &pieces[i]);
+        if (pieces[i].status < 0)
+            continue;
+        size_t most = 2 * rounded(layer_values(b));
+        if (k.count == PIECES_MAX || k.used + most > PIECES_SIZE) {
+            rc = packing_run(b, &k);
+            packing_begin(&k, b->paging);
+        }
+        if (!rc)
+            pack(b, &k, &pieces[i]);
+    }
+    return rc ? rc : packing_run(b, &k);
+}
+
+/* --- swap ------------------------------------------------------------------------------------- */
+
+/* One layer of all pages: one launch. */
+static cudaError_t swap_layer(struct cuda_backend *b, const struct page_swap *w, uint32_t layer)
+{
+    struct cuda_paging *p = b->paging;
+    uint64_t size = 2 * layer_values(b);
+    uint8_t *host = (uint8_t *)w->host + (uint64_t)(layer - w->layer_begin) * w->count * size;
+    for (uint32_t i = 0; i < w->count; i++) {
+        p->device_at[i] = layer_at(b, w->pages[i], layer);
+        p->host_at[i] = host + i * size;
+        p->sizes[i] = size;
+    }
+    struct cudaMemcpyAttributes how = {.srcAccessOrder = cudaMemcpySrcAccessOrderStream};
+    size_t first = 0;
+    void **to = w->to_host ? p->host_at : p->device_at, **from = w->to_host ? p->device_at : p->host_at;
+    return cudaMemcpyBatchAsync(to, (const void *const *)from, p->sizes, w->count, &how, &first, 1,
+                                p->swap_stream);
+}
+
+static bool swap_ok(const struct backend *base, const struct page_swap *w)
+{
+    bool ok = w->count >= 1 && w->count <= base->page_count && w->layer_begin < w->layer_end &&
+              w->layer_end <= base->layers_paged && w->host;
+    for (uint32_t i = 0; i < w->count && ok; i++)
+        ok = w->pages[i] < base->page_count;
+    return ok;
+}
+
+int cuda_swap_start(struct backend *base, const struct page_swap *w)
+{
+    struct cuda_backend *b = (struct cuda_backend *)base;
+    struct cuda_paging *p = b->paging;
+    if (!swap_ok(base, w))
+        return -TD_ERR_ARG;
+    if (p->tickets_given - p->tickets_done >= TICKETS)
+        return -TD_ERR_FULL;
+    int rc = ready(b);
+    /* behind the steps that were begun: they wrote, or still read, these pages */
+    if (!rc)
+        rc = cuda_note(b, cudaEventRecord(p->steps_done, b->stream), "swapping KV pages");
+    if (!rc)
+        rc = cuda_note(b, cudaStreamWaitEvent(p->swap_stream, p->steps_done, 0), "swapping KV pages");
+    for (uint32_t layer = w->layer_begin; layer < w->layer_end && !rc; layer++)
+        rc = cuda_note(b, swap_layer(b, w, layer), "swapping KV pages");
+    if (!rc)
+        rc = cuda_note(b, cudaEventRecord(p->ticket[p->tickets_given % TICKETS], p->swap_stream),
+                       "swapping KV pages");
+    return rc ? rc : ++p->tickets_given;
+}
+
+int cuda_swap_done(struct backend *base, int ticket, bool wait)
+{
+    struct cuda_backend *b = (struct cuda_backend *)base;
+    struct cuda_paging *p = b->paging;
+    if (ticket < 1 || ticket > p->tickets_given)
+        return -TD_ERR_ARG;
+    if (b->failed || ticket <= p->tickets_done)
+        return b->failed ? b->failed : 1;
+    cudaEvent_t event = p->ticket[(ticket - 1) % TICKETS];
+    cudaError_t rc = wait ? cudaEventSynchronize(event) : cudaEventQuery(event);
+    if (rc == cudaErrorNotReady)
+        return 0;
+    if (rc)
+        return cuda_note(b, rc, "swapping KV pages");
+    p->tickets_done = ticket;
+    return 1;
+}
+
+void *cuda_host_take(struct backend *base, size_t size)
+{
+    struct cuda_backend *b = (struct cuda_backend *)base;
+    void *memory = NULL;
+    if (ready(b) || cudaMallocHost(&memory, size)) {
+        cudaGetLastError(); /* of this call alone: the device is well */
+        return NULL;
+    }
+    return memory;
+}
+
+void cuda_host_give(struct backend *base, void *memory)
+{
+    (void)base;
+    cudaFreeHost(memory);
+}
