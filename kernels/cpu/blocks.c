@@ -9,21 +9,6 @@
  *   Q6_K  nibble[128] high[64] scale:i8[16] d:f16                 256 values, 16 scales of 16 */
 #include "kernels/cpu/blocks.h"
 
-bool weight_is_quantised(uint32_t type)
-{
-    return type != GGUF_F32 && type != GGUF_F16 && type != GGUF_BF16;
-}
-
-bool weight_has_minimum(uint32_t type)
-{
-    return type == GGUF_Q4_1 || type == GGUF_Q5_1 || type == GGUF_Q4_K || type == GGUF_Q5_K;
-}
-
-int weight_code_offset(uint32_t type)
-{
-    return type == GGUF_Q4_0 ? 8 : type == GGUF_Q5_0 ? 16 : type == GGUF_Q6_K ? 32 : 0;
-}
-
 static void read_nibbles(const uint8_t *nibbles, const uint8_t *high, int8_t code[static 32])
 {
     uint32_t bits = high ? load_le32(high) : 0;

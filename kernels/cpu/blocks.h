@@ -13,9 +13,21 @@ struct weight_block {
     uint8_t min;                 /* Q4_K, Q5_K: 0..63; others 1 */
 };
 
-bool weight_is_quantised(uint32_t type); /* false: F32, F16, BF16 */
-bool weight_has_minimum(uint32_t type);
-int weight_code_offset(uint32_t type); /* 8, 16, 32 or 0 */
+/* Inline, as kernels ask with a type that the compiler knows. */
+static inline bool weight_is_quantised(uint32_t type)
+{
+    return type != GGUF_F32 && type != GGUF_F16 && type != GGUF_BF16;
+}
+
+static inline bool weight_has_minimum(uint32_t type)
+{
+    return type == GGUF_Q4_1 || type == GGUF_Q5_1 || type == GGUF_Q4_K || type == GGUF_Q5_K;
+}
+
+static inline int weight_code_offset(uint32_t type)
+{
+    return type == GGUF_Q4_0 ? 8 : type == GGUF_Q5_0 ? 16 : type == GGUF_Q6_K ? 32 : 0;
+}
 
 /* Block `index` (of 32 values) of a row of quantised weights. */
 void weight_block_read(uint32_t type, const void *row, size_t index, struct weight_block *out);
