@@ -31,35 +31,33 @@ static int refuse_fingerprint(struct edge_connection *c, const Tandem__Hello *he
 /* No offered version fits: say what the nearest one lacks. */
 static int refuse_versions(struct edge_connection *c, const Tandem__Hello *hello)
 {
-    const struct service *s = c->server->service;
     char text[200];
-    bool protocol = false, layout = false;
-    for (size_t i = 0; i < hello->n_versions; i++) {
-        const Tandem__Version *v = hello->versions[i];
-        bool same = v->protocol == WIRE_PROTOCOL;
-        protocol |= same;
-        layout |= same && memcmp(v->layout.data, s->layout, TD_HASH_SIZE) == 0;
-    }
+    bool protocol = false;
+    for (size_t i = 0; i < hello->n_versions; i++)
+        protocol |= hello->versions[i]->protocol == WIRE_PROTOCOL;
     if (!protocol)
         snprintf(text, sizeof text, "the edge speaks protocol %u, the cloud %d; install matching versions",
                  hello->versions[0]->protocol, WIRE_PROTOCOL);
-    else if (!layout)
-        snprintf(text, sizeof text, "edge and cloud lay KV out differently; install matching versions");
     else
-        snprintf(text, sizeof text, "edge and cloud compute with other arithmetic (the cloud: numerics %u)",
-                 s->numerics);
+        snprintf(text, sizeof text,
+                 "edge and cloud lay KV out differently, or one computes with arithmetic that the other does not "
+                 "know; install matching versions");
     return refuse(c, -TD_ERR_VERSION, text);
 }
 
-static bool versions_fit(const struct service *s, const Tandem__Hello *hello)
+/* The numerics of the first version that fits, or of the one with the cloud's own numerics; 0: none fits. Numerics may differ: what
+ * the two compute together is then no `exact` (edge_server_stream.c), and says so (sequence_plan.c). */
+static uint32_t fitting_numerics(const struct service *s, const Tandem__Hello *hello)
 {
+    uint32_t found = 0;
     for (size_t i = 0; i < hello->n_versions; i++) {
         const Tandem__Version *v = hello->versions[i];
-        if (v->protocol == WIRE_PROTOCOL && v->numerics == s->numerics &&
-            memcmp(v->layout.data, s->layout, TD_HASH_SIZE) == 0)
-            return true;
+        bool known = v->numerics >= KV_NUMERICS_CPU_V1 && v->numerics <= KV_NUMERICS_CUDA_FAST;
+        if (v->protocol == WIRE_PROTOCOL && known && memcmp(v->layout.data, s->layout, TD_HASH_SIZE) == 0 &&
+            (found == 0 || v->numerics == s->numerics))
+            found = v->numerics;
     }
-    return false;
+    return found;
 }
 
 static int welcome(struct edge_connection *c)
@@ -95,7 +93,8 @@ static int on_hello(struct edge_connection *c, const Tandem__Hello *hello)
     if (memcmp(hello->fingerprint.data, s->fingerprint, TD_HASH_SIZE) != 0 ||
         hello->layer_count != s->layer_count)
         return refuse_fingerprint(c, hello);
-    if (!versions_fit(s, hello))
+    c->numerics = fitting_numerics(s, hello);
+    if (c->numerics == 0)
         return refuse_versions(c, hello);
     if (service_keys(s, c->who.tenant, c->who.principal, c->shared_key, c->own_key, &err) < 0) {
         log_error("cloud", "no keys for tenant %s: %s", c->who.tenant, err.text);

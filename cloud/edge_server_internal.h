@@ -32,6 +32,7 @@ struct edge_connection {
     bool receiving; /* inside link_receive: it flushes once at the end */
     struct auth_identity who;
     uint8_t shared_key[CRYPTO_KEY_SIZE], own_key[CRYPTO_KEY_SIZE];
+    uint32_t numerics; /* the edge's: enum kv_numerics */
     struct edge_stream *streams;
 };
 

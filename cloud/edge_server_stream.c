@@ -234,8 +234,9 @@ static int decode_ids(struct span payload, uint32_t vocab_count, int32_t **out)
     return 0;
 }
 
-static int check_open(const struct service *s, const Tandem__Open *m, const char **text)
+static int check_open(const struct edge_connection *c, const Tandem__Open *m, const char **text)
 {
+    const struct service *s = c->server->service;
     *text = "this node is shutting down";
     if (s->draining)
         return -TD_ERR_CLOSED;
@@ -245,6 +246,10 @@ static int check_open(const struct service *s, const Tandem__Open *m, const char
     *text = "OPEN asks for a fidelity that does not exist";
     if (m->accept > KV_ACCEPT_ANY)
         return -TD_ERR_ARG;
+    *text = "edge and cloud compute with other arithmetic, so nothing that both take part in is exact: ask for "
+            "visible-lossless";
+    if (m->accept == KV_ACCEPT_EXACT && c->numerics != s->numerics)
+        return -TD_ERR_UNSUPPORTED;
     *text = "OPEN names a part of a conversation, but no conversation";
     if (m->conversation_length > 0 && !m->conversation[0])
         return -TD_ERR_ARG;
@@ -300,7 +305,7 @@ static int on_open(struct edge_connection *c, const struct wire_frame *f)
     struct engine_open open;
     fill_open(&open, c, m);
     struct edge_stream *s = NULL;
-    int rc = check_open(service, m, &text);
+    int rc = check_open(c, m, &text);
     if (rc == 0 && (rc = decode_ids(f->payload, service->vocab_count, &open.ids)) < 0)
         text = rc == -TD_ERR_FORMAT ? "OPEN carries a token id that the model does not have"
                                     : "not enough memory";

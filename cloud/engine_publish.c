@@ -56,7 +56,7 @@ void engine_publish(struct engine *e, struct sequence *s)
         if (b->from_device)
             s->own_from = TD_MIN(s->own_from, s->published);
         struct kv_quality quality = {.fidelity = b->fidelity,
-                                     .numerics = (uint8_t)e->model.numerics,
+                                     .numerics = b->numerics ? b->numerics : (uint8_t)e->model.numerics,
                                      .provenance = b->from_device ? KV_FROM_DEVICE : KV_FROM_CLOUD};
         s->quality = kv_quality_worst(s->quality, quality);
         if (!s->generate.no_persist)

@@ -223,7 +223,7 @@ void sequence_restart(struct sequence *s)
     for (uint32_t i = 0; i < s->block_capacity; i++) {
         struct seq_block *b = &s->blocks[i];
         b->edge_layers = b->missing = 0;
-        b->fidelity = 0;
+        b->fidelity = b->numerics = 0;
         b->from_device = b->closed = b->on_disk = false;
     }
     memset(s->have, 0, (size_t)s->block_capacity * s->have_words * sizeof *s->have);

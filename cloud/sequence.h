@@ -41,6 +41,7 @@ struct seq_block {
     uint16_t edge_layers;           /* k of the edge range with rows in this block; 0: none */
     uint8_t edge_first, edge_count; /* these rows, within the block */
     uint8_t fidelity;               /* worst level of what a device sent into it */
+    uint8_t numerics;               /* of what a device sent into it; 0: nothing yet */
     bool from_device, closed;
     bool on_disk;              /* while LOADING: to be read */
     struct kv_quality quality; /* of a cached block */

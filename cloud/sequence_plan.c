@@ -254,6 +254,8 @@ void sequence_take_piece(struct sequence *s, const struct ingest_piece *p)
     b->fidelity = TD_MAX(b->fidelity, h->quality.fidelity);
     if (h->codec != KV_RAW)
         b->fidelity = TD_MAX(b->fidelity, h->codec);
+    bool same = b->numerics == 0 || b->numerics == h->quality.numerics;
+    b->numerics = same ? h->quality.numerics : KV_NUMERICS_CUDA_FAST;
     s->ingested_dirty = true;
 }
 

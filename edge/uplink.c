@@ -150,7 +150,7 @@ static void on_message(void *user, const void *data, size_t size)
 
 static bool version_is_ours(const struct uplink *u, const Tandem__Version *v)
 {
-    return v->protocol == WIRE_PROTOCOL && v->numerics == u->config.numerics &&
+    return v->protocol == WIRE_PROTOCOL &&
            memcmp(v->layout.data, u->config.layout_hash, TD_HASH_SIZE) == 0;
 }
 
@@ -165,6 +165,9 @@ static int on_welcome(struct uplink *u, const Tandem__Welcome *w)
     metric_set(u->connected, 1);
     log_info(MODULE, "connected to %s:%u (node %s)", u->node_host[0] ? u->node_host : u->config.host,
              u->node_host[0] ? u->node_port : u->config.port, w->node[0] ? w->node : "unnamed");
+    if (w->version->numerics != u->config.numerics)
+        log_info(MODULE, "the cloud computes with other arithmetic (numerics %u, here %u): no request can be exact",
+                 w->version->numerics, u->config.numerics);
     u->config.events->ready(u->config.ctx, w);
     return 0;
 }

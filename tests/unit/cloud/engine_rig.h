@@ -328,6 +328,7 @@ struct rig_edge { /* [0, k) of a prompt, computed */
     uint32_t count, layers, page_count;
     float *hidden;   /* [count][embd], behind layer k - 1 */
     uint32_t *pages; /* identity */
+    uint8_t numerics; /* that its pieces claim; 0: the cloud's */
 };
 
 static inline struct rig_edge rig_edge_compute(const struct rig *r, const int32_t *ids, uint32_t count,
@@ -389,7 +390,8 @@ static inline uint8_t *rig_piece(struct rig_edge *edge, uint32_t block, uint32_t
         .version = 1,
         .codec = codec,
         .is_value = is_value,
-        .quality = {codec == KV_RAW ? KV_L0 : codec, KV_NUMERICS_CPU_V1, KV_FROM_DEVICE, 0},
+        .quality = {codec == KV_RAW ? KV_L0 : codec, edge->numerics ? edge->numerics : KV_NUMERICS_CPU_V1,
+                    KV_FROM_DEVICE, 0},
         .block_index = block,
         .first_token = (uint16_t)first,
         .token_count = (uint16_t)count,

@@ -67,7 +67,7 @@ static void test_refusals(void **state)
     m->versions[0]->layout.data = other;
     assert_refused(m, TD_ERR_VERSION, "lay KV out");
     m = edge_hello("alice");
-    m->versions[0]->numerics = KV_NUMERICS_CUDA_FAST;
+    m->versions[0]->numerics = KV_NUMERICS_CUDA_FAST + 1;
     assert_refused(m, TD_ERR_VERSION, "arithmetic");
 
     fx.service.draining = true;
@@ -85,6 +85,26 @@ static void test_version_is_picked(void **state)
     m->versions = versions;
     struct edge_client *c = edge_client_open(m);
     assert_int_equal(edge_client_next_frame(c, FRAME_WELCOME).welcome->version->protocol, WIRE_PROTOCOL);
+    edge_client_close(c);
+}
+
+/* Edge and cloud may compute with different arithmetic, but then no request is exact. */
+static void test_other_numerics(void **state)
+{
+    (void)state;
+    Tandem__Hello *m = edge_hello("alice");
+    m->versions[0]->numerics = KV_NUMERICS_CUDA_FAST;
+    struct edge_client *c = edge_client_open(m);
+    assert_int_equal(edge_client_next_frame(c, FRAME_WELCOME).welcome->version->numerics, KV_NUMERICS_CPU_V1);
+    Tandem__Open open = edge_open(4);
+    open.accept = KV_ACCEPT_EXACT;
+    edge_send_open(c, 1, &open, prompt, 4);
+    struct wire_frame f = edge_client_next_frame(c, FRAME_ERROR);
+    assert_int_equal(f.error->code, TD_ERR_UNSUPPORTED);
+    assert_non_null(strstr(f.error->text, "visible-lossless"));
+    open.accept = KV_ACCEPT_VISIBLE_LOSSLESS;
+    edge_send_open(c, 3, &open, prompt, 4);
+    fake_next("open");
     edge_client_close(c);
 }
 
@@ -752,6 +772,7 @@ int main(void)
         TEST(test_welcome),
         TEST(test_refusals),
         TEST(test_version_is_picked),
+        TEST(test_other_numerics),
         TEST(test_unauthenticated_connections),
         TEST(test_one_flight),
         TEST(test_held_tokens),

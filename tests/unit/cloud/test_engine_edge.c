@@ -694,6 +694,21 @@ static uint32_t cached_for(struct scene *s, enum kv_accept accept)
     return c.done_event.done.cached_tokens;
 }
 
+/* Nor do pieces of other arithmetic, lossless as they are. */
+static void other_arithmetic_is_never_exact(void **state)
+{
+    (void)state;
+    struct scene *s = scene_open(1, (struct rig_options){0});
+    s->edge.numerics = KV_NUMERICS_CUDA_FAST;
+    open_plan_start(s, KV_L0, HIDDEN_F32);
+    send_hidden_all(s, 1, 0, PROMPT, HIDDEN_F32);
+    rig_send_kv(&s->edge, &s->client, 1, 0, PROMPT, KV_L0);
+    finish(s);
+    assert_int_equal(cached_for(s, KV_ACCEPT_EXACT), 0);
+    assert_int_equal(cached_for(s, KV_ACCEPT_VISIBLE_LOSSLESS), 192);
+    scene_close(s);
+}
+
 /* Lossy pieces or rows make blocks that an exact request does not take. */
 static void lossy_is_never_exact(void **state)
 {
@@ -795,6 +810,7 @@ int main(void)
         cmocka_unit_test(absurd_rows_harm_nobody_else),
         cmocka_unit_test(lies_stay_with_the_liar),
         cmocka_unit_test(chain_goes_from_shared_to_own),
+        cmocka_unit_test(other_arithmetic_is_never_exact),
         cmocka_unit_test(lossy_is_never_exact),
         cmocka_unit_test(data_waits_for_a_slot),
         cmocka_unit_test(preempted_upload_is_recomputed),
