@@ -30,6 +30,25 @@ static void on_opened(struct edge_stream *s, const struct engine_event *e)
     m.load_us = e->opened.load_us;
     m.prefill_tokens_per_s = e->opened.prefill_tokens_per_s;
     m.queue_tokens = e->opened.queue_tokens;
+    m.layer_ns = e->opened.layer_ns;
+    m.layer_slope_ns = e->opened.layer_slope_ns;
+    m.plan_wanted = e->opened.plan_wanted;
+    m.epoch = e->opened.epoch;
+    m.hidden_tokens = e->opened.hidden_tokens;
+    m.kv_tokens = e->opened.kv_tokens;
+    Tandem__Range ranges[LIMIT_RANGES], *pointers[LIMIT_RANGES];
+    for (uint32_t i = 0; i < e->opened.range_count; i++) {
+        const struct plan_range *r = &e->opened.ranges[i];
+        ranges[i] = (Tandem__Range)TANDEM__RANGE__INIT;
+        ranges[i].first_token = r->first_token;
+        ranges[i].count = r->count;
+        ranges[i].layers = r->layers;
+        ranges[i].codec = r->codec;
+        ranges[i].hidden_dtype = r->hidden_dtype;
+        pointers[i] = &ranges[i];
+    }
+    m.n_ranges = e->opened.range_count;
+    m.ranges = pointers;
     sent(s->connection, link_send(s->connection->link, FRAME_OPEN_ACK, s->id, &m.base, NULL, 0));
 }
 
@@ -45,6 +64,13 @@ static void on_ingested(struct edge_stream *s, const struct engine_event *e)
     m.epoch = e->ingested.epoch;
     m.hidden_tokens = e->ingested.hidden_tokens;
     m.kv_tokens = e->ingested.kv_tokens;
+    m.run_tokens = e->ingested.run_tokens;
+    m.plan_begin = e->ingested.plan_begin;
+    m.refill_begin = e->ingested.refill_begin;
+    m.refill_end = e->ingested.refill_end;
+    m.queue_tokens = e->ingested.queue_tokens;
+    m.layer_ns = e->ingested.layer_ns;
+    m.layer_slope_ns = e->ingested.layer_slope_ns;
     sent(c, link_send(c->link, FRAME_INGESTED, s->id, &m.base, NULL, 0));
 }
 

@@ -43,7 +43,7 @@ struct edge_command { /* a frame, ready for the engine */
     union {
         struct {
             uint32_t epoch, count;
-            struct engine_range ranges[LIMIT_RANGES];
+            struct plan_range ranges[LIMIT_RANGES];
         } plan;
         struct {
             uint32_t epoch, first_token, count, layer;

@@ -16,11 +16,11 @@ static int make_plan(struct edge_command *cmd, const Tandem__Plan *m)
         const Tandem__Range *r = m->ranges[i];
         if (r->codec > UINT8_MAX || r->hidden_dtype > UINT8_MAX)
             return -TD_ERR_UNSUPPORTED;
-        cmd->plan.ranges[i] = (struct engine_range){.first_token = r->first_token,
-                                                    .count = r->count,
-                                                    .layers = r->layers,
-                                                    .codec = (uint8_t)r->codec,
-                                                    .hidden_dtype = (uint8_t)r->hidden_dtype};
+        cmd->plan.ranges[i] = (struct plan_range){.first_token = r->first_token,
+                                                  .count = r->count,
+                                                  .layers = r->layers,
+                                                  .codec = (uint8_t)r->codec,
+                                                  .hidden_dtype = (uint8_t)r->hidden_dtype};
     }
     return 0;
 }
@@ -246,8 +246,9 @@ static int check_open(const struct edge_connection *c, const Tandem__Open *m, co
     *text = "OPEN asks for a fidelity that does not exist";
     if (m->accept > KV_ACCEPT_ANY)
         return -TD_ERR_ARG;
-    *text = "edge and cloud compute with other arithmetic, so nothing that both take part in is exact: ask for "
-            "visible-lossless";
+    *text =
+        "edge and cloud compute with other arithmetic, so nothing that both take part in is exact: ask for "
+        "visible-lossless";
     if (m->accept == KV_ACCEPT_EXACT && c->numerics != s->numerics)
         return -TD_ERR_UNSUPPORTED;
     *text = "OPEN names a part of a conversation, but no conversation";
@@ -262,7 +263,8 @@ static void fill_open(struct engine_open *open, const struct edge_connection *c,
                                  .prompt_count = m->prompt_count,
                                  .held_count = m->held_count,
                                  .accept = (enum kv_accept)m->accept,
-                                 .no_cache = m->no_cache};
+                                 .no_cache = m->no_cache,
+                                 .resumes = m->resumes};
     memcpy(open->tenant, c->who.tenant, sizeof open->tenant);
     memcpy(open->principal, c->who.principal, sizeof open->principal);
     memcpy(open->shared_key, c->shared_key, CRYPTO_KEY_SIZE);

@@ -400,7 +400,7 @@ int engine_open(struct engine *e, struct engine_open *open, uint64_t *sequence)
     return rc;
 }
 
-int engine_plan(struct engine *e, uint64_t sequence, uint32_t epoch, const struct engine_range *ranges,
+int engine_plan(struct engine *e, uint64_t sequence, uint32_t epoch, const struct plan_range *ranges,
                 uint32_t count)
 {
     struct engine_command *c = new_command(COMMAND_PLAN, sequence);

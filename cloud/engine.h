@@ -21,6 +21,7 @@
 #include "kernels/backend.h"
 #include "kernels/sampler.h"
 #include "protocol/generation.h"
+#include "protocol/plan.h"
 #include "store/store.h"
 
 struct engine;
@@ -48,9 +49,17 @@ struct engine_event { /* borrowed for the call */
             uint32_t cached_tokens, cached_memory, cached_disk, reply_count, prefill_tokens_per_s,
                 queue_tokens;
             uint64_t load_us;
+            uint32_t layer_ns,
+                layer_slope_ns; /* prefill: a token and layer at position 0; and more for each 1,024 positions */
+            bool plan_wanted; /* resumed, and data of the edge is still wanted: the rest of this is set */
+            uint32_t epoch, hidden_tokens, kv_tokens;
+            const struct plan_range *ranges; /* what was and is to be computed from what */
+            uint32_t range_count;
         } opened;
         struct {
             uint32_t epoch, hidden_tokens, kv_tokens;
+            uint32_t run_tokens, plan_begin, refill_begin, refill_end; /* Ingested in tandem.proto */
+            uint32_t queue_tokens, layer_ns, layer_slope_ns;
             uint32_t consumed_size; /* bulk payload bytes that left the staging area since the last event */
         } ingested;
         struct {
@@ -90,7 +99,8 @@ struct engine_open {
     uint32_t prompt_count, held_count;
     enum kv_accept accept;
     bool no_cache;
-    bool direct; /* an app without an edge: `generate` is here and the whole prompt is one cloud range */
+    bool resumes; /* the edge goes on with the plan of a generation that is known here */
+    bool direct;  /* an app without an edge: `generate` is here and the whole prompt is one cloud range */
     struct engine_generate generate;
     engine_sink sink;
     void *sink_ctx;
@@ -104,11 +114,7 @@ void engine_destroy(struct engine *e);
 
 /* Commands, any thread. 0 or -TD_ERR_FULL / -TD_ERR_CLOSED (then taken-over memory is freed). Events for a sequence come only after its engine_open returned. */
 int engine_open(struct engine *e, struct engine_open *open, uint64_t *sequence);
-struct engine_range {
-    uint32_t first_token, count, layers;
-    uint8_t codec, hidden_dtype;
-};
-int engine_plan(struct engine *e, uint64_t sequence, uint32_t epoch, const struct engine_range *ranges,
+int engine_plan(struct engine *e, uint64_t sequence, uint32_t epoch, const struct plan_range *ranges,
                 uint32_t count);
 /* payload: malloc'ed wire bytes, taken over. */
 int engine_hidden(struct engine *e, uint64_t sequence, uint32_t epoch, uint32_t first_token, uint32_t count,

@@ -68,11 +68,18 @@ void engine_emit_ingested(struct engine *e, struct sequence *s)
     atomic_fetch_sub(&e->staged_size, consumed);
     s->consumed_size = 0;
     s->ingested_dirty = false;
-    engine_emit(s, &(struct engine_event){.type = ENGINE_INGESTED,
-                                          .ingested = {.epoch = s->epoch,
-                                                       .hidden_tokens = sequence_hidden_tokens(s, &e->model),
-                                                       .kv_tokens = sequence_kv_tokens(s),
-                                                       .consumed_size = consumed}});
+    struct engine_event event = {.type = ENGINE_INGESTED,
+                                 .ingested = {.epoch = s->epoch,
+                                              .hidden_tokens = sequence_hidden_tokens(s, &e->model),
+                                              .kv_tokens = sequence_kv_tokens(s),
+                                              .run_tokens = TD_MIN(s->high, s->plan_end),
+                                              .plan_begin = s->plan_begin,
+                                              .refill_begin = s->refill_begin,
+                                              .refill_end = s->refill_end,
+                                              .queue_tokens = engine_queue_tokens(e, s),
+                                              .consumed_size = consumed}};
+    event.ingested.layer_ns = engine_layer_ns(e, &event.ingested.layer_slope_ns);
+    engine_emit(s, &event);
 }
 
 /* Prompt tokens that have not run yet, of all sequences up to `before` (NULL: all). */
@@ -85,6 +92,14 @@ uint32_t engine_queue_tokens(const struct engine *e, const struct sequence *befo
             tokens += s->plan_end - s->high;
     }
     return (uint32_t)TD_MIN(tokens, (uint64_t)UINT32_MAX);
+}
+
+/* Prefill cost as it is measured: nanoseconds a token and layer at position 0, and how much more for each 1,024 positions before. 0: unknown. */
+uint32_t engine_layer_ns(const struct engine *e, uint32_t *slope_ns)
+{
+    double slope = line_slope(&e->prefill_cost) * 1024, base = line_base(&e->prefill_cost);
+    *slope_ns = (uint32_t)TD_MIN(slope, (double)UINT32_MAX);
+    return (uint32_t)TD_MIN(base, (double)UINT32_MAX);
 }
 
 uint32_t engine_retry_after_ms(const struct engine *e)

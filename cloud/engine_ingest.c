@@ -4,7 +4,7 @@
 #include "cloud/engine_internal.h"
 #include <stdlib.h>
 
-void engine_do_plan(struct engine *e, struct sequence *s, uint32_t epoch, const struct engine_range *ranges,
+void engine_do_plan(struct engine *e, struct sequence *s, uint32_t epoch, const struct plan_range *ranges,
                     uint32_t count)
 {
     struct td_error err;

@@ -17,6 +17,7 @@
 #include "cloud/scheduler.h"
 #include "cloud/sequence.h"
 #include "kernels/prefix_cache.h"
+#include "shared/line.h"
 #include "shared/metrics.h"
 #include "shared/queue.h"
 #include "shared/tokenizer.h"
@@ -48,7 +49,7 @@ struct engine_command {
         struct engine_open open;
         struct {
             uint32_t epoch, count;
-            struct engine_range ranges[LIMIT_RANGES];
+            struct plan_range ranges[LIMIT_RANGES];
         } plan;
         struct {
             uint32_t epoch, layer;
@@ -119,6 +120,7 @@ struct engine {
     struct pending_block *pending; /* ring [page_count] */
     uint32_t pending_first, pending_count;
     uint64_t next_key, next_load_id;
+    struct line prefill_cost;                   /* nanoseconds a token and layer over the position */
     uint64_t prefill_rows_per_s, load_block_us; /* measured, smoothed; 0: not yet */
     uint64_t expired_us, drain_deadline_us, steps, rows;
     uint32_t parked_count;
@@ -158,7 +160,7 @@ uint32_t engine_take_page(struct engine *e, struct sequence *s);
 void engine_release(struct engine *e, struct sequence *s); /* pages and slot */
 
 /* engine_ingest.c */
-void engine_do_plan(struct engine *e, struct sequence *s, uint32_t epoch, const struct engine_range *ranges,
+void engine_do_plan(struct engine *e, struct sequence *s, uint32_t epoch, const struct plan_range *ranges,
                     uint32_t count);
 void engine_do_hidden(struct engine *e, uint64_t handle, uint32_t epoch, uint32_t layer,
                       struct seq_hidden *message);
@@ -185,5 +187,6 @@ void engine_emit_failed(struct sequence *s, int code, const char *text, uint32_t
 void engine_emit_ingested(struct engine *e, struct sequence *s); /* when there is news */
 uint32_t engine_queue_tokens(const struct engine *e, const struct sequence *before);
 uint32_t engine_retry_after_ms(const struct engine *e);
+uint32_t engine_layer_ns(const struct engine *e, uint32_t *slope_ns);
 
 #endif

@@ -187,9 +187,21 @@ static int check_open(const struct engine *e, const struct engine_open *open, st
 
 static void emit_opened(struct engine *e, struct sequence *s, bool resumed)
 {
+    struct plan_range record[LIMIT_RANGES];
     struct engine_event event = {.type = ENGINE_OPENED, .opened = {.resumed = resumed}};
-    if (!resumed)
+    if (!resumed || s->state == SEQ_WAITING)
         engine_probe(e, s, &event);
+    if (resumed && s->state != SEQ_ENDED && s->state != SEQ_CLOSING && sequence_wants_data(s, &e->model)) {
+        uint32_t cached = event.opened.cached_tokens;
+        event.opened.plan_wanted = true;
+        event.opened.epoch = s->epoch;
+        event.opened.hidden_tokens =
+            s->planned ? TD_MAX(sequence_hidden_tokens(s, &e->model), cached) : cached;
+        event.opened.kv_tokens = s->planned ? TD_MAX(sequence_kv_tokens(s), cached) : cached;
+        event.opened.ranges = record;
+        event.opened.range_count = sequence_record(s, record);
+    }
+    event.opened.layer_ns = engine_layer_ns(e, &event.opened.layer_slope_ns);
     event.opened.reply_count = sequence_reply_count(s);
     event.opened.prefill_tokens_per_s = (uint32_t)TD_MIN(e->prefill_rows_per_s, (uint64_t)UINT32_MAX);
     event.opened.queue_tokens = engine_queue_tokens(e, s);
@@ -204,6 +216,19 @@ static void add_live(struct engine *e, struct sequence *s, uint64_t now_us)
     e->live[e->live_count++] = s;
 }
 
+/* The edge goes on where its link broke, or it does not, and what has not come is computed here. */
+static void take_up_plan(struct sequence *s, bool was_parked, bool resumes, uint64_t now_us)
+{
+    if (s->state == SEQ_ENDED || s->state == SEQ_CLOSING)
+        return;
+    s->away = false;
+    s->kv_us = now_us;
+    if (!resumes)
+        sequence_void_plan(s);
+    else if (was_parked && s->record_count > 0)
+        sequence_want_plan(s);
+}
+
 /* A generation that is known: its new client takes it over, gets what it lacks, and then what is still to come. */
 static void reattach(struct engine *e, struct sequence *s, uint64_t handle, struct engine_open *open)
 {
@@ -214,21 +239,22 @@ static void reattach(struct engine *e, struct sequence *s, uint64_t handle, stru
         return;
     }
     if (s->handle != 0) {
-        let_staged_go(e, s);
+        if (!open->resumes)
+            let_staged_go(e, s);
         engine_emit_failed(s, -TD_ERR_CANCELLED, "a later attempt of the same request has taken over", 0);
     }
     s->handle = handle;
     s->sink = open->sink;
     s->sink_ctx = open->sink_ctx;
     s->upload_us = now;
-    if (s->state == SEQ_PARKED) {
+    bool was_parked = s->state == SEQ_PARKED;
+    if (was_parked) {
         e->parked_count--;
         add_live(e, s, now);
     } else {
         atomic_fetch_sub(&e->open_count, 1); /* it is counted already, or needs no place */
     }
-    if (s->state != SEQ_ENDED && s->state != SEQ_CLOSING)
-        sequence_void_plan(s);
+    take_up_plan(s, was_parked, open->resumes, now);
     emit_opened(e, s, true);
     uint32_t held = open->held_count, count = sequence_reply_count(s);
     if (count > held)
@@ -337,8 +363,15 @@ void engine_do_detach(struct engine *e, struct sequence *s)
         engine_drop(e, s);
         return;
     }
-    gen_detach(s->gen, e->clock());
-    if (s->state != SEQ_CLOSING) {
+    uint64_t now = e->clock();
+    gen_detach(s->gen, now);
+    if (s->state == SEQ_CLOSING)
+        return;
+    s->upload_us = now;
+    if (sequence_wants_data(s, &e->model)) {
+        s->away =
+            true; /* what has come is kept, what has not is waited for: the edge sends it when it is back */
+    } else {
         sequence_void_plan(s);
         engine_emit_ingested(e, s);
     }

@@ -149,6 +149,10 @@ static void arrays_of(const struct engine_event *e, struct span out[2])
 {
     out[0] = out[1] = (struct span){0};
     switch (e->type) {
+    case ENGINE_OPENED:
+        out[0] = (struct span){(const uint8_t *)e->opened.ranges,
+                               e->opened.range_count * sizeof *e->opened.ranges};
+        break;
     case ENGINE_TOKENS:
         if (e->tokens.sampled)
             out[1] = (struct span){(const uint8_t *)e->tokens.sampled,
@@ -169,7 +173,9 @@ static void arrays_of(const struct engine_event *e, struct span out[2])
 
 static void repoint(struct engine_event *e, const uint8_t *first, const uint8_t *second)
 {
-    if (e->type == ENGINE_TOKENS) {
+    if (e->type == ENGINE_OPENED) {
+        e->opened.ranges = (const struct plan_range *)(const void *)first;
+    } else if (e->type == ENGINE_TOKENS) {
         e->tokens.ids = (const int32_t *)(const void *)first;
         if (e->tokens.sampled)
             e->tokens.sampled = (const struct sampled *)(const void *)second;

@@ -159,6 +159,20 @@ static uint32_t run_one_by_one(struct engine *e, uint32_t count)
     return kept;
 }
 
+/* Cost of a token and layer, at the mean position of what ran. */
+static void learn_cost(struct engine *e, uint32_t count, uint64_t took_us)
+{
+    double work = 0, position = 0;
+    for (uint32_t i = 0; i < count; i++) {
+        const struct seq_job *job = &e->jobs[i];
+        double part = (double)job->rows * (job->layer_end - job->layer_begin);
+        work += part;
+        position += part * (job->position + job->rows / 2.0);
+    }
+    if (work > 0)
+        line_add(&e->prefill_cost, position / work, (double)took_us * 1e3 / work);
+}
+
 static void measure(struct engine *e, uint32_t count, uint64_t took_us)
 {
     uint32_t rows = 0, prefill = 0;
@@ -174,6 +188,7 @@ static void measure(struct engine *e, uint32_t count, uint64_t took_us)
     metric_add(e->metrics.prefill, prefill);
     if (prefill < RATE_ROWS_MIN || took_us == 0)
         return;
+    learn_cost(e, count, took_us);
     uint64_t rate = rows * UINT64_C(1000000) / took_us;
     e->prefill_rows_per_s = e->prefill_rows_per_s ? (e->prefill_rows_per_s * 3 + rate) / 4 : rate;
 }

@@ -213,6 +213,7 @@ void sequence_void_plan(struct sequence *s)
 {
     drop_staged(s);
     s->planned = true;
+    s->away = false;
     s->ids_until = UINT32_MAX;
     s->pieces_lost = true;
 }
@@ -227,7 +228,8 @@ void sequence_restart(struct sequence *s)
         b->from_device = b->closed = b->on_disk = false;
     }
     memset(s->have, 0, (size_t)s->block_capacity * s->have_words * sizeof *s->have);
-    s->high = s->complete = s->cached_count = s->published = 0;
+    s->high = s->complete = s->cached_count = s->published = s->hidden_next = 0;
+    s->refill_begin = s->refill_end = 0;
     s->own_from = UINT32_MAX;
     s->quality.fidelity = KV_L0;
     s->quality.provenance = KV_FROM_CLOUD;

@@ -106,10 +106,16 @@ struct sequence {
     /* plan and what came of it */
     bool planned;
     uint32_t epoch, range_count;
-    struct engine_range ranges[LIMIT_RANGES];
+    struct plan_range ranges[LIMIT_RANGES]; /* as the edge sent them last */
+    struct plan_range record[LIMIT_RANGES]; /* below what has run: as they were then */
+    uint32_t record_count;
     uint32_t ids_until;   /* positions below are computed from ids, whatever the plan says */
     bool pieces_lost;     /* no more pieces will come */
     uint32_t hidden_next; /* rows below have come, or will not */
+    uint32_t plan_begin;  /* rows below had run when the latest plan came */
+    uint32_t refill_begin,
+        refill_end; /* where [0, k) was computed here although pieces were planned; equal: nowhere */
+    bool away;      /* the socket is lost, but the edge may go on with its plan: it is waited for */
     struct seq_hidden *hidden_first, **hidden_last;
     struct ingest_piece *pieces_first, **pieces_last; /* waiting for a page */
     size_t staged_size;
@@ -157,7 +163,7 @@ void sequence_truncate(struct sequence *s, uint32_t keep_count);
 
 /* ---- data of the edge: 0; -TD_ERR_PROTOCOL with the reason in err: the peer broke the rules. */
 int sequence_plan(struct sequence *s, const struct seq_model *m, uint32_t epoch,
-                  const struct engine_range *ranges, uint32_t count, struct td_error *err);
+                  const struct plan_range *ranges, uint32_t count, struct td_error *err);
 /* Takes the payload over. Old, repeated and unwanted rows are dropped (consumed). */
 int sequence_hidden(struct sequence *s, const struct seq_model *m, uint32_t epoch, uint32_t layer,
                     struct seq_hidden *message, struct td_error *err);
@@ -168,6 +174,12 @@ enum piece_verdict sequence_check_piece(const struct sequence *s, const struct i
 void sequence_take_piece(struct sequence *s, const struct ingest_piece *piece);
 void sequence_stage_piece(struct sequence *s, struct ingest_piece *piece); /* no page yet: keep it */
 void sequence_consume(struct sequence *s, size_t size);                    /* staged bytes have gone */
+/* What the KV was and is to be made from: a plan that gives the same values again. Returns the number of ranges. */
+uint32_t sequence_record(const struct sequence *s, struct plan_range out[LIMIT_RANGES]);
+/* Is data of the edge still to come, rows or pieces? */
+bool sequence_wants_data(const struct sequence *s, const struct seq_model *m);
+/* It was started again while nobody listened; the edge will send its plan once more. */
+void sequence_want_plan(struct sequence *s);
 /* Nothing more will come from the edge (socket lost, upload idle, preempted): the rest is computed from ids; staged data is dropped. */
 void sequence_void_plan(struct sequence *s);
 /* Rows of HIDDEN, and pieces, below these positions have arrived or are not wanted. */

@@ -2,14 +2,9 @@
 #include "cloud/sequence.h"
 #include <stdlib.h>
 
-static uint32_t range_end(const struct engine_range *r)
-{
-    return r->first_token + r->count;
-}
-
 /* --- plans ---------------------------------------------------------------------------------------- */
 
-static int check_range(const struct sequence *s, const struct seq_model *m, const struct engine_range *r,
+static int check_range(const struct sequence *s, const struct seq_model *m, const struct plan_range *r,
                        bool last, struct td_error *err)
 {
     if (r->count == 0 || r->first_token > s->plan_end || r->count > s->plan_end - r->first_token)
@@ -20,31 +15,32 @@ static int check_range(const struct sequence *s, const struct seq_model *m, cons
                        r->layers, m->shape.layer_count);
     if (r->layers == 0)
         return 0;
-    if (!last && range_end(r) % KV_BLOCK_TOKENS != 0)
+    if (!last && plan_range_end(r) % KV_BLOCK_TOKENS != 0)
         return td_fail(err, -TD_ERR_PROTOCOL,
-                       "the plan has an edge range that ends at token %u, within a block", range_end(r));
-    if ((r->codec > KV_L1 && r->codec != KV_RAW) || r->hidden_dtype > HIDDEN_INT8)
+                       "the plan has an edge range that ends at token %u, within a block", plan_range_end(r));
+    bool known = r->codec <= KV_L1 || r->codec == KV_RAW || r->codec == PLAN_CODEC_NONE;
+    if (!known || r->hidden_dtype > HIDDEN_INT8)
         return td_fail(err, -TD_ERR_PROTOCOL,
                        "the plan has a range of codec %u and hidden type %u, which are not known here",
                        r->codec, r->hidden_dtype);
     return 0;
 }
 
-static int check_plan(const struct sequence *s, const struct seq_model *m, const struct engine_range *ranges,
+static int check_plan(const struct sequence *s, const struct seq_model *m, const struct plan_range *ranges,
                       uint32_t count, struct td_error *err)
 {
     if (count == 0 || count > LIMIT_RANGES)
         return td_fail(err, -TD_ERR_PROTOCOL, "the plan has %u ranges; 1 to %u are allowed", count,
                        LIMIT_RANGES);
     for (uint32_t i = 0; i < count; i++) {
-        if (i > 0 && ranges[i].first_token != range_end(&ranges[i - 1]))
+        if (i > 0 && ranges[i].first_token != plan_range_end(&ranges[i - 1]))
             return td_fail(err, -TD_ERR_PROTOCOL, "the plan's ranges are not adjacent at token %u",
                            ranges[i].first_token);
         int rc = check_range(s, m, &ranges[i], i + 1 == count, err);
         if (rc < 0)
             return rc;
     }
-    uint32_t end = range_end(&ranges[count - 1]);
+    uint32_t end = plan_range_end(&ranges[count - 1]);
     if (end != s->plan_end && end != s->prompt_count)
         return td_fail(err, -TD_ERR_PROTOCOL, "the plan ends at token %u, the prompt at %u", end,
                        s->plan_end);
@@ -52,10 +48,10 @@ static int check_plan(const struct sequence *s, const struct seq_model *m, const
 }
 
 /* The rows of a range that lie in a block; false: none. */
-static bool rows_in_block(const struct engine_range *r, uint32_t block, uint32_t *first, uint32_t *count)
+static bool rows_in_block(const struct plan_range *r, uint32_t block, uint32_t *first, uint32_t *count)
 {
     uint32_t start = block * KV_BLOCK_TOKENS;
-    uint32_t begin = TD_MAX(r->first_token, start), end = TD_MIN(range_end(r), start + KV_BLOCK_TOKENS);
+    uint32_t begin = TD_MAX(r->first_token, start), end = TD_MIN(plan_range_end(r), start + KV_BLOCK_TOKENS);
     if (begin >= end)
         return false;
     *first = begin - start;
@@ -64,8 +60,8 @@ static bool rows_in_block(const struct engine_range *r, uint32_t block, uint32_t
 }
 
 /* The edge range with rows in a block: there is at most one, as edge ranges end where blocks do. */
-static const struct engine_range *edge_range_of(const struct sequence *s, uint32_t block, uint32_t *first,
-                                                uint32_t *count)
+static const struct plan_range *edge_range_of(const struct sequence *s, uint32_t block, uint32_t *first,
+                                              uint32_t *count)
 {
     for (uint32_t i = 0; i < s->range_count; i++)
         if (s->ranges[i].layers > 0 && rows_in_block(&s->ranges[i], block, first, count))
@@ -91,7 +87,7 @@ static void plan_block(struct sequence *s, uint32_t block)
 {
     struct seq_block *b = &s->blocks[block];
     uint32_t first = 0, count = 0, start = block * KV_BLOCK_TOKENS;
-    const struct engine_range *r = edge_range_of(s, block, &first, &count);
+    const struct plan_range *r = edge_range_of(s, block, &first, &count);
     if (start < s->high) { /* some of its rows ran under the plan before: what they lack is still lacking */
         if (!r)
             return;
@@ -116,35 +112,63 @@ static void plan_block(struct sequence *s, uint32_t block)
         b->edge_count = (uint8_t)count;
         b->closed = false;
     }
+    if (r && r->codec == PLAN_CODEC_NONE)
+        b->closed = true;
     b->missing = count_missing(s, block, b->edge_layers);
 }
 
-/* Rows of the old plan that have not run are void; pieces fit the new one or not, whatever plan they were made under. */
-static void drop_hidden(struct sequence *s)
+/* Does the new plan want the rows of a message as the old one had them? */
+static bool still_wanted(const struct sequence *s, const struct seq_hidden *h,
+                         const struct plan_range *ranges, uint32_t count)
 {
-    for (struct seq_hidden *h; (h = s->hidden_first);) {
-        s->hidden_first = h->next;
+    const struct plan_range *old = plan_at(s->ranges, s->range_count, h->first_token);
+    const struct plan_range *r = plan_at(ranges, count, h->first_token);
+    return old && r && r->layers == old->layers && r->hidden_dtype == old->hidden_dtype &&
+           h->first_token + h->count <= plan_range_end(r);
+}
+
+/* Rows that have not run are void from the first on that the new plan wants otherwise. Pieces fit it or not, whatever plan they were made under. */
+static void drop_hidden(struct sequence *s, const struct plan_range *ranges, uint32_t count)
+{
+    struct seq_hidden **at = &s->hidden_first;
+    s->hidden_next = s->high;
+    for (; *at && still_wanted(s, *at, ranges, count); at = &(*at)->next)
+        s->hidden_next = TD_MAX(s->hidden_next, (*at)->first_token + (*at)->count);
+    for (struct seq_hidden *h; (h = *at);) {
+        *at = h->next;
         sequence_consume(s, h->size);
         free(h->payload);
         free(h);
     }
-    s->hidden_last = &s->hidden_first;
+    s->hidden_last = at;
+}
+
+/* What has run stays in the record as it was planned then. */
+static void set_ranges(struct sequence *s, const struct plan_range *ranges, uint32_t count)
+{
+    struct plan_range merged[LIMIT_RANGES];
+    uint32_t begin = s->high - s->high % KV_BLOCK_TOKENS;
+    uint32_t merged_count = plan_merge(s->record, s->record_count, ranges, count, begin, merged);
+    s->plan_begin = s->high;
+    s->record_count = merged_count ? merged_count : count;
+    memcpy(s->record, merged_count ? merged : ranges, s->record_count * sizeof *ranges);
+    s->range_count = count;
+    memcpy(s->ranges, ranges, count * sizeof *ranges);
 }
 
 int sequence_plan(struct sequence *s, const struct seq_model *m, uint32_t epoch,
-                  const struct engine_range *ranges, uint32_t count, struct td_error *err)
+                  const struct plan_range *ranges, uint32_t count, struct td_error *err)
 {
     if (s->ids_until == UINT32_MAX || (s->planned && epoch <= s->epoch))
         return 0; /* resumed, or an older plan than the one at hand */
     int rc = check_plan(s, m, ranges, count, err);
     if (rc < 0)
         return rc;
-    drop_hidden(s);
-    memcpy(s->ranges, ranges, count * sizeof *ranges);
-    s->range_count = count;
+    drop_hidden(s, ranges, count);
+    set_ranges(s, ranges, count);
     s->epoch = epoch;
     s->planned = true;
-    s->ids_until = s->hidden_next = 0;
+    s->ids_until = 0;
     s->ingested_dirty = true;
     for (uint32_t b = s->complete / KV_BLOCK_TOKENS; b < sequence_blocks(s->plan_end); b++)
         plan_block(s, b);
@@ -153,19 +177,11 @@ int sequence_plan(struct sequence *s, const struct seq_model *m, uint32_t epoch,
 
 /* --- HIDDEN --------------------------------------------------------------------------------------- */
 
-static const struct engine_range *range_at(const struct sequence *s, uint32_t position)
-{
-    for (uint32_t i = 0; i < s->range_count; i++)
-        if (position >= s->ranges[i].first_token && position < range_end(&s->ranges[i]))
-            return &s->ranges[i];
-    return NULL;
-}
-
 static int check_hidden(const struct sequence *s, const struct seq_model *m, uint32_t layer,
                         const struct seq_hidden *h, struct td_error *err)
 {
-    const struct engine_range *r = range_at(s, h->first_token);
-    if (!r || h->count == 0 || h->count > range_end(r) - h->first_token)
+    const struct plan_range *r = plan_at(s->ranges, s->range_count, h->first_token);
+    if (!r || h->count == 0 || h->count > plan_range_end(r) - h->first_token)
         return td_fail(err, -TD_ERR_PROTOCOL,
                        "hidden states of tokens %u to %u lie outside of the planned range", h->first_token,
                        h->first_token + h->count);
@@ -173,7 +189,7 @@ static int check_hidden(const struct sequence *s, const struct seq_model *m, uin
         return td_fail(err, -TD_ERR_PROTOCOL,
                        "hidden states of layer %u, type %u came where layer %u, type %u are planned", layer,
                        h->dtype, r->layers, r->hidden_dtype);
-    if (layer == m->shape.layer_count && (h->count != 1 || h->first_token + 1 != range_end(r)))
+    if (layer == m->shape.layer_count && (h->count != 1 || h->first_token + 1 != plan_range_end(r)))
         return td_fail(err, -TD_ERR_PROTOCOL,
                        "hidden states behind all layers are wanted of the last token only");
     if (h->size != hidden_wire_size(h->dtype, h->count, m->embd_size))
@@ -185,12 +201,16 @@ static int check_hidden(const struct sequence *s, const struct seq_model *m, uin
 int sequence_hidden(struct sequence *s, const struct seq_model *m, uint32_t epoch, uint32_t layer,
                     struct seq_hidden *h, struct td_error *err)
 {
-    bool old = s->ids_until == UINT32_MAX || (s->planned && epoch < s->epoch);
+    bool old = s->ids_until == UINT32_MAX;
     int rc = 0;
     if (!old && (!s->planned || epoch > s->epoch))
         rc = td_fail(err, -TD_ERR_PROTOCOL, "hidden states came before their plan");
     else if (!old)
         rc = check_hidden(s, m, layer, h, err);
+    if (rc < 0 && s->planned && epoch < s->epoch) { /* the later plan has no use for them */
+        old = true;
+        rc = 0;
+    }
     uint32_t end = h->first_token + h->count;
     s->staged_size += h->size;
     if (old || rc < 0 || end <= s->high || end <= s->hidden_next) {
@@ -225,9 +245,9 @@ enum piece_verdict sequence_check_piece(const struct sequence *s, const struct i
         return PIECE_REFUSE;
     }
     uint32_t first = 0, count = 0;
-    const struct engine_range *r = h->block_index < sequence_blocks(s->plan_end)
-                                       ? edge_range_of(s, h->block_index, &first, &count)
-                                       : NULL;
+    const struct plan_range *r = h->block_index < sequence_blocks(s->plan_end)
+                                     ? edge_range_of(s, h->block_index, &first, &count)
+                                     : NULL;
     if (!r || h->layer >= r->layers || h->codec != r->codec || h->first_token != first ||
         h->token_count != count) {
         if (p->epoch < s->epoch)
@@ -266,14 +286,34 @@ uint32_t sequence_hidden_tokens(const struct sequence *s, const struct seq_model
     if (s->ids_until == UINT32_MAX)
         return s->plan_end;
     for (uint32_t i = 0; i < s->range_count; i++) {
-        const struct engine_range *r = &s->ranges[i];
+        const struct plan_range *r = &s->ranges[i];
         uint32_t done = TD_MAX(TD_MAX(s->hidden_next, s->high), TD_MAX(s->ids_until, r->first_token));
         bool all_layers = r->layers == m->shape.layer_count;
-        if (r->layers == 0 || done >= range_end(r) || (all_layers && range_end(r) != s->plan_end))
+        if (r->layers == 0 || done >= plan_range_end(r) || (all_layers && plan_range_end(r) != s->plan_end))
             continue;
-        return all_layers ? range_end(r) - 1 : done;
+        return all_layers ? plan_range_end(r) - 1 : done;
     }
     return s->plan_end;
+}
+
+uint32_t sequence_record(const struct sequence *s, struct plan_range out[LIMIT_RANGES])
+{
+    memcpy(out, s->record, s->record_count * sizeof *out);
+    return plan_without_kv(out, s->record_count, s->refill_begin, s->refill_end);
+}
+
+bool sequence_wants_data(const struct sequence *s, const struct seq_model *m)
+{
+    if (!s->planned)
+        return !s->direct;
+    return s->ids_until != UINT32_MAX &&
+           (sequence_hidden_tokens(s, m) < s->plan_end || sequence_kv_tokens(s) < s->plan_end);
+}
+
+void sequence_want_plan(struct sequence *s)
+{
+    s->planned = s->pieces_lost = false;
+    s->ids_until = 0;
 }
 
 uint32_t sequence_kv_tokens(const struct sequence *s)

@@ -5,17 +5,17 @@
 #define UPLOAD_IDLE_US (LIMIT_UPLOAD_IDLE_MS * UINT64_C(1000))
 
 /* The plan's range at a position, whether or not it still holds; NULL: the cloud's. */
-static const struct engine_range *planned_range(const struct sequence *s, uint32_t position)
+static const struct plan_range *planned_range(const struct sequence *s, uint32_t position)
 {
     for (uint32_t i = 0; i < s->range_count; i++) {
-        const struct engine_range *r = &s->ranges[i];
+        const struct plan_range *r = &s->ranges[i];
         if (r->layers > 0 && position >= r->first_token && position - r->first_token < r->count)
             return r;
     }
     return NULL;
 }
 
-static const struct engine_range *edge_range_at(const struct sequence *s, uint32_t position)
+static const struct plan_range *edge_range_at(const struct sequence *s, uint32_t position)
 {
     return position < s->ids_until ? NULL : planned_range(s, position);
 }
@@ -58,7 +58,7 @@ static void drop_old_hidden(struct sequence *s)
 static void step_over(struct sequence *s, const struct seq_model *m)
 {
     for (;;) {
-        const struct engine_range *r = s->high < s->ids_count ? edge_range_at(s, s->high) : NULL;
+        const struct plan_range *r = s->high < s->ids_count ? edge_range_at(s, s->high) : NULL;
         if (!r || r->layers < m->shape.layer_count)
             return;
         uint32_t end = r->first_token + r->count;
@@ -110,7 +110,8 @@ static struct seq_job refill_or_wait(struct sequence *s, uint64_t now_us, uint64
 {
     if (s->blocked_us == 0)
         s->blocked_us = now_us;
-    uint64_t deadline = TD_MAX(s->blocked_us, s->kv_us) + stall_us;
+    uint64_t patience = s->away ? TD_MAX(stall_us, UPLOAD_IDLE_US) : stall_us;
+    uint64_t deadline = TD_MAX(s->blocked_us, s->kv_us) + patience;
     if (s->pieces_lost || s->blocks[s->complete / KV_BLOCK_TOKENS].closed || now_us >= deadline)
         return refill_job(s);
     return wait_for_edge(s, now_us, deadline);
@@ -123,7 +124,7 @@ static struct seq_job ids_job(struct sequence *s, const struct seq_model *m, uin
         return refill_or_wait(s, now_us, stall_us);
     uint32_t end = s->ids_count;
     for (uint32_t i = 0; i < s->range_count; i++) {
-        const struct engine_range *r = &s->ranges[i];
+        const struct plan_range *r = &s->ranges[i];
         uint32_t begin = TD_MAX(r->first_token, s->ids_until);
         if (r->layers > 0 && begin > s->high && begin < r->first_token + r->count)
             end = TD_MIN(end, begin);
@@ -147,7 +148,7 @@ static bool lacks_layers(const struct sequence *s, uint32_t layer)
 }
 
 /* Rows that are there without a gap from s->high on. */
-static uint32_t hidden_rows_ready(const struct sequence *s, const struct engine_range *r)
+static uint32_t hidden_rows_ready(const struct sequence *s, const struct plan_range *r)
 {
     uint32_t end = s->high;
     for (const struct seq_hidden *h = s->hidden_first; h && h->first_token <= end; h = h->next)
@@ -155,7 +156,7 @@ static uint32_t hidden_rows_ready(const struct sequence *s, const struct engine_
     return TD_MIN(end, r->first_token + r->count) - s->high;
 }
 
-static struct seq_job edge_job(struct sequence *s, const struct seq_model *m, const struct engine_range *r,
+static struct seq_job edge_job(struct sequence *s, const struct seq_model *m, const struct plan_range *r,
                                uint64_t now_us, uint64_t stall_us)
 {
     uint32_t rows = hidden_rows_ready(s, r);
@@ -195,7 +196,7 @@ struct seq_job sequence_next(struct sequence *s, const struct seq_model *m, uint
             return wait_for_edge(s, now_us, s->upload_us + UPLOAD_IDLE_US);
         sequence_void_plan(s);
     }
-    const struct engine_range *r = edge_range_at(s, s->high);
+    const struct plan_range *r = edge_range_at(s, s->high);
     struct seq_job job = r ? edge_job(s, m, r, now_us, stall_us) : ids_job(s, m, now_us, stall_us);
     if (job.kind != JOB_NONE && s->idle_since_us != 0) {
         s->ingest_wait_us += now_us - s->idle_since_us;
@@ -267,6 +268,9 @@ void sequence_advance(struct sequence *s, const struct seq_model *m, const struc
         close_rows(s, job->position, end);
         s->complete = end;
         s->recomputed_tokens += job->rows;
+        s->refill_begin = s->refill_end ? TD_MIN(s->refill_begin, job->position) : job->position;
+        s->refill_end = TD_MAX(s->refill_end, end);
+        s->ingested_dirty = true;
         break;
     case JOB_IDS:
         s->recomputed_tokens += s->range_count ? count_planned_rows(s, job->position, end) : 0;

@@ -233,7 +233,7 @@ static int start_prefill(struct agent *a, struct td_error *err)
     int rc = cpu_backend_create(a->model, &config, &backend, err);
     if (rc < 0)
         return rc;
-    a->kv = local_kv_create(config.page_count, a->layers);
+    a->kv = local_kv_create(config.page_count);
     a->results = mailbox_create(a->loop, on_result, a);
     if (!a->kv || !a->results) {
         backend->ops->destroy(backend);

@@ -95,11 +95,20 @@ struct flight {
     uint32_t stream;     /* 0: none */
     uint32_t open_count; /* ids that OPEN gave: prompt and held reply tokens */
     bool opened; /* an OPEN went out, on this stream or an earlier one: the cloud may know the generation */
-    bool whole_ids;      /* the cloud does not know the conversation: send all ids */
-    bool planned, acked; /* on this stream: a PLAN went out, OPEN_ACK came */
-    uint32_t ack_cached; /* what OPEN_ACK said */
-    uint32_t epoch;      /* of the last plan; never reused */
+    bool whole_ids;       /* the cloud does not know the conversation: send all ids */
+    bool planned, acked;  /* on this stream: a PLAN went out, OPEN_ACK came */
+    uint32_t ack_cached;  /* what OPEN_ACK said */
+    uint32_t epoch;       /* of the last plan; never reused */
+    uint32_t valid_since; /* rows and pieces made under this epoch or a later one are still wanted */
     struct plan plan;
+    struct plan_range record
+        [LIMIT_RANGES]; /* what the cloud's KV is made from, as far as it has said; below what has run the plans of then */
+    uint32_t record_count;
+    struct plan_range before
+        [LIMIT_RANGES]; /* the record when the last plan was sent; merged when INGESTED tells where that one began */
+    uint32_t before_count;
+    bool merged;
+    Tandem__Ingested ingested;        /* the last of this stream */
     bool rows_need_f32, no_edge;      /* what went wrong before on this flight */
     struct pipeline_job *work;        /* NULL: none */
     uint32_t work_count;              /* ids that the job knows */
@@ -107,7 +116,7 @@ struct flight {
 
     /* for usage and timings */
     uint32_t cached_tokens, cached_memory, cached_disk;
-    uint32_t edge_layers, edge_tokens;
+    uint32_t edge_layers, edge_tokens; /* edge_tokens: rows that were run for the cloud */
     uint64_t edge_us, first_token_us, last_token_us, uplink_size, uplink_raw_size;
     struct api_timings timings;
 };

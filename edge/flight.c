@@ -193,7 +193,14 @@ static void move_generation(struct flight *f, struct flight *old)
     f->acked = old->acked;
     f->ack_cached = old->ack_cached;
     f->epoch = old->epoch;
+    f->valid_since = old->valid_since;
     f->plan = old->plan;
+    memcpy(f->record, old->record, sizeof f->record);
+    f->record_count = old->record_count;
+    memcpy(f->before, old->before, sizeof f->before);
+    f->before_count = old->before_count;
+    f->merged = old->merged;
+    f->ingested = old->ingested;
     f->rows_need_f32 = old->rows_need_f32;
     f->no_edge = old->no_edge;
     f->work = old->work;
@@ -413,6 +420,7 @@ int agent_begin(struct agent *a, const struct api_request *request, const char *
     }
     f->agent = a;
     f->serial = ++a->serial;
+    f->epoch = (uint32_t)(clock_wall_us() / 1000000); /* above those of an agent that was killed */
     f->sink = sink;
     f->ctx = ctx;
     f->begun_us = clock_mono_us();

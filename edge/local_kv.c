@@ -7,16 +7,14 @@ struct local_kv {
     pthread_mutex_t lock; /* of pool and cache */
     struct page_pool *pool;
     struct prefix_cache *cache;
-    uint32_t layers;
 };
 
-struct local_kv *local_kv_create(uint32_t page_count, uint32_t layers)
+struct local_kv *local_kv_create(uint32_t page_count)
 {
     struct local_kv *kv = calloc(1, sizeof *kv);
     if (!kv)
         return NULL;
     pthread_mutex_init(&kv->lock, NULL);
-    kv->layers = layers;
     kv->pool = page_pool_create(page_count);
     kv->cache = kv->pool ? prefix_cache_create(kv->pool) : NULL;
     if (!kv->cache) {
@@ -52,29 +50,45 @@ void local_kv_chain(const uint8_t principal_key[32], const uint8_t fingerprint[T
 }
 
 /* Under the lock. */
-static const struct prefix_entry *find(struct local_kv *kv, const struct kv_block_id *id)
+static const struct prefix_entry *find(struct local_kv *kv, const struct kv_block_id *id, uint32_t layers)
 {
     const struct prefix_entry *entry = prefix_cache_find(kv->cache, id);
-    return entry && entry->layers >= kv->layers ? entry : NULL;
+    return entry && entry->layers >= layers ? entry : NULL;
 }
 
-uint32_t local_kv_held(struct local_kv *kv, const struct kv_block_id *chain, uint32_t block_count)
+uint32_t local_kv_depths(struct local_kv *kv, const struct kv_block_id *chain, uint32_t block_count,
+                         uint16_t *depths)
+{
+    uint32_t held = 0, depth = UINT16_MAX;
+    pthread_mutex_lock(&kv->lock);
+    for (uint32_t i = 0; i < block_count; i++) {
+        const struct prefix_entry *entry = depth ? prefix_cache_find(kv->cache, &chain[i]) : NULL;
+        depth = entry ? TD_MIN(depth, entry->layers) : 0;
+        depths[i] = (uint16_t)depth;
+        held += depth > 0;
+    }
+    pthread_mutex_unlock(&kv->lock);
+    return held;
+}
+
+uint32_t local_kv_held(struct local_kv *kv, const struct kv_block_id *chain, uint32_t block_count,
+                       uint32_t layers)
 {
     uint32_t held = 0;
     pthread_mutex_lock(&kv->lock);
-    while (held < block_count && find(kv, &chain[held]))
+    while (held < block_count && find(kv, &chain[held], layers))
         held++;
     pthread_mutex_unlock(&kv->lock);
     return held;
 }
 
 uint32_t local_kv_take(struct local_kv *kv, const struct kv_block_id *chain, uint32_t block_count,
-                       uint32_t *pages)
+                       uint32_t layers, uint32_t *pages)
 {
     uint32_t taken = 0;
     pthread_mutex_lock(&kv->lock);
     for (; taken < block_count; taken++) {
-        const struct prefix_entry *entry = find(kv, &chain[taken]);
+        const struct prefix_entry *entry = find(kv, &chain[taken], layers);
         if (!entry)
             break;
         pages[taken] = entry->page;
@@ -100,13 +114,13 @@ void local_kv_release(struct local_kv *kv, uint32_t page)
 }
 
 int local_kv_publish(struct local_kv *kv, const struct kv_block_id *chain, uint32_t index, uint32_t page,
-                     enum kv_numerics numerics)
+                     uint32_t layers, enum kv_numerics numerics)
 {
     static const struct kv_block_id root;
     struct prefix_entry entry = {
         .id = chain[index],
         .page = page,
-        .layers = kv->layers,
+        .layers = layers,
         .quality = {.fidelity = KV_L0, .numerics = (uint8_t)numerics, .provenance = KV_FROM_DEVICE},
     };
     pthread_mutex_lock(&kv->lock);

@@ -12,7 +12,7 @@
 struct step { /* what a step may look at */
     bool sending;
     struct pipeline_send send;
-    uint32_t ids_count;
+    uint32_t ids_count, fill_layers;
 };
 
 static uint32_t blocks_of(uint32_t tokens)
@@ -42,6 +42,7 @@ struct pipeline_job *pipeline_open(struct pipeline *p, const struct pipeline_wor
         return NULL;
     job->id = work->id;
     job->capacity = TD_MAX(work->capacity, work->count);
+    job->depth = UINT32_MAX;
     uint32_t blocks = blocks_of(job->capacity);
     job->ids = malloc(job->capacity * sizeof *job->ids);
     job->chain = malloc(blocks * sizeof *job->chain);
@@ -64,21 +65,34 @@ struct pipeline_job *pipeline_open(struct pipeline *p, const struct pipeline_wor
     return job;
 }
 
-void pipeline_send(struct pipeline *p, struct pipeline_job *job, const struct pipeline_send *send)
+int pipeline_send(struct pipeline *p, struct pipeline_job *job, const struct pipeline_send *send,
+                  uint32_t changed_from, uint32_t *committed)
 {
     pthread_mutex_lock(&p->lock);
-    job->send = *send;
-    job->sending = job->filling = true;
-    job->stuck = false;
-    pthread_cond_broadcast(&p->changed);
+    bool goes_on = job->sending && send->valid_since <= job->send.epoch;
+    int rc = goes_on && job->committed > changed_from ? -TD_ERR_AGAIN : 0;
+    *committed = job->committed;
+    if (rc == 0) {
+        job->send = *send;
+        job->sending = job->filling = true;
+        job->stuck = false;
+        job->fill_layers = 0; /* as deep as the prompt's first range, which is its deepest */
+        for (uint32_t i = 0; i < send->range_count; i++)
+            job->fill_layers = TD_MAX(job->fill_layers, send->ranges[i].layers);
+        if (!goes_on)
+            job->committed = 0;
+        pthread_cond_broadcast(&p->changed);
+    }
     pthread_mutex_unlock(&p->lock);
+    return rc;
 }
 
-void pipeline_fill(struct pipeline *p, struct pipeline_job *job)
+void pipeline_fill(struct pipeline *p, struct pipeline_job *job, uint32_t layers)
 {
     pthread_mutex_lock(&p->lock);
     job->sending = false;
-    job->filling = true;
+    job->filling = layers > 0;
+    job->fill_layers = TD_MIN(layers, p->layers);
     pthread_cond_broadcast(&p->changed);
     pthread_mutex_unlock(&p->lock);
 }
@@ -128,7 +142,7 @@ void pipeline_taken(struct pipeline *p, size_t size)
 static bool wants(struct pipeline *p, const struct pipeline_job *job, uint32_t epoch)
 {
     pthread_mutex_lock(&p->lock);
-    bool yes = !p->stop && job->sending && job->send.epoch == epoch;
+    bool yes = !p->stop && job->sending && job->send.epoch >= epoch && job->send.valid_since <= epoch;
     pthread_mutex_unlock(&p->lock);
     return yes;
 }
@@ -145,6 +159,8 @@ static void hand_on(struct pipeline *p, struct pipeline_job *job, struct pipelin
     *e = event;
     e->job = job->id;
     e->epoch = job->epoch;
+    e->cost = job->cost;
+    job->cost = (struct pipeline_cost){0};
     pthread_mutex_lock(&p->lock);
     p->out_size += size;
     pthread_mutex_unlock(&p->lock);
@@ -181,16 +197,21 @@ static void drop_pages(struct pipeline *p, struct pipeline_job *job, uint32_t ke
         local_kv_release(p->config.kv, job->pages[--job->page_count]);
     job->published = TD_MIN(job->published, keep_count);
     job->position = TD_MIN(job->position, keep_count * KV_BLOCK_TOKENS);
+    job->kv_next = TD_MIN(job->kv_next, job->position);
+    if (job->position == 0)
+        job->depth = UINT32_MAX;
 }
 
-/* Take what the cache has of the blocks below limit_tokens; only on a block border. */
-static void take_cached(struct pipeline *p, struct pipeline_job *job, uint32_t limit_tokens)
+/* Take what the cache has, deep enough, of the blocks below limit_tokens; only on a block border. */
+static void take_cached(struct pipeline *p, struct pipeline_job *job, uint32_t limit_tokens, uint32_t layers)
 {
     uint32_t limit = TD_MIN(limit_tokens / KV_BLOCK_TOKENS, job->chain_count);
     if (job->position != job->page_count * KV_BLOCK_TOKENS || job->page_count >= limit)
         return;
     uint32_t taken = local_kv_take(p->config.kv, job->chain + job->page_count, limit - job->page_count,
-                                   job->pages + job->page_count);
+                                   layers, job->pages + job->page_count);
+    if (taken > 0)
+        job->depth = TD_MIN(job->depth, layers);
     job->page_count += taken;
     job->published = job->page_count;
     job->position = job->page_count * KV_BLOCK_TOKENS;
@@ -237,20 +258,20 @@ static void publish_blocks(struct pipeline *p, struct pipeline_job *job)
         job->chain_count = whole;
     }
     for (; job->published < whole; job->published++)
-        if (local_kv_publish(p->config.kv, job->chain, job->published, job->pages[job->published],
+        if (local_kv_publish(p->config.kv, job->chain, job->published, job->pages[job->published], job->depth,
                              p->config.backend->ops->numerics) < 0)
             return;
 }
 
-/* Run tokens [position, end) through [0, k). */
-static int compute(struct pipeline *p, struct pipeline_job *job, uint32_t end, bool want_rows,
-                   bool may_reclaim)
+/* Run tokens [position, end) through [0, layers). */
+static int compute(struct pipeline *p, struct pipeline_job *job, uint32_t end, uint32_t layers,
+                   bool want_rows, bool may_reclaim)
 {
     int rc = need_pages(p, job, end, may_reclaim);
     if (rc < 0)
         return rc;
     struct batch_seq seq = {.layer_begin = 0,
-                            .layer_end = p->layers,
+                            .layer_end = layers,
                             .position = job->position,
                             .row_count = end - job->position,
                             .ids = job->ids + job->position,
@@ -258,11 +279,11 @@ static int compute(struct pipeline *p, struct pipeline_job *job, uint32_t end, b
                             .pages = job->pages};
     uint64_t start_us = clock_mono_us();
     rc = p->config.backend->ops->forward(p->config.backend, &(struct batch){&seq, 1});
-    job->compute_us += clock_mono_us() - start_us;
     if (rc < 0)
         return rc;
-    job->computed_tokens += seq.row_count;
+    job->cost = (struct pipeline_cost){clock_mono_us() - start_us, seq.row_count, layers, seq.position};
     job->position = end;
+    job->depth = TD_MIN(job->depth, layers);
     publish_blocks(p, job);
     return 0;
 }
@@ -274,21 +295,30 @@ static uint32_t chunk_end(const struct pipeline *p, uint32_t position, uint32_t 
 
 /* ---- steps ---- */
 
-/* HIDDEN of rows [begin, end): all rows, or at k = L the prompt's last one. */
-static int hand_on_rows(struct pipeline *p, struct pipeline_job *job, const struct pipeline_send *send,
-                        uint32_t begin, uint32_t end)
+/* The first edge range that ends behind a token; NULL: none. */
+static const struct plan_range *edge_range(const struct pipeline_send *send, uint32_t token)
 {
-    const float *rows = p->hidden;
-    uint32_t count = end - begin;
-    if (p->layers == p->layer_count) {
-        if (end < send->send_end)
+    for (uint32_t i = 0; i < send->range_count; i++)
+        if (send->ranges[i].layers > 0 && plan_range_end(&send->ranges[i]) > token)
+            return &send->ranges[i];
+    return NULL;
+}
+
+/* HIDDEN of rows [begin, end) at p->hidden: those that are wanted, or at k = L the range's last one. */
+static int hand_on_rows(struct pipeline *p, struct pipeline_job *job, const struct pipeline_send *send,
+                        const struct plan_range *r, uint32_t begin, uint32_t end)
+{
+    uint32_t from = TD_MAX(begin, send->rows_begin);
+    if (r->layers == p->layer_count) {
+        if (end < plan_range_end(r))
             return 0;
-        rows += (size_t)(count - 1) * p->embd_size;
-        begin = end - 1;
-        count = 1;
+        from = end - 1;
     }
-    struct pipeline_event e = {.type = PIPELINE_MESSAGES};
-    int rc = emit_rows(p, rows, begin, count, send->hidden_dtype, &e.messages);
+    if (from >= end)
+        return 0;
+    struct pipeline_event e = {.type = PIPELINE_MESSAGES, .rows_until = end};
+    int rc = emit_rows(p, p->hidden + (size_t)(from - begin) * p->embd_size, from, end - from, r->layers,
+                       r->hidden_dtype, &e.messages);
     if (rc < 0)
         message_list_free(e.messages);
     else
@@ -296,13 +326,21 @@ static int hand_on_rows(struct pipeline *p, struct pipeline_job *job, const stru
     return rc;
 }
 
-static int hand_on_blocks(struct pipeline *p, struct pipeline_job *job, const struct pipeline_send *send,
-                          uint32_t begin, uint32_t end)
+/* KV of whole blocks from kv_next on, as far as it is there, and of the prompt's last, partial one. */
+static int hand_on_blocks(struct pipeline *p, struct pipeline_job *job, const struct pipeline_send *send)
 {
-    for (uint32_t block = begin / KV_BLOCK_TOKENS; block < blocks_of(end); block++) {
-        uint32_t tokens = TD_MIN(end - block * KV_BLOCK_TOKENS, (uint32_t)KV_BLOCK_TOKENS);
+    const struct plan_range *r;
+    while ((r = edge_range(send, job->kv_next)) && job->kv_next < job->position) {
+        uint32_t block = TD_MAX(job->kv_next, r->first_token) / KV_BLOCK_TOKENS,
+                 start = block * KV_BLOCK_TOKENS;
+        uint32_t end = TD_MIN(start + KV_BLOCK_TOKENS, plan_range_end(r));
+        if (end > job->position)
+            return 0;
+        job->kv_next = end;
+        if (r->codec == PLAN_CODEC_NONE)
+            continue;
         struct pipeline_event e = {.type = PIPELINE_MESSAGES};
-        int rc = emit_block(p, job->pages[block], block, tokens, send->codec, &e.messages);
+        int rc = emit_block(p, job->pages[block], block, end - start, r->layers, r->codec, &e.messages);
         if (rc < 0) {
             message_list_free(e.messages);
             return rc;
@@ -312,13 +350,50 @@ static int hand_on_blocks(struct pipeline *p, struct pipeline_job *job, const st
     return 0;
 }
 
+/* What was handed on is void: begin at rows_begin and kv_begin again, with what was computed before as far as it goes. */
+static void begin_again(struct pipeline *p, struct pipeline_job *job, const struct pipeline_send *send)
+{
+    const struct plan_range *r = edge_range(send, send->kv_begin);
+    if (r && job->depth < r->layers)
+        drop_pages(p, job, 0);
+    else if (edge_range(send, send->rows_begin) && job->position > send->rows_begin)
+        drop_pages(p, job, send->rows_begin / KV_BLOCK_TOKENS);
+    job->kv_next = send->kv_begin;
+}
+
 static void begin_epoch(struct pipeline *p, struct pipeline_job *job, const struct pipeline_send *send)
 {
+    if (send->valid_since > job->epoch)
+        begin_again(p, job, send);
     job->epoch = send->epoch;
-    job->compute_us = 0;
-    job->computed_tokens = 0;
-    if (job->position > send->send_begin)
-        drop_pages(p, job, send->send_begin / KV_BLOCK_TOKENS);
+}
+
+/* One chunk, with the layers of the range at its first token; below the edge ranges with those of the first. */
+static int run_chunk(struct pipeline *p, struct pipeline_job *job, const struct pipeline_send *send,
+                     const struct plan_range *r, bool *rows_failed)
+{
+    uint32_t begin = job->position, layers = r->layers;
+    bool ahead = begin < r->first_token;
+    uint32_t end = chunk_end(p, begin, ahead ? r->first_token : plan_range_end(r));
+    bool want_rows = !ahead && end > send->rows_begin;
+    int rc = compute(p, job, end, layers, want_rows, true);
+    if (rc < 0 || !want_rows)
+        return rc;
+    rc = hand_on_rows(p, job, send, r, begin, end);
+    *rows_failed = rc == -TD_ERR_FORMAT;
+    return rc;
+}
+
+/* Under no lock. False: the send was replaced just now. */
+static bool commit_chunk(struct pipeline *p, struct pipeline_job *job, const struct pipeline_send *send,
+                         const struct plan_range *r)
+{
+    pthread_mutex_lock(&p->lock);
+    bool same = job->sending && job->send.epoch == send->epoch;
+    if (same)
+        job->committed = chunk_end(p, job->position, plan_range_end(r));
+    pthread_mutex_unlock(&p->lock);
+    return same;
 }
 
 static void send_step(struct pipeline *p, struct pipeline_job *job, const struct step *step)
@@ -326,26 +401,28 @@ static void send_step(struct pipeline *p, struct pipeline_job *job, const struct
     const struct pipeline_send *send = &step->send;
     if (job->epoch != send->epoch)
         begin_epoch(p, job, send);
-    if (job->position < send->send_begin)
-        take_cached(p, job, send->send_begin);
-    bool catching_up = job->position < send->send_begin;
-    uint32_t begin = job->position,
-             end = chunk_end(p, begin, catching_up ? send->send_begin : send->send_end);
-    int rc = compute(p, job, end, !catching_up, true);
+    const struct plan_range *r = edge_range(send, job->position), *first = edge_range(send, 0);
     bool rows_failed = false;
-    if (rc == 0 && !catching_up) {
-        rc = hand_on_rows(p, job, send, begin, end);
-        rows_failed = rc == -TD_ERR_FORMAT;
-        if (rc == 0)
-            rc = hand_on_blocks(p, job, send, begin, end);
+    int rc = 0;
+    if (first && job->position < send->rows_begin)
+        take_cached(p, job, send->rows_begin, first->layers);
+    if (r && job->depth < r->layers) { /* more layers than before: from the start */
+        drop_pages(p, job, 0);
+        return;
     }
+    r = edge_range(send, job->position);
+    if (r && !commit_chunk(p, job, send, r))
+        return;
+    if (r)
+        rc = run_chunk(p, job, send, r, &rows_failed);
+    if (rc == 0)
+        rc = hand_on_blocks(p, job, send);
+    if (rc == 0 && job->cost.tokens > 0) /* nothing was to be handed on, but what it took is */
+        hand_on(p, job, (struct pipeline_event){.type = PIPELINE_MESSAGES});
     if (rc < 0) {
-        send_failed(p, job, rc, rows_failed && send->hidden_dtype != HIDDEN_F32);
-    } else if (end == send->send_end) {
-        hand_on(p, job,
-                (struct pipeline_event){.type = PIPELINE_SENT,
-                                        .compute_us = job->compute_us,
-                                        .computed_tokens = job->computed_tokens});
+        send_failed(p, job, rc, rows_failed && r->hidden_dtype != HIDDEN_F32);
+    } else if (!edge_range(send, job->position)) {
+        hand_on(p, job, (struct pipeline_event){.type = PIPELINE_SENT});
         send_ends(p, job);
     }
 }
@@ -358,15 +435,17 @@ static uint32_t fill_limit(uint32_t ids_count)
 static void fill_step(struct pipeline *p, struct pipeline_job *job, const struct step *step)
 {
     uint32_t limit = fill_limit(step->ids_count);
-    take_cached(p, job, limit);
+    take_cached(p, job, limit, TD_MIN(job->depth, step->fill_layers));
     if (job->position >= limit)
         return;
-    if (compute(p, job, chunk_end(p, job->position, limit), false, false) < 0) {
+    if (compute(p, job, chunk_end(p, job->position, limit), TD_MIN(job->depth, step->fill_layers), false,
+                false) < 0) {
         pthread_mutex_lock(&p->lock);
         drop_pages(p, job, 0);
         job->stuck = true;
         pthread_mutex_unlock(&p->lock);
     }
+    job->cost = (struct pipeline_cost){0};
 }
 
 /* ---- the thread ---- */
@@ -403,7 +482,10 @@ static struct pipeline_job *pick(struct pipeline *p, struct step *step)
         if (has_fill(job))
             found = job;
     if (found)
-        *step = (struct step){.sending = found->sending, .send = found->send, .ids_count = found->ids_count};
+        *step = (struct step){.sending = found->sending,
+                              .send = found->send,
+                              .ids_count = found->ids_count,
+                              .fill_layers = found->fill_layers};
     return found;
 }
 

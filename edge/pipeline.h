@@ -2,10 +2,13 @@
  * messages ready for the wire: HIDDEN rows first, then the KV pieces of the blocks that the chunk has filled.
  *
  * A job is one sequence of token ids: a prompt, and behind it the reply as it streams in. Work comes in two kinds:
- *     send  run [compute position, send end) and hand on what lies at or above send begin; oldest job first
+ *     send  run the prompt through the layers of its plan's edge ranges and hand on rows and KV from the given tokens on; oldest job first
  *     fill  when nothing is to be sent: run whole blocks that are not in the local KV yet (replies, missing depth), so that a later turn finds them
- * A job's send can be started anew at any time with a higher epoch (the plan was revised, the link was lost): what it has handed on so far is void,
- * what it has computed is kept where it can be.
+ * A job's send can be replaced at any time with a higher epoch. Either what was handed on so far is void (the link was lost) and only what was
+ * computed is kept; or the plan changed further on only, and what was handed on under the epochs since then stays good.
+ *
+ * Depth: to run [0, k) on a token the job needs [0, k) of all before it. So k may fall from range to range for nothing; where it rises, the job starts
+ * again from its first token.
  *
  * Bounds: PIPELINE_OUT_SIZE bytes handed on and not yet taken by the link, then sending pauses; PIPELINE_FILLS_MAX closed jobs that are still filled.
  * When pages run out, fills give theirs up first; a send that still gets none fails (-TD_ERR_NOSPACE) and the cloud does that prompt.
@@ -15,6 +18,7 @@
 #define TANDEM_EDGE_PIPELINE_H
 #include "edge/local_kv.h"
 #include "kernels/backend.h"
+#include "protocol/plan.h"
 #include "protocol/wire.h"
 
 #define PIPELINE_OUT_SIZE  (32u << 20)
@@ -43,10 +47,13 @@ struct pipeline_event { /* malloc'ed; the sink's once it returned 0 */
     uint64_t job;
     uint32_t epoch;
     struct pipeline_message *messages; /* PIPELINE_MESSAGES: a list in the order to send, the sink's too */
-    uint64_t compute_us;               /* PIPELINE_SENT: time in forward() for this epoch */
-    uint32_t computed_tokens;          /* PIPELINE_SENT: rows that were run */
-    int code;                          /* PIPELINE_FAILED: nothing more comes for this epoch */
-    bool rows_do_not_fit;              /* PIPELINE_FAILED: the row type cannot hold a value; f32 can */
+    struct pipeline_cost {             /* of the step that this comes from */
+        uint64_t compute_us;           /* in forward() */
+        uint32_t tokens, layers, position; /* 0 tokens: nothing was run */
+    } cost;
+    uint32_t rows_until;  /* rows below have been handed on */
+    int code;             /* PIPELINE_FAILED: nothing more comes for this epoch */
+    bool rows_do_not_fit; /* PIPELINE_FAILED: the row type cannot hold a value; f32 can */
 };
 void pipeline_event_free(struct pipeline_event *e);
 
@@ -75,13 +82,21 @@ struct pipeline_work {
 /* NULL without memory. Nothing is done until pipeline_send, pipeline_fill or pipeline_append. */
 struct pipeline_job *pipeline_open(struct pipeline *p, const struct pipeline_work *work);
 struct pipeline_send {
-    uint32_t epoch;                /* higher than any before */
-    uint32_t send_begin, send_end; /* begin on a block border, end <= the ids given so far */
-    uint8_t codec, hidden_dtype;
+    uint32_t epoch;       /* higher than any before */
+    uint32_t valid_since; /* what was handed on under this epoch or a later one stays good; <= epoch */
+    uint32_t rows_begin;  /* first row to hand on; the same as before if what was handed on stays good */
+    uint32_t
+        kv_begin; /* first KV to hand on, on a block border; of no account if what was handed on stays good */
+    struct plan_range
+        ranges[LIMIT_RANGES]; /* borders of edge ranges lie on block borders, except the prompt's end */
+    uint32_t range_count;
 };
-void pipeline_send(struct pipeline *p, struct pipeline_job *job, const struct pipeline_send *send);
-/* Hand nothing on any more. Whole blocks are filled in idle time from now on. */
-void pipeline_fill(struct pipeline *p, struct pipeline_job *job);
+/* changed_from: the plan is the one before, if that stays good, up to this token. 0, or -TD_ERR_AGAIN: the thread has got beyond it meanwhile;
+ * *committed is then what it has begun, and nothing has changed. */
+int pipeline_send(struct pipeline *p, struct pipeline_job *job, const struct pipeline_send *send,
+                  uint32_t changed_from, uint32_t *committed);
+/* Hand nothing on any more. Whole blocks are filled in idle time from now on, through so many layers. */
+void pipeline_fill(struct pipeline *p, struct pipeline_job *job, uint32_t layers);
 /* Reply tokens; beyond the capacity they are ignored. */
 void pipeline_append(struct pipeline *p, struct pipeline_job *job, const int32_t *ids, uint32_t count);
 /* keep: its whole blocks are still filled in idle time; else it ends after the step in progress. The handle is invalid afterwards. */

@@ -54,8 +54,8 @@ static struct pipeline_message *append(struct pipeline_message **list, unsigned 
     return m;
 }
 
-int emit_rows(struct pipeline *p, const float *rows, uint32_t first_token, uint32_t count, uint8_t dtype,
-              struct pipeline_message **list)
+int emit_rows(struct pipeline *p, const float *rows, uint32_t first_token, uint32_t count, uint32_t layers,
+              uint8_t dtype, struct pipeline_message **list)
 {
     size_t row_size = hidden_wire_size(dtype, 1, p->embd_size);
     if (row_size == 0)
@@ -69,7 +69,7 @@ int emit_rows(struct pipeline *p, const float *rows, uint32_t first_token, uint3
             return -TD_ERR_NOMEM;
         m->first_token = first_token + at;
         m->count = part;
-        m->layer = p->layers;
+        m->layer = layers;
         m->hidden_dtype = dtype;
         m->raw_size = (size_t)part * p->embd_size * sizeof(float);
         int rc =
@@ -97,11 +97,11 @@ static int emit_piece(struct pipeline *p, const uint16_t *values, struct kv_piec
     return 0;
 }
 
-int emit_block(struct pipeline *p, uint32_t page, uint32_t block_index, uint32_t token_count, uint8_t codec,
-               struct pipeline_message **list)
+int emit_block(struct pipeline *p, uint32_t page, uint32_t block_index, uint32_t token_count, uint32_t layers,
+               uint8_t codec, struct pipeline_message **list)
 {
     struct backend *b = p->config.backend;
-    for (uint32_t layer = 0; layer < p->layers; layer++) {
+    for (uint32_t layer = 0; layer < layers; layer++) {
         int rc = b->ops->page_read(b, page, layer, token_count, p->key, p->value);
         for (uint8_t is_value = 0; rc == 0 && is_value < 2; is_value++) {
             struct kv_piece_head head = {

@@ -13,6 +13,8 @@ struct pipeline_job {
     uint32_t ids_count; /* under lock */
     struct pipeline_send send; /* under lock; epoch 0: none yet */
     bool sending, filling;     /* under lock */
+    uint32_t committed;        /* under lock: end of the latest chunk that was begun for the send at hand */
+    uint32_t fill_layers;      /* under lock */
     bool closed, keep;         /* under lock */
     bool stuck;                /* under lock: no pages, or the backend failed: not filled any more */
 
@@ -21,11 +23,12 @@ struct pipeline_job {
     uint32_t chain_count;
     uint32_t *pages; /* [blocks of capacity] */
     uint32_t page_count;
-    uint32_t position;  /* tokens [0, position) have been run, their KV is in pages */
-    uint32_t published; /* blocks */
-    uint32_t epoch;     /* that the position belongs to */
-    uint64_t compute_us;
-    uint32_t computed_tokens;
+    uint32_t position;         /* tokens [0, position) have been run, their KV is in pages */
+    uint32_t depth;            /* in layers [0, depth) at least; UINT32_MAX while position is 0 */
+    uint32_t kv_next;          /* KV of tokens below has been handed on, or is not wanted */
+    uint32_t published;        /* blocks */
+    uint32_t epoch;            /* that the position belongs to */
+    struct pipeline_cost cost; /* of the step */
 };
 
 struct pipeline {
@@ -50,11 +53,11 @@ struct pipeline {
 
 /* Rows [first_token, first_token + count) of the chunk at p->hidden (its first row is first_token) as HIDDEN messages; appended to *list. 0, -TD_ERR_FORMAT when a value
  * does not fit the type, -TD_ERR_NOMEM. */
-int emit_rows(struct pipeline *p, const float *rows, uint32_t first_token, uint32_t count, uint8_t dtype,
-              struct pipeline_message **list);
-/* All layers' pieces of the first token_count tokens of a block, appended to *list. */
-int emit_block(struct pipeline *p, uint32_t page, uint32_t block_index, uint32_t token_count, uint8_t codec,
-               struct pipeline_message **list);
+int emit_rows(struct pipeline *p, const float *rows, uint32_t first_token, uint32_t count, uint32_t layers,
+              uint8_t dtype, struct pipeline_message **list);
+/* Pieces of layers [0, layers) of the first token_count tokens of a block, appended to *list. */
+int emit_block(struct pipeline *p, uint32_t page, uint32_t block_index, uint32_t token_count, uint32_t layers,
+               uint8_t codec, struct pipeline_message **list);
 void message_list_free(struct pipeline_message *list);
 size_t message_list_size(const struct pipeline_message *list);
 

@@ -11,10 +11,10 @@
  *      |  have it  | catch up    | compute, send         |                                                                            */
 #ifndef TANDEM_EDGE_PLANNER_H
 #define TANDEM_EDGE_PLANNER_H
+#include "protocol/plan.h"
 #include "protocol/wire.h"
 #include "shared/kv_block.h"
 
-#define PLANNER_RANGES_MAX    2
 #define PLANNER_CATCH_UP_COST 2 /* catching up may cost so many times the tokens that are left to do */
 
 struct planner_state {
@@ -30,13 +30,8 @@ struct planner_state {
     bool rows_need_f32;               /* a row did not fit the wished type */
 };
 
-struct plan_range {
-    uint32_t first_token, count, layers;
-    uint8_t codec, hidden_dtype;
-};
-
 struct plan {
-    struct plan_range ranges[PLANNER_RANGES_MAX]; /* ascending, adjacent, to the prompt's end */
+    struct plan_range ranges[LIMIT_RANGES]; /* ascending, adjacent, to the prompt's end */
     uint32_t range_count;
     uint32_t layers;        /* k; 0: the device computes nothing for this prompt */
     uint32_t compute_begin; /* with k > 0: first token that the device computes; <= send_begin */

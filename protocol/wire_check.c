@@ -66,21 +66,23 @@ static int check_open(const Tandem__Open *m, size_t payload_size)
     return payload_size == sent * sizeof(uint32_t) ? 0 : -TD_ERR_PROTOCOL;
 }
 
-static int check_plan(const Tandem__Plan *m)
+static int check_ranges(Tandem__Range *const *ranges, size_t count)
 {
-    if (m->n_ranges > LIMIT_RANGES)
+    if (count > LIMIT_RANGES)
         return -TD_ERR_LIMIT;
-    if (m->n_ranges == 0)
-        return -TD_ERR_PROTOCOL;
-    for (size_t i = 0; i < m->n_ranges; i++) {
-        const Tandem__Range *r = m->ranges[i];
+    for (size_t i = 0; i < count; i++) {
+        const Tandem__Range *r = ranges[i];
         if (!tokens_fit(r->first_token, r->count))
             return -TD_ERR_LIMIT;
-        if (r->count == 0 ||
-            (i > 0 && r->first_token != m->ranges[i - 1]->first_token + m->ranges[i - 1]->count))
+        if (r->count == 0 || (i > 0 && r->first_token != ranges[i - 1]->first_token + ranges[i - 1]->count))
             return -TD_ERR_PROTOCOL;
     }
     return 0;
+}
+
+static int check_plan(const Tandem__Plan *m)
+{
+    return m->n_ranges == 0 ? -TD_ERR_PROTOCOL : check_ranges(m->ranges, m->n_ranges);
 }
 
 /* A bulk frame carries a part [offset, offset + size) of a message of `total` bytes, and never nothing. */
@@ -133,6 +135,8 @@ static int check_by_type(const struct wire_frame *f)
         return check_welcome(f->welcome);
     case FRAME_OPEN:
         return check_open(f->open, f->payload.size);
+    case FRAME_OPEN_ACK:
+        return check_ranges(f->open_ack->ranges, f->open_ack->n_ranges);
     case FRAME_PLAN:
         return check_plan(f->plan);
     case FRAME_HIDDEN:

@@ -18,7 +18,7 @@ struct fake_command {
     char name[8]; /* open, plan, hidden, kv, start, cancel, detach */
     uint64_t sequence;
     struct engine_open open; /* ids: owned here */
-    struct engine_range ranges[LIMIT_RANGES];
+    struct plan_range ranges[LIMIT_RANGES];
     struct engine_generate generate;
     uint32_t epoch, count, first_token, layer, block_index, dtype, keep_count;
     size_t size;
@@ -172,7 +172,7 @@ int engine_open(struct engine *e, struct engine_open *open, uint64_t *sequence)
     return rc;
 }
 
-int engine_plan(struct engine *e, uint64_t sequence, uint32_t epoch, const struct engine_range *ranges,
+int engine_plan(struct engine *e, uint64_t sequence, uint32_t epoch, const struct plan_range *ranges,
                 uint32_t count)
 {
     struct fake_command c = {.sequence = sequence, .epoch = epoch, .count = count};

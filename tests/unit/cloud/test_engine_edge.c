@@ -38,14 +38,14 @@ static void open_edge(struct scene *s)
     client_send(s->rig, &s->client, client_open_of(&s->client, s->prompt, PROMPT, 0));
 }
 
-static void plan(struct scene *s, uint32_t epoch, const struct engine_range *ranges, uint32_t count)
+static void plan(struct scene *s, uint32_t epoch, const struct plan_range *ranges, uint32_t count)
 {
     assert_int_equal(engine_plan(s->rig->engine, s->client.sequence, epoch, ranges, count), 0);
 }
 
 static void plan_one(struct scene *s, uint32_t epoch, uint32_t first, uint8_t codec, uint8_t dtype)
 {
-    struct engine_range range = {first, PROMPT - first, s->edge.layers, codec, dtype};
+    struct plan_range range = {first, PROMPT - first, s->edge.layers, codec, dtype};
     plan(s, epoch, &range, 1);
 }
 
@@ -176,13 +176,13 @@ static void ranges_of_any_depth_follow_each_other(void **state)
     for (uint32_t order = 0; order < 27; order++) {
         uint32_t depth[3] = {order % 3, order / 3 % 3, order / 9};
         uint32_t borders[4] = {0, depth[0] ? 64 : 50, depth[1] ? 128 : 150, PROMPT};
-        struct engine_range ranges[3];
+        struct plan_range ranges[3];
         struct engine_open open = client_open_of(&s->client, s->prompt, PROMPT, 0);
         open.no_cache = true;
         client_send(s->rig, &s->client, open);
         for (int i = 0; i < 3; i++)
             ranges[i] =
-                (struct engine_range){borders[i], borders[i + 1] - borders[i], depth[i], KV_L0, HIDDEN_F32};
+                (struct plan_range){borders[i], borders[i + 1] - borders[i], depth[i], KV_L0, HIDDEN_F32};
         plan(s, 1, ranges, 3);
         start(s, rig_greedy(REPLY));
         for (int i = 0; i < 3; i++)
@@ -239,7 +239,7 @@ static void new_plan_voids_the_old_one(void **state)
     rig_send_kv(&s->edge, &s->client, 1, 0, 64, KV_L0);
     rig_until(s->rig, s->client.ingested.ingested.kv_tokens == 64);
     /* The edge gives up on what is left: the cloud does it. */
-    plan(s, 2, (struct engine_range[]){{0, PROMPT, 0, 0, 0}}, 1);
+    plan(s, 2, (struct plan_range[]){{0, PROMPT, 0, 0, 0}}, 1);
     rig_send_hidden(&s->edge, &s->client, 1, 100, 28, HIDDEN_F32); /* late */
     finish(s);
     assert_true(s->client.done_event.done.recomputed_tokens >= 36); /* [64, 100) lacked its pieces */
@@ -249,7 +249,7 @@ static void new_plan_voids_the_old_one(void **state)
     rig_send_hidden(&s->edge, &s->client, 1, 0, 64, HIDDEN_F32);
     rig_turn(s->rig);
     plan(s, 2,
-         (struct engine_range[]){{0, 128, 1, KV_L0, HIDDEN_F32}, {128, PROMPT - 128, 2, KV_L0, HIDDEN_F32}},
+         (struct plan_range[]){{0, 128, 1, KV_L0, HIDDEN_F32}, {128, PROMPT - 128, 2, KV_L0, HIDDEN_F32}},
          2);
     rig_send_hidden(&s->edge, &s->client, 2, 0, 128, HIDDEN_F32);
     rig_send_hidden(&two, &s->client, 2, PROMPT - 1, 1, HIDDEN_F32);
@@ -270,7 +270,7 @@ static void new_plan_may_move_borders_within_a_block(void **state)
     client_direct(s->rig, &first, s->prompt + 100, 10, rig_greedy(900));
     rig_until(s->rig, first.count > 0);
     open_edge(s);
-    plan(s, 1, (struct engine_range[]){{0, 187, 0, 0, 0}, {187, PROMPT - 187, 2, KV_L0, HIDDEN_F32}}, 2);
+    plan(s, 1, (struct plan_range[]){{0, 187, 0, 0, 0}, {187, PROMPT - 187, 2, KV_L0, HIDDEN_F32}}, 2);
     start(s, rig_greedy(REPLY));
     rig_turn(s->rig);
     const struct sequence *sequence = engine_find(s->rig->engine, s->client.sequence);
@@ -279,7 +279,7 @@ static void new_plan_may_move_borders_within_a_block(void **state)
     engine_cancel(s->rig->engine, first.sequence, false, 0);
     rig_until(s->rig, sequence->high == 160);
     assert_int_equal(sequence->blocks[2].missing, 0);
-    plan(s, 2, (struct engine_range[]){{0, 172, 0, 0, 0}, {172, PROMPT - 172, 1, KV_L0, HIDDEN_F32}}, 2);
+    plan(s, 2, (struct plan_range[]){{0, 172, 0, 0, 0}, {172, PROMPT - 172, 1, KV_L0, HIDDEN_F32}}, 2);
     rig_send_hidden(&s->edge, &s->client, 2, 172, PROMPT - 172, HIDDEN_F32);
     rig_send_kv(&s->edge, &s->client, 2, 172, PROMPT, KV_L0);
     finish(s);
@@ -378,7 +378,7 @@ static void generate_that_never_comes_ends_the_stream(void **state)
     (void)state;
     struct scene *s = scene_open(1, (struct rig_options){0});
     open_edge(s);
-    plan(s, 1, (struct engine_range[]){{0, PROMPT, 0, 0, 0}}, 1);
+    plan(s, 1, (struct plan_range[]){{0, PROMPT, 0, 0, 0}}, 1);
     for (int i = 0; i < 10; i++)
         rig_turn(s->rig);
     assert_false(s->client.failed);
@@ -470,7 +470,7 @@ static void bad_plans_are_refused(void **state)
 {
     (void)state;
     struct scene *s = scene_open(1, (struct rig_options){0});
-    static const struct engine_range plans[][2] = {
+    static const struct plan_range plans[][2] = {
         {{0, 100, 1, KV_L0, 0}, {100, 100, 1, KV_L0, 0}},  /* an edge range that ends within a block */
         {{0, 64, 1, KV_L0, 0}, {128, 72, 1, KV_L0, 0}},    /* a hole */
         {{0, 128, 1, KV_L0, 0}, {64, 136, 1, KV_L0, 0}},   /* overlap */
@@ -657,7 +657,7 @@ static void chain_goes_from_shared_to_own(void **state)
     struct client bob;
     open_edge(s);
     plan(s, 1,
-         (struct engine_range[]){
+         (struct plan_range[]){
              {0, 64, 0, 0, 0}, {64, 64, 1, KV_L0, HIDDEN_F32}, {128, PROMPT - 128, 0, 0, 0}},
          3);
     start(s, rig_greedy(REPLY));

@@ -41,7 +41,7 @@ static void open_attempt(struct scene *s, struct client *c, uint32_t held_count)
 
 static void plan_and_start(struct scene *s, struct client *c)
 {
-    struct engine_range all = {0, PROMPT, 0, 0, 0};
+    struct plan_range all = {0, PROMPT, 0, 0, 0};
     struct engine_generate generate = rig_sampling(REPLY, 99);
     assert_int_equal(engine_plan(s->rig->engine, c->sequence, 1, &all, 1), 0);
     assert_int_equal(engine_start(s->rig->engine, c->sequence, &generate), 0);
@@ -221,7 +221,7 @@ static void adopted_prompt_may_be_split(void **state)
         struct client c;
         uint32_t total = PROMPT + 50;
         struct rig_edge edge = rig_edge_compute(s->rig, s->prompt, total, layers);
-        struct engine_range range = {0, total, layers, KV_L0, HIDDEN_F32};
+        struct plan_range range = {0, total, layers, KV_L0, HIDDEN_F32};
         struct engine_generate generate = rig_sampling(REPLY, 99);
         memset(s->request_id, (int)layers, sizeof s->request_id);
         struct engine_open open = client_open_of(&c, s->prompt, PROMPT, 50);
@@ -243,18 +243,35 @@ static void adopted_prompt_may_be_split(void **state)
     scene_close(s);
 }
 
-/* The link breaks in the middle of an upload: nothing more is asked of the edge, the reply comes all the same. */
+static void begin_upload(struct scene *s, struct client *c, const struct plan_range *range, uint32_t reply)
+{
+    struct engine_generate generate = rig_sampling(reply, 99);
+    open_attempt(s, c, 0);
+    engine_plan(s->rig->engine, c->sequence, 1, range, 1);
+    engine_start(s->rig->engine, c->sequence, &generate);
+}
+
+/* Attempt again as an edge that goes on with its plan. */
+static void open_resuming(struct scene *s, struct client *c)
+{
+    struct engine_open open = client_open_of(c, s->prompt, PROMPT, 0);
+    memcpy(open.request_id, s->request_id, sizeof open.request_id);
+    open.attempt = ++s->attempt;
+    open.resumes = true;
+    client_send(s->rig, c, open);
+    rig_until(s->rig, c->opened);
+}
+
+/* The link breaks in the middle of an upload. Whoever comes back without a plan gets the reply all the same; until then nothing is computed that
+ * the edge was to do. */
 static void upload_that_breaks_off_is_finished_here(void **state)
 {
     (void)state;
     struct scene *s = scene_open((struct rig_options){0});
     struct client first, second;
     struct rig_edge edge = rig_edge_compute(s->rig, s->prompt, PROMPT, 1);
-    struct engine_range range = {0, PROMPT, 1, KV_L0, HIDDEN_F32};
-    struct engine_generate generate = rig_sampling(REPLY, 99);
-    open_attempt(s, &first, 0);
-    engine_plan(s->rig->engine, first.sequence, 1, &range, 1);
-    engine_start(s->rig->engine, first.sequence, &generate);
+    struct plan_range range = {0, PROMPT, 1, KV_L0, HIDDEN_F32};
+    begin_upload(s, &first, &range, REPLY);
     rig_send_hidden(&edge, &first, 1, 0, 50, HIDDEN_F32);
     for (int i = 0; i < 5; i++)
         rig_turn(s->rig);
@@ -264,9 +281,58 @@ static void upload_that_breaks_off_is_finished_here(void **state)
     open_attempt(s, &second, 0);
     rig_until(s->rig, second.done);
     assert_true(second.open_event.opened.resumed);
-    assert_true(second.open_event.opened.reply_count > 0);
+    assert_false(second.open_event.opened.plan_wanted);
+    assert_int_equal(second.open_event.opened.reply_count, 0);
     assert_rest(s, &second, 0);
     assert_int_equal(second.done_event.done.recomputed_tokens, PROMPT);
+    rig_edge_free(&edge);
+    scene_close(s);
+}
+
+/* In lossy forms the same reply can only come of the same values: what has come is kept, the rest is sent in the same form. */
+static void upload_goes_on_where_it_broke_off(void **state)
+{
+    (void)state;
+    struct scene *s = scene_open((struct rig_options){0});
+    struct rig_edge edge = rig_edge_compute(s->rig, s->prompt, PROMPT, 1);
+    struct plan_range range = {0, PROMPT, 1, KV_L1, HIDDEN_INT8};
+    for (uint32_t rows = 0; rows <= PROMPT; rows += 50)
+        for (uint32_t pieces = 0; pieces <= 1; pieces++) {
+            struct client whole, first, second;
+            memset(s->request_id, (int)(2 * rows + pieces), sizeof s->request_id);
+            s->request_id[8] ^= 0x80;
+            begin_upload(s, &whole, &range, REPLY);
+            rig_send_hidden(&edge, &whole, 1, 0, PROMPT, HIDDEN_INT8);
+            rig_send_kv(&edge, &whole, 1, 0, PROMPT, KV_L1);
+            rig_until(s->rig, whole.done);
+            assert_int_equal(whole.done_event.done.recomputed_tokens, 0);
+            assert_memory_not_equal(whole.ids, s->reply,
+                                    sizeof s->reply); /* else this test would show nothing */
+
+            s->request_id[8] ^= 0x81;
+            begin_upload(s, &first, &range, REPLY);
+            if (rows)
+                rig_send_hidden(&edge, &first, 1, 0, rows, HIDDEN_INT8);
+            rig_send_kv(&edge, &first, 1, 0, pieces * KV_BLOCK_TOKENS, KV_L1);
+            for (int i = 0; i < 5; i++)
+                rig_turn(s->rig);
+            engine_detach(s->rig->engine, first.sequence);
+            rig_now += 5000000; /* longer than pieces are waited for while somebody is there */
+            for (int i = 0; i < 20; i++)
+                rig_turn(s->rig);
+            open_resuming(s, &second);
+            assert_true(second.open_event.opened.plan_wanted);
+            assert_int_equal(second.open_event.opened.hidden_tokens, rows);
+            assert_int_equal(second.open_event.opened.kv_tokens, pieces * KV_BLOCK_TOKENS);
+            assert_int_equal(second.open_event.opened.epoch, 1);
+            engine_plan(s->rig->engine, second.sequence, 2, &range, 1);
+            if (rows < PROMPT)
+                rig_send_hidden(&edge, &second, 2, rows, PROMPT - rows, HIDDEN_INT8);
+            rig_send_kv(&edge, &second, 2, pieces * KV_BLOCK_TOKENS, PROMPT, KV_L1);
+            rig_until(s->rig, second.done);
+            assert_int_equal(second.done_event.done.recomputed_tokens, 0);
+            assert_memory_equal(second.done_ids, whole.done_ids, (PROMPT + REPLY) * sizeof *whole.done_ids);
+        }
     rig_edge_free(&edge);
     scene_close(s);
 }
@@ -446,6 +512,7 @@ int main(void)
         cmocka_unit_test(adopted_reply_that_is_whole_ends_at_once),
         cmocka_unit_test(adopted_prompt_may_be_split),
         cmocka_unit_test(upload_that_breaks_off_is_finished_here),
+        cmocka_unit_test(upload_goes_on_where_it_broke_off),
         cmocka_unit_test(without_generate_a_lost_stream_is_dropped),
         cmocka_unit_test(later_attempt_fences_the_earlier),
         cmocka_unit_test(finished_reply_can_be_fetched_again),

@@ -174,7 +174,7 @@ static void pieces_wait_until_there_is_a_page(void **state)
     client_direct(r, &first, other, 100, rig_greedy(250));
     rig_until(r, first.count > 1);
     client_send(r, &second, client_open_of(&second, ids, PROMPT, 0));
-    struct engine_range range = {0, PROMPT, 1, KV_L0, HIDDEN_F32};
+    struct plan_range range = {0, PROMPT, 1, KV_L0, HIDDEN_F32};
     struct engine_generate generate = rig_greedy(REPLY);
     engine_plan(r->engine, second.sequence, 1, &range, 1);
     engine_start(r->engine, second.sequence, &generate);
@@ -206,7 +206,7 @@ static void staging_of_a_principal_is_bounded(void **state)
     rig_ids(ids, PROMPT, VOCAB, 2);
     rig_reference(r, ids, PROMPT, rig_greedy(REPLY), reply);
     struct rig_edge edge = rig_edge_compute(r, ids, PROMPT, 1);
-    struct engine_range range = {0, PROMPT, 1, KV_L0, HIDDEN_F32};
+    struct plan_range range = {0, PROMPT, 1, KV_L0, HIDDEN_F32};
     struct engine_generate generate = rig_greedy(REPLY);
     client_send(r, &hog, client_open_of(&hog, ids, PROMPT, 0));
     client_send(r, &c, client_open_of(&c, ids, PROMPT, 0));
@@ -260,7 +260,7 @@ static void full_command_queue_is_an_answer(void **state)
         assert_int_equal(engine_detach(r->engine, 1000000), 0);
     struct engine_open open = client_open_of(&c, ids, 4, 0);
     struct engine_generate generate = rig_greedy(1);
-    struct engine_range range = {0, 4, 0, 0, 0};
+    struct plan_range range = {0, 4, 0, 0, 0};
     uint64_t sequence;
     assert_int_equal(engine_open(r->engine, &open, &sequence), -TD_ERR_FULL);
     assert_int_equal(engine_hidden(r->engine, 1, 1, 0, 1, 1, HIDDEN_F32, malloc(8), 8), -TD_ERR_FULL);

@@ -101,14 +101,14 @@ static void shuffle(struct user *u)
 
 static void send_plan(struct world *w, struct user *u)
 {
-    struct engine_range ranges[8];
+    struct plan_range ranges[8];
     uint32_t count = 0, total = u->prompt->count, first = pick(3) ? 0 : pick(total);
     u->message_count = 0;
     while (first < total && count < 8) {
         uint32_t layers = pick(3), end = count == 7 || pick(3) == 0 ? total : first + 1 + pick(total - first);
         if (layers > 0 && end < total)
             end = TD_MIN(align_up(end, KV_BLOCK_TOKENS), total);
-        ranges[count++] = (struct engine_range){first, end - first, layers, KV_L0, HIDDEN_F32};
+        ranges[count++] = (struct plan_range){first, end - first, layers, KV_L0, HIDDEN_F32};
         add_range(u, first, end, layers);
         first = end;
     }
@@ -132,8 +132,9 @@ static void open_request(struct world *w, struct user *u)
     open.direct = u->attempt == 1 && pick(4) == 0;
     open.generate = rig_sampling(REPLY, 17);
     bool direct = open.direct;
+    open.resumes = u->attempt > 1 && pick(2); /* and then plans anew all the same, with a higher epoch */
     client_send(w->rig, &u->client, open);
-    u->epoch = u->message_count = 0;
+    u->message_count = 0;
     u->planning = !direct;
     if (direct)
         return;
@@ -149,6 +150,7 @@ static void new_request(struct world *w, struct user *u)
     u->principal = pick(3); /* users may share one */
     store_le64(u->request_id, w->next_request++);
     u->attempt = 0;
+    u->epoch = 0;
     u->held = 0;
     u->keep = UINT32_MAX;
     u->busy = true;

@@ -210,7 +210,7 @@ static void own_blocks_keep_owner_and_quality(void **state)
         struct client c;
         uint8_t codec = lossy ? KV_L1 : KV_L0;
         struct rig_edge edge = rig_edge_compute(s->rig, s->prompt, PROMPT, 1);
-        struct engine_range range = {0, PROMPT, 1, codec, HIDDEN_F32};
+        struct plan_range range = {0, PROMPT, 1, codec, HIDDEN_F32};
         struct engine_generate generate = rig_sampling(REPLY, 5);
         client_send(s->rig, &c, client_open_of(&c, s->prompt, PROMPT, 0));
         engine_plan(s->rig->engine, c.sequence, 1, &range, 1);

@@ -99,7 +99,7 @@ static void ask_through_edge(struct user *u, uint32_t request)
     struct rig_edge edge = rig_edge_compute(u->rig, u->prompt, PROMPT, 1);
     struct waiter *w = send(u->rig, open_of(u, request, 1));
     struct client *c = &w->client;
-    struct engine_range range = {0, PROMPT, 1, KV_L0, HIDDEN_F32};
+    struct plan_range range = {0, PROMPT, 1, KV_L0, HIDDEN_F32};
     struct engine_generate generate = rig_greedy(REPLY);
     assert_int_equal(engine_plan(u->rig->engine, c->sequence, 1, &range, 1), 0);
     assert_int_equal(engine_start(u->rig->engine, c->sequence, &generate), 0);

@@ -38,7 +38,7 @@ static int sink(void *ctx, struct pipeline_event *e)
 static void rig_make(struct rig *rig, uint32_t pages, uint32_t layers, uint32_t layer_count, uint32_t chunk)
 {
     *rig = (struct rig){.fake = fake_backend_create(pages, layers, layer_count),
-                        .kv = local_kv_create(pages, layers),
+                        .kv = local_kv_create(pages),
                         .events = queue_create(4096)};
     struct pipeline_config config = {
         .backend = &rig->fake->base, .kv = rig->kv, .chunk_tokens = chunk, .sink = sink, .ctx = rig};
@@ -64,10 +64,24 @@ static struct pipeline_job *open_job(struct rig *rig, uint32_t count)
     return job;
 }
 
+/* One range, all of it to be handed on. */
+static void send_range(struct pipeline *p, struct pipeline_job *job, uint32_t epoch, uint32_t begin,
+                       struct plan_range range)
+{
+    uint32_t committed;
+    struct pipeline_send send = {.epoch = epoch,
+                                 .valid_since = epoch,
+                                 .rows_begin = begin,
+                                 .kv_begin = begin,
+                                 .ranges = {range},
+                                 .range_count = 1};
+    assert_int_equal(pipeline_send(p, job, &send, 0, &committed), 0);
+}
+
 static void start(struct rig *rig, struct pipeline_job *job, uint32_t epoch, uint32_t begin, uint32_t end)
 {
-    struct pipeline_send send = {epoch, begin, end, KV_RAW, HIDDEN_F32};
-    pipeline_send(rig->pipeline, job, &send);
+    send_range(rig->pipeline, job, epoch, begin,
+               (struct plan_range){begin, end - begin, LAYERS, KV_RAW, HIDDEN_F32});
 }
 
 /* ---- what was received ---- */
@@ -149,7 +163,7 @@ static struct received collect(struct rig *rig, uint32_t epoch)
                 check_piece(&got, m);
         }
         enum pipeline_event_type type = e->epoch == epoch ? e->type : PIPELINE_MESSAGES;
-        got.computed_tokens = e->computed_tokens;
+        got.computed_tokens += e->epoch == epoch ? e->cost.tokens : 0;
         got.code = e->code;
         got.rows_do_not_fit = e->rows_do_not_fit;
         pipeline_event_free(e);
@@ -180,7 +194,7 @@ static void rows_go_ahead_of_kv_and_both_are_whole(void **state)
         assert_int_equal(got.pieces, 5 * LAYERS * 2);
         assert_int_equal(got.computed_tokens, 300);
         assert_int_equal(rig.fake->forwards, (300 + chunk - 1) / chunk);
-        assert_int_equal(local_kv_held(rig.kv, chain, 4), 4);
+        assert_int_equal(local_kv_held(rig.kv, chain, 4, LAYERS), 4);
         assert_int_equal(rig.fake->pages_bad, 0);
         pipeline_close(rig.pipeline, job, false);
         rig_free(&rig);
@@ -261,15 +275,16 @@ static void replies_are_filled_in_idle_time(void **state)
     collect(&rig, 1);
     pipeline_append(rig.pipeline, job, ids + 100, 27);
     assert_true(pipeline_wait_idle(rig.pipeline, 5000));
-    assert_int_equal(local_kv_held(rig.kv, chain, 4), 1); /* 127 tokens: the second block is not whole */
-    assert_int_equal(rig.fake->rows, 100);                /* and nothing was run for it yet */
+    assert_int_equal(local_kv_held(rig.kv, chain, 4, LAYERS),
+                     1);                   /* 127 tokens: the second block is not whole */
+    assert_int_equal(rig.fake->rows, 100); /* and nothing was run for it yet */
     pipeline_append(rig.pipeline, job, ids + 127, 2);
     assert_true(pipeline_wait_idle(rig.pipeline, 5000));
-    assert_int_equal(local_kv_held(rig.kv, chain, 4), 2);
+    assert_int_equal(local_kv_held(rig.kv, chain, 4, LAYERS), 2);
     pipeline_append(rig.pipeline, job, ids + 129, 70);
     pipeline_close(rig.pipeline, job, true);
     assert_true(pipeline_wait_idle(rig.pipeline, 5000));
-    assert_int_equal(local_kv_held(rig.kv, chain, 4), 3);
+    assert_int_equal(local_kv_held(rig.kv, chain, 4, LAYERS), 3);
     assert_int_equal(rig.fake->rows, 192);
     assert_int_equal(rig.fake->pages_bad, 0);
     rig_free(&rig);
@@ -281,10 +296,10 @@ static void a_prompt_that_the_cloud_did_is_filled_too(void **state)
     struct rig rig;
     rig_make(&rig, 32, LAYERS, 4, 64);
     struct pipeline_job *job = open_job(&rig, 300);
-    pipeline_fill(rig.pipeline, job);
+    pipeline_fill(rig.pipeline, job, LAYERS);
     pipeline_close(rig.pipeline, job, true);
     assert_true(pipeline_wait_idle(rig.pipeline, 5000));
-    assert_int_equal(local_kv_held(rig.kv, chain, 5), 4);
+    assert_int_equal(local_kv_held(rig.kv, chain, 5, LAYERS), 4);
     assert_null(queue_pop(rig.events, 0));
     rig_free(&rig);
 }
@@ -367,8 +382,7 @@ static void rows_that_f16_cannot_hold_are_reported(void **state)
     rig_make(&rig, 32, LAYERS, 4, 64);
     rig.fake->scale = 1e6f;
     struct pipeline_job *job = open_job(&rig, 100);
-    struct pipeline_send send = {1, 0, 100, KV_RAW, HIDDEN_F16};
-    pipeline_send(rig.pipeline, job, &send);
+    send_range(rig.pipeline, job, 1, 0, (struct plan_range){0, 100, LAYERS, KV_RAW, HIDDEN_F16});
     struct received got = collect(&rig, 1);
     assert_int_equal(got.code, -TD_ERR_FORMAT);
     assert_true(got.rows_do_not_fit);
@@ -406,7 +420,7 @@ static float *real_rows(uint32_t chunk, uint32_t layers, uint32_t count, uint32_
     assert_int_equal(model_load(file, &model, NULL), 0);
     struct backend_config config = {.page_count = 8, .layers_paged = layers, .threads = 1, .rows_max = chunk};
     assert_int_equal(cpu_backend_create(model, &config, &backend, NULL), 0);
-    struct rig rig = {.kv = local_kv_create(8, layers), .events = queue_create(4096)};
+    struct rig rig = {.kv = local_kv_create(8), .events = queue_create(4096)};
     struct pipeline_config pc = {
         .backend = backend, .kv = rig.kv, .chunk_tokens = chunk, .sink = sink, .ctx = &rig};
     assert_int_equal(pipeline_create(&pc, &pipeline, NULL), 0);
@@ -418,7 +432,7 @@ static float *real_rows(uint32_t chunk, uint32_t layers, uint32_t count, uint32_
         small[i] = (int32_t)(i * 31 % model->params.vocab_count);
     struct pipeline_work work = {.id = JOB, .ids = small, .count = count, .capacity = count, .chain = chain};
     struct pipeline_job *job = pipeline_open(pipeline, &work);
-    pipeline_send(pipeline, job, &(struct pipeline_send){1, 0, count, KV_L0, HIDDEN_F32});
+    send_range(pipeline, job, 1, 0, (struct plan_range){0, count, layers, KV_L0, HIDDEN_F32});
     for (bool more = true; more;) {
         struct pipeline_event *e = queue_pop(rig.events, WAIT_US);
         assert_non_null(e);
