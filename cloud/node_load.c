@@ -1,5 +1,6 @@
 /* node_load: the model file, the store and the engine of a node, each with the line that tells an operator what to do. */
 #include "cloud/node_internal.h"
+#include "kernels/cuda/cuda.h"
 #include "kernels/kv_layout.h"
 #include "shared/metrics.h"
 #include <inttypes.h>
@@ -13,15 +14,20 @@
 
 /* ---- progress on a terminal ---- */
 
+struct progress {
+    const char *what;
+    unsigned shown; /* percent */
+};
+
 static void show_progress(void *ctx, uint64_t done, uint64_t total)
 {
-    unsigned *shown = ctx;
+    struct progress *p = ctx;
     unsigned percent = total ? (unsigned)(done * 100 / total) : 100;
-    if (percent == *shown)
+    if (percent == p->shown)
         return;
-    *shown = percent;
+    p->shown = percent;
     int cells = (int)(percent * PROGRESS_CELLS / 100);
-    fprintf(stderr, "\rchecking the model  [%.*s%*s] %3u %%", cells, "##############################",
+    fprintf(stderr, "\r%s  [%.*s%*s] %3u %%", p->what, cells, "##############################",
             PROGRESS_CELLS - cells, "", percent);
     if (percent == 100)
         fprintf(stderr, "\r%*s\r", PROGRESS_CELLS + 30, "");
@@ -31,9 +37,9 @@ static void show_progress(void *ctx, uint64_t done, uint64_t total)
 
 static int load_fingerprint(struct node *n, struct td_error *err)
 {
-    unsigned shown = UINT32_MAX;
+    struct progress progress = {"checking the model", UINT32_MAX};
     int rc = gguf_fingerprint(n->file, n->model->fingerprint, isatty(STDERR_FILENO) ? show_progress : NULL,
-                              &shown, err);
+                              &progress, err);
     memcpy(n->service.fingerprint, n->model->fingerprint, TD_HASH_SIZE);
     return rc;
 }
@@ -121,40 +127,84 @@ static uint64_t memory_available(void)
     return kib << 10;
 }
 
-static int choose_pages(const struct node *n, uint32_t *out, struct td_error *err)
+static uint64_t page_size_of(const struct node *n)
+{
+    struct kv_shape shape = model_kv_shape(n->model);
+    return kv_piece_values(&shape, KV_BLOCK_TOKENS) * 2 * sizeof(uint16_t) * shape.layer_count;
+}
+
+/* *out: 0 on a GPU where nothing was asked for: what fits. */
+static int choose_pages(const struct node *n, bool gpu, uint32_t *out, struct td_error *err)
 {
     const struct settings *s = n->settings;
-    struct kv_shape shape = model_kv_shape(n->model);
-    uint64_t page_size = kv_piece_values(&shape, KV_BLOCK_TOKENS) * 2 * sizeof(uint16_t) * shape.layer_count;
-    uint64_t memory = s->kv_memory ? s->kv_memory : memory_available() / 4;
+    uint64_t page_size = page_size_of(n);
+    uint64_t memory = s->kv_memory ? s->kv_memory : gpu ? 0 : memory_available() / 4;
     uint64_t pages = s->pages > 0 ? (uint64_t)s->pages : memory / page_size;
+    *out = 0;
+    if (gpu && s->pages == 0 && s->kv_memory == 0)
+        return 0;
     if (pages < PAGES_MIN)
         return td_fail(err, -TD_ERR_ARG,
                        "no room for KV: a page of 64 tokens takes %" PRIu64
                        " KiB with this model; raise --kv-memory",
                        page_size >> 10);
-    pages = TD_MIN(pages, (uint64_t)1 << 24);
+    *out = (uint32_t)TD_MIN(pages, (uint64_t)1 << 24);
+    return 0;
+}
+
+static void tell_pages(const struct node *n, uint64_t pages)
+{
     if (pages * KV_BLOCK_TOKENS < n->service.context_max)
         log_warn("cloud",
                  "KV memory holds %" PRIu64
                  " tokens, less than one full context of %u: longer requests will be refused",
                  pages * KV_BLOCK_TOKENS, n->service.context_max);
-    log_info("cloud", "%" PRIu64 " KV pages of 64 tokens, %" PRIu64 " MiB", pages, pages * page_size >> 20);
-    *out = (uint32_t)pages;
+    log_info("cloud", "%" PRIu64 " KV pages of 64 tokens, %" PRIu64 " MiB", pages,
+             pages * page_size_of(n) >> 20);
+}
+
+/* Who asks for a GPU by name gets it or an error; `auto` says why there is none. */
+static bool wants_gpu(const struct settings *s)
+{
+    char why[200];
+    if (strcmp(s->device, "auto") != 0)
+        return strcmp(s->device, "cpu") != 0;
+    bool found = cuda_available(why, sizeof why);
+    if (!found)
+        log_info("cloud", "%s: computing on the CPU", why);
+    return found;
+}
+
+static int create_backend(const struct node *n, struct backend **out, struct td_error *err)
+{
+    const struct settings *s = n->settings;
+    struct progress progress = {"loading the model ", UINT32_MAX};
+    uint64_t rows = (uint64_t)(s->token_budget + s->sequences);
+    struct backend_config config = {.layers_paged = n->service.layer_count,
+                                    .threads = (unsigned)s->threads,
+                                    .rows_max = (uint32_t)TD_MIN(rows, (uint64_t)BATCH_ROWS_MAX),
+                                    .memory_share = s->gpu_memory,
+                                    .progress = isatty(STDERR_FILENO) ? show_progress : NULL,
+                                    .progress_ctx = &progress};
+    bool gpu = wants_gpu(s);
+    int rc = choose_pages(n, gpu, &config.page_count, err);
+    if (rc == 0 && gpu)
+        rc = cuda_backend_create(n->model, &config, strcmp(s->device, "auto") == 0 ? "cuda:0" : s->device, out,
+                                 err);
+    else if (rc == 0)
+        rc = cpu_backend_create(n->model, &config, out, err);
+    if (rc < 0)
+        return rc;
+    tell_pages(n, (*out)->page_count);
+    log_info("cloud", "backend %s (%s)", (*out)->ops->name, gpu ? s->device : cpu_backend_isa());
     return 0;
 }
 
 int node_start_engine(struct node *n, struct td_error *err)
 {
     const struct settings *s = n->settings;
-    uint64_t rows = (uint64_t)(s->token_budget + s->sequences);
-    struct backend_config backend_config = {.layers_paged = n->service.layer_count,
-                                            .threads = (unsigned)s->threads,
-                                            .rows_max = (uint32_t)TD_MIN(rows, (uint64_t)BATCH_ROWS_MAX)};
     struct backend *backend;
-    int rc = choose_pages(n, &backend_config.page_count, err);
-    if (rc == 0)
-        rc = cpu_backend_create(n->model, &backend_config, &backend, err);
+    int rc = create_backend(n, &backend, err);
     if (rc < 0)
         return rc;
     struct engine_config config = {.model = n->model,
@@ -166,7 +216,6 @@ int node_start_engine(struct node *n, struct td_error *err)
                                    .context_max = n->service.context_max,
                                    .kv_stall_ms = (uint32_t)s->kv_stall_ms};
     n->service.numerics = (uint32_t)backend->ops->numerics;
-    log_info("cloud", "backend %s (%s)", backend->ops->name, cpu_backend_isa());
     rc = engine_create(&config, &n->engine, err);
     if (rc < 0)
         backend->ops->destroy(backend);

@@ -25,8 +25,10 @@ static const struct config_option options[] = {
     {.name = "store-key-file", OPTION(store_key_file, CONFIG_STRING), .metavar = "FILE", .help = "master key of the store, made at the first start; without it, `store.key` beside the default store. TANDEM_STORE_KEY in the environment comes before it"},
     {.name = "store-size", OPTION(store_size, CONFIG_SIZE), .metavar = "SIZE", .help = "the most that the store takes on disk; 0: 90 % of the file system"},
     {.name = "store-ram", OPTION(store_ram, CONFIG_SIZE), .fallback = "256M", .metavar = "SIZE", .help = "memory for blocks as encoded as on disk, in front of it; 0: none"},
+    {.name = "device", OPTION(device, CONFIG_STRING), .fallback = "auto", .metavar = "NAME", .help = "what computes: cpu, cuda:N, or auto: the first GPU if there is one"},
+    {.name = "gpu-memory-utilization", OPTION(gpu_memory, CONFIG_FLOAT), .fallback = "0.9", .min = 0.05, .max = 1, .metavar = "SHARE", .help = "of a GPU's memory that may be in use, other programs' part included; KV pages take what the weights leave"},
     {.name = "threads", OPTION(threads, CONFIG_INT), .max = WORKERS_MAX, .metavar = "N", .help = "compute threads; 0: all cores"},
-    {.name = "kv-memory", OPTION(kv_memory, CONFIG_SIZE), .metavar = "SIZE", .help = "memory for KV pages; 0: a quarter of what is available"},
+    {.name = "kv-memory", OPTION(kv_memory, CONFIG_SIZE), .metavar = "SIZE", .help = "memory for KV pages; 0: a quarter of what is available, on a GPU all that --gpu-memory-utilization leaves"},
     {.name = "pages", OPTION(pages, CONFIG_INT), .max = 1 << 24, .metavar = "N", .help = "the same as a number of pages of 64 tokens; wins over --kv-memory"},
     {.name = "token-budget", OPTION(token_budget, CONFIG_INT), .fallback = "512", .min = 16, .max = BATCH_ROWS_MAX, .metavar = "N", .help = "rows of one step, prefill and decode together: more is faster in sum, less keeps replies flowing"},
     {.name = "sequences", OPTION(sequences, CONFIG_INT), .fallback = "64", .min = 1, .max = BATCH_SEQS_MAX, .metavar = "N", .help = "requests that run at once; more wait"},
@@ -89,6 +91,8 @@ static int check(struct settings *s, struct td_error *err)
                        "no model: name one with --model FILE (deploy/fetch-model.sh gets one)");
     if (!s->listen[0])
         return td_fail(err, -TD_ERR_ARG, "--listen wants an address such as 127.0.0.1, 0.0.0.0 or ::");
+    if (strcmp(s->device, "auto") != 0 && strcmp(s->device, "cpu") != 0 && strncmp(s->device, "cuda", 4) != 0)
+        return td_fail(err, -TD_ERR_ARG, "--device is auto, cpu or cuda:N, not \"%s\"", s->device);
     if (log_level_parse(s->log_level, &s->level) < 0)
         return td_fail(err, -TD_ERR_ARG, "--log-level is debug, info, warn or error, not \"%s\"",
                        s->log_level);

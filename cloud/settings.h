@@ -18,6 +18,8 @@ struct settings {
     uint64_t store_size, store_ram;
     int64_t threads, pages, token_budget, sequences, context, kv_stall_ms;
     uint64_t kv_memory;
+    const char *device;
+    double gpu_memory;
     const char *log_level;
     /* filled in by settings_load */
     enum log_level level;

@@ -89,6 +89,10 @@ struct backend_config {
     unsigned threads;      /* compute threads, caller included; 0: all cores */
     uint32_t rows_max;     /* largest batch, <= BATCH_ROWS_MAX: working memory is taken once for it */
     const char *isa;       /* NULL: best; "portable", "avx2", ...: forced (tests) */
+    /* of a GPU */
+    double memory_share; /* of its memory that is in use in the end, by whomsoever; 0: 0.9. page_count 0: what fits */
+    void (*progress)(void *ctx, uint64_t done, uint64_t total); /* bytes of weights; or NULL */
+    void *progress_ctx;
 };
 
 /* cpu_backend_create: all working memory is allocated here; forward allocates nothing. */

@@ -9,6 +9,8 @@
 
 #define MIB            ((uint64_t)1 << 20)
 #define RESERVE        (512 * MIB) /* for the driver, the library's workspace and the loading buffer */
+#define MEMORY_SHARE   0.9
+#define PAGES_MAX      ((uint64_t)1 << 24)
 #define SCRATCH_MAX    (256 * MIB)
 #define COPY_THREADS   8u
 #define CAPABILITY     80    /* the oldest device that the kernels are built for */
@@ -121,11 +123,51 @@ struct plan { /* bytes on the device */
     uint64_t weights, work, scratch, page;
 };
 
+/* Bytes that may still be taken: so much of the device's memory is in use in the end, what others hold included. */
+static int memory_left(const struct cuda_backend *b, uint64_t *left, struct td_error *err)
+{
+    size_t available = 0, total = 0;
+    if (cudaMemGetInfo(&available, &total))
+        return td_fail(err, -TD_ERR_INTERNAL,
+                       "cannot start the engine on cuda:%d: its memory cannot be asked for", b->device);
+    double share = b->config->memory_share > 0 ? b->config->memory_share : MEMORY_SHARE;
+    uint64_t limit = (uint64_t)((double)total * share), used = total - available;
+    *left = limit > used ? TD_MIN(limit - used, (uint64_t)available) : 0;
+    return 0;
+}
+
+static int choose_pages(struct cuda_backend *b, const struct plan *plan, struct td_error *err)
+{
+    uint64_t left = 0, fixed = plan->weights + plan->work + RESERVE;
+    int rc = memory_left(b, &left, err);
+    if (rc)
+        return rc;
+    uint64_t fits = left > fixed ? TD_MIN((left - fixed) / plan->page, PAGES_MAX) : 0;
+    if (fits == 0)
+        return td_fail(
+            err, -TD_ERR_NOMEM,
+            "cannot start the engine on cuda:%d: weights (%llu MiB) and working memory (%llu MiB for "
+            "steps of %u rows) leave no room for KV pages in the %llu MiB that may be used; use a "
+            "smaller model, smaller steps (--token-budget) or more of the memory "
+            "(--gpu-memory-utilization)",
+            b->device, (unsigned long long)(plan->weights / MIB), (unsigned long long)(plan->work / MIB),
+            b->rows_max, (unsigned long long)(left / MIB));
+    if (b->base.page_count > fits)
+        return td_fail(err, -TD_ERR_NOMEM,
+                       "cannot start the engine on cuda:%d: %u KV pages of %llu KiB do not fit beside the "
+                       "weights in the %llu MiB that may be used; at most %llu pages do, take fewer",
+                       b->device, b->base.page_count, (unsigned long long)(plan->page / 1024),
+                       (unsigned long long)(left / MIB), (unsigned long long)fits);
+    if (b->base.page_count == 0)
+        b->base.page_count = (uint32_t)fits;
+    return 0;
+}
+
 static int plan_memory(struct cuda_backend *b, struct plan *plan, struct td_error *err)
 {
     const struct model_params *p = &b->base.model->params;
     struct cuda_carver c = {NULL, 0};
-    int rc = cuda_place_weights(b, &c, &plan->scratch, err);
+    int rc = cuda_place_weights(b, &c, 0, &plan->scratch, err);
     if (rc)
         return rc;
     plan->weights = c.used;
@@ -136,28 +178,7 @@ static int plan_memory(struct cuda_backend *b, struct plan *plan, struct td_erro
     plan->work = c.used;
     b->page_values = (uint64_t)b->base.layers_paged * 2 * cuda_kv_size(p) * KV_BLOCK_TOKENS;
     plan->page = 2 * b->page_values;
-    size_t available = 0, total = 0;
-    if (cudaMemGetInfo(&available, &total))
-        return td_fail(err, -TD_ERR_INTERNAL,
-                       "cannot start the engine on cuda:%d: its memory cannot be asked for", b->device);
-    uint64_t fixed = plan->weights + plan->work + RESERVE;
-    if (fixed + plan->page > available)
-        return td_fail(
-            err, -TD_ERR_NOMEM,
-            "cannot start the engine on cuda:%d: weights (%llu MiB) and working memory (%llu MiB for steps "
-            "of %u "
-            "rows) leave no room for KV pages in %llu MiB free; use a smaller model or smaller steps",
-            b->device, (unsigned long long)(plan->weights / MIB), (unsigned long long)(plan->work / MIB),
-            b->rows_max, (unsigned long long)(available / MIB));
-    if (b->base.page_count > (available - fixed) / plan->page)
-        return td_fail(err, -TD_ERR_NOMEM,
-                       "cannot start the engine on cuda:%d: %u KV pages of %llu KiB do not fit beside the "
-                       "weights in %llu MiB "
-                       "free; at most %llu pages do, take fewer",
-                       b->device, b->base.page_count, (unsigned long long)(plan->page / 1024),
-                       (unsigned long long)(available / MIB),
-                       (unsigned long long)((available - fixed) / plan->page));
-    return 0;
+    return choose_pages(b, plan, err);
 }
 
 /* Radians a position: base^(-2i / rope_dim), divided by the linear scale and by the file's factor. */
@@ -261,11 +282,10 @@ static int check_config(const struct model *m, const struct backend_config *c, s
         return td_fail(err, -TD_ERR_ARG,
                        "cannot start the CUDA engine: %u layers wanted, the model file holds %u of %u",
                        c->layers_paged, m->layers_held, p->layer_count);
-    if (c->page_count == 0 || c->rows_max == 0 || c->rows_max > BATCH_ROWS_MAX)
-        return td_fail(
-            err, -TD_ERR_ARG,
-            "cannot start the CUDA engine: it needs pages, and steps of 1 to %d rows (%u pages, %u rows)",
-            BATCH_ROWS_MAX, c->page_count, c->rows_max);
+    if (c->rows_max == 0 || c->rows_max > BATCH_ROWS_MAX)
+        return td_fail(err, -TD_ERR_ARG,
+                       "cannot start the CUDA engine: it takes steps of 1 to %d rows, not of %u",
+                       BATCH_ROWS_MAX, c->rows_max);
     if (!cuda_attention_has(p->head_dim) || cuda_tile_rows(p->head_count, p->kv_head_count) == 0)
         return td_fail(err, -TD_ERR_UNSUPPORTED,
                        "cannot start the CUDA engine: heads of %u values (%u to one KV head) are not "
@@ -323,7 +343,7 @@ static int build(struct cuda_backend *b, const char *device, unsigned threads, s
         (rc = take_memory(b, &plan, err)))
         return rc;
     struct cuda_carver c = {b->weights, 0};
-    if ((rc = cuda_place_weights(b, &c, &scratch, err)))
+    if ((rc = cuda_place_weights(b, &c, plan.weights, &scratch, err)))
         return rc;
     b->matvec_rows_16 = MATVEC_ROWS_16;
     if ((rc = prepare_steps(b, err)) || (rc = cuda_paging_create(b, err)))
@@ -346,7 +366,9 @@ int cuda_backend_create(const struct model *m, const struct backend_config *conf
         return td_fail(err, -TD_ERR_NOMEM, "cannot start the CUDA engine: out of memory");
     b->base = (struct backend){&cuda_backend_ops, m, config->page_count, config->layers_paged};
     b->rows_max = config->rows_max;
+    b->config = config;
     rc = build(b, device, config->threads, err);
+    b->config = NULL;
     if (rc) {
         cuda_destroy(&b->base);
         return rc;

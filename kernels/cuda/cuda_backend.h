@@ -60,7 +60,8 @@ struct cuda_backend {
     cudaStream_t stream;
     struct blas *blas;                 /* or NULL */
     struct workers *workers;           /* for copies on the host */
-    uint32_t rows_max, matvec_rows_16; /* products of 16-bit weights with more rows go to blas */
+    const struct backend_config *config; /* while it is made */
+    uint32_t rows_max, matvec_rows_16;   /* products of 16-bit weights with more rows go to blas */
     int failed;                        /* a code, once the device has failed: nothing works after it */
 
     struct cuda_layer *layers; /* [layers_paged] */
@@ -132,9 +133,9 @@ int cuda_swap_done(struct backend *base, int ticket, bool wait);
 void *cuda_host_take(struct backend *base, size_t size);
 void cuda_host_give(struct backend *base, void *memory);
 
-/* upload.c: with c->base NULL only counts bytes; else fills b's layers and copies. */
-int cuda_place_weights(struct cuda_backend *b, struct cuda_carver *c, uint64_t *largest_scratch,
-                       struct td_error *err);
+/* upload.c: with c->base NULL only counts bytes; else fills b's layers and copies, `total` bytes. */
+int cuda_place_weights(struct cuda_backend *b, struct cuda_carver *c, uint64_t total,
+                       uint64_t *largest_scratch, struct td_error *err);
 
 /* pass.c: is the batch well formed; the next pass of a batch: fills b->pass from the sequences of one layer range. `done` marks
  * sequences taken; false: none is left. */

@@ -64,8 +64,16 @@ struct placing {
     struct cuda_carver *c;
     void *raw; /* buffer on the device for quantised rows; NULL while counting */
     uint64_t largest_scratch;
+    uint64_t total; /* bytes of all */
     cudaError_t rc;
 };
+
+static void show_progress(const struct placing *p)
+{
+    const struct backend_config *c = p->b->config;
+    if (p->c->base && c->progress)
+        c->progress(c->progress_ctx, TD_MIN(p->c->used, p->total), p->total);
+}
 
 /* One matrix, or several of one form and width, one after the other. */
 static struct cuda_matrix place_matrices(struct placing *p, const struct weight *const *w, uint32_t count)
@@ -87,6 +95,7 @@ static struct cuda_matrix place_matrices(struct placing *p, const struct weight 
         values += codes_size(form, size);
         scales = scales ? scales + scales_size(form, size) : NULL;
     }
+    show_progress(p);
     return m;
 }
 
@@ -154,10 +163,10 @@ static void place_ends(struct placing *p)
         p->largest_scratch = TD_MAX(p->largest_scratch, (uint64_t)2 * b->embed.rows * b->embed.columns);
 }
 
-int cuda_place_weights(struct cuda_backend *b, struct cuda_carver *c, uint64_t *largest_scratch,
-                       struct td_error *err)
+int cuda_place_weights(struct cuda_backend *b, struct cuda_carver *c, uint64_t total,
+                       uint64_t *largest_scratch, struct td_error *err)
 {
-    struct placing p = {.b = b, .c = c};
+    struct placing p = {.b = b, .c = c, .total = total};
     if (c->base)
         p.rc = cudaMalloc(&p.raw, RAW_SIZE);
     for (uint32_t i = 0; i < b->base.layers_paged && !p.rc; i++)
@@ -165,6 +174,8 @@ int cuda_place_weights(struct cuda_backend *b, struct cuda_carver *c, uint64_t *
     if (!p.rc)
         place_ends(&p);
     cudaFree(p.raw);
+    if (!p.rc && c->base && b->config->progress)
+        b->config->progress(b->config->progress_ctx, total, total);
     *largest_scratch = p.largest_scratch;
     if (p.rc)
         return td_fail(err, cuda_note(b, p.rc, "copying weights"),
