@@ -109,6 +109,32 @@ static const struct config_spec SPEC = {
     .option_count = TD_COUNT(OPTIONS),
 };
 
+static void print_families(const char *title, const struct bench_family *families, uint32_t count)
+{
+    if (count > 0)
+        printf("\n%-14s %10s %7s %9s %8s %7s %8s\n", title, "ms", "share", "GOP/s", "of peak", "GB/s",
+               "of read");
+    for (uint32_t i = 0; i < count; i++) {
+        const struct bench_family *f = &families[i];
+        printf("%-14s %10.2f %6.1f%%", f->name, f->ms, 100 * f->share);
+        if (f->gop_s > 0)
+            printf(" %9.1f %7.0f%% %7.1f %7.0f%%", f->gop_s, 100 * f->of_peak, f->gb_s, 100 * f->of_read);
+        printf("\n");
+    }
+}
+
+static json_t *families_json(const struct bench_family *families, uint32_t count)
+{
+    json_t *list = json_array();
+    for (uint32_t i = 0; i < count; i++) {
+        const struct bench_family *f = &families[i];
+        json_array_append_new(list, json_pack("{s:s,s:f,s:f,s:f,s:f,s:f,s:f}", "name", f->name, "ms", f->ms,
+                                              "share", f->share, "gop_s", f->gop_s, "gb_s", f->gb_s,
+                                              "of_peak", f->of_peak, "of_read", f->of_read));
+    }
+    return list;
+}
+
 static int engine(const struct bench_settings *s)
 {
     struct td_error err = {0};
@@ -131,16 +157,25 @@ static int engine(const struct bench_settings *s)
         return cli_fail("bench engine", &err);
     if (s->json)
         return cli_print_json(json_pack(
-            "{s:f,s:f,s:f,s:i,s:s,s:f,s:f,s:f,s:f,s:f,s:f,s:f,s:f,s:f,s:f,s:f}", "prefill_tps", r.prefill_tps,
-            "decode_tps", r.decode_tps, "load_s", r.load_s, "threads", (int)r.threads, "isa", r.isa,
-            "prefill_ms", r.prefill_ms, "decode_step_ms", r.decode_step_ms, "read_gb_s", r.read_gb_s,
-            "copy_gb_s", r.copy_gb_s, "matmul_tflop_s", r.matmul_tflop_s, "to_device_gb_s", r.to_device_gb_s,
-            "decode_floor_ms", r.decode_floor_ms, "prefill_floor_ms", r.prefill_floor_ms, "swap_gib",
-            r.swap_gib, "swap_out_s", r.swap_out_s, "swap_in_s", r.swap_in_s));
+            "{s:f,s:f,s:f,s:i,s:s,s:f,s:f,s:f,s:f,s:f,s:f,s:f,s:f,s:f,s:f,s:f,s:f,s:f,s:f,s:o,s:o}",
+            "prefill_tps", r.prefill_tps, "decode_tps", r.decode_tps, "load_s", r.load_s, "threads",
+            (int)r.threads, "isa", r.isa, "prefill_ms", r.prefill_ms, "decode_step_ms", r.decode_step_ms,
+            "read_gb_s", r.read_gb_s, "copy_gb_s", r.copy_gb_s, "matmul_tflop_s", r.matmul_tflop_s,
+            "to_device_gb_s", r.to_device_gb_s, "decode_floor_ms", r.decode_floor_ms, "prefill_floor_ms",
+            r.prefill_floor_ms, "swap_gib", r.swap_gib, "swap_out_s", r.swap_out_s, "swap_in_s", r.swap_in_s,
+            "first_token_s", r.first_token_s, "dot_gop_s", r.dot_gop_s, "fma_gflop_s", r.fma_gflop_s,
+            "prefill_families", families_json(r.prefill_families, r.prefill_family_count), "decode_families",
+            families_json(r.decode_families, r.decode_family_count)));
     printf("%-10s %8lld tokens  %9.1f tokens/s\n", "prefill", (long long)s->prompt, r.prefill_tps);
     printf("%-10s %8lld tokens  %9.1f tokens/s\n", "decode", (long long)s->gen, r.decode_tps);
-    printf("%-10s %.3f s, %u threads, %s\n", "load", r.load_s, r.threads, r.isa);
-    if (r.read_gb_s > 0) {
+    printf("%-10s %.3f s, %.3f s to the first token, %u threads, %s\n", "load", r.load_s, r.first_token_s,
+           r.threads, r.isa);
+    if (r.prefill_family_count > 0) {
+        printf("%-10s int8 %.0f GOP/s, f32 %.0f GFLOP/s, read %.1f GB/s\n", "ceilings", r.dot_gop_s,
+               r.fma_gflop_s, r.read_gb_s);
+        print_families("prefill", r.prefill_families, r.prefill_family_count);
+        print_families("decode", r.decode_families, r.decode_family_count);
+    } else if (r.read_gb_s > 0) {
         printf("%-10s %9.2f ms  %5.1f %% of the floor %.2f ms\n", "prefill", r.prefill_ms,
                100 * r.prefill_floor_ms / r.prefill_ms, r.prefill_floor_ms);
         if (r.decode_step_ms > 0)

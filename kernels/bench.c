@@ -1,9 +1,11 @@
 /* bench: see bench.h. Each run starts with an empty context, so runs are alike; medians keep a busy neighbour
  * out. */
 #include "kernels/bench.h"
+#include "kernels/bench_cpu.h"
 #include "kernels/bench_model.h"
 #include "kernels/cpu/cpu_backend.h"
 #include "kernels/cuda/cuda.h"
+#include "kernels/sampler.h"
 #include "kernels/kv_layout.h"
 #include <stdlib.h>
 
@@ -17,10 +19,14 @@ struct bench {
     struct model *model;
     struct backend *backend;
     int32_t *ids;
-    float *logits;   /* [seq_count][vocab] */
+    float *logits;   /* [seq_count][vocab]; NULL where the engine draws tokens itself */
+    struct sample_request *samples; /* [seq_count]; greedy */
+    struct sampled *sampled;
+    struct sampler_params sampling;
     uint32_t *pages; /* [seq_count][pages_per_seq] */
     uint32_t total_tokens, chunk_tokens, repeats, seq_count, pages_per_seq;
     struct cuda_ceilings ceilings;
+    struct bench_cpu cpu; /* of the CPU engine: ceilings and where time goes */
     double prefill_s[REPEATS_MAX], decode_s[REPEATS_MAX], out_s[REPEATS_MAX], in_s[REPEATS_MAX];
 };
 
@@ -103,10 +109,17 @@ static int bench_prepare(struct bench *b, struct td_error *err)
     if ((rc = bench_start_engine(b, err)))
         return rc;
     b->ids = calloc(b->total_tokens, sizeof *b->ids);
-    b->logits = calloc((size_t)b->seq_count * p->vocab_count, sizeof *b->logits);
+    if (!b->backend->ops->samples)
+        b->logits = calloc((size_t)b->seq_count * p->vocab_count, sizeof *b->logits);
+    b->samples = calloc(b->seq_count, sizeof *b->samples);
+    b->sampled = calloc(b->seq_count, sizeof *b->sampled);
     b->pages = calloc(page_count, sizeof *b->pages);
-    if (!b->ids || !b->logits || !b->pages)
+    if (!b->ids || (!b->logits && !b->backend->ops->samples) || !b->samples || !b->sampled || !b->pages)
         return td_fail(err, -TD_ERR_NOMEM, "cannot run the benchmark: out of memory");
+    sampler_defaults(&b->sampling);
+    b->sampling.temperature = 0.0f;
+    for (uint32_t i = 0; i < b->seq_count; i++)
+        b->samples[i] = (struct sample_request){.params = &b->sampling, .out = &b->sampled[i]};
     for (uint32_t i = 0; i < b->total_tokens; i++)
         b->ids[i] = (int32_t)((i * 2654435761u >> 8) % p->vocab_count);
     for (size_t i = 0; i < page_count; i++)
@@ -115,15 +128,16 @@ static int bench_prepare(struct bench *b, struct td_error *err)
 }
 
 static struct batch_seq rows_of(const struct bench *b, uint32_t seq, uint32_t position, uint32_t count,
-                                bool want_logits)
+                                bool wants_token)
 {
     const struct model_params *p = &b->model->params;
     return (struct batch_seq){.layer_end = p->layer_count,
                               .position = position,
                               .row_count = count,
                               .ids = b->ids + position,
-                              .logits = want_logits ? b->logits + (size_t)seq * p->vocab_count : NULL,
-                              .logit_count = want_logits,
+                              .logits = wants_token && b->logits ? b->logits + (size_t)seq * p->vocab_count : NULL,
+                              .sample = wants_token && !b->logits ? &b->samples[seq] : NULL,
+                              .logit_count = wants_token,
                               .pages = b->pages + (size_t)seq * b->pages_per_seq};
 }
 
@@ -157,17 +171,27 @@ static int decode(struct bench *b, uint32_t position, struct td_error *err)
     return step(b, rows, b->seq_count, err);
 }
 
+static void profile_into(struct bench *b, struct cpu_profile *profile)
+{
+    if (!on_gpu(b))
+        b->cpu.engine->profile = profile;
+}
+
 static int bench_run(struct bench *b, uint32_t run, struct td_error *err)
 {
     int rc = 0;
     uint64_t start = clock_mono_us();
+    profile_into(b, &b->cpu.prefill);
     for (uint32_t i = 0; i < b->seq_count && !rc; i++)
         rc = prefill(b, i, err);
     b->prefill_s[run] = seconds_since(start);
     start = clock_mono_us();
+    profile_into(b, &b->cpu.decode);
     for (uint32_t at = b->options->prompt_tokens; at < b->total_tokens && !rc; at++)
         rc = decode(b, at, err);
     b->decode_s[run] = seconds_since(start);
+    if (!on_gpu(b))
+        bench_cpu_sample(&b->cpu);
     return rc;
 }
 
@@ -177,8 +201,10 @@ static int compare_doubles(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-static double median(double *values, uint32_t count)
+double bench_median(double *values, uint32_t count)
 {
+    if (count == 0)
+        return 0;
     qsort(values, count, sizeof *values, compare_doubles);
     return count % 2 ? values[count / 2] : 0.5 * (values[count / 2 - 1] + values[count / 2]);
 }
@@ -236,7 +262,7 @@ static int bench_swap(struct bench *b, struct bench_engine_result *r, struct td_
         ops->host_give(b->backend, swap.host);
     free(pages);
     r->swap_gib = (double)size / (1 << 30);
-    r->swap_out_s = median(b->out_s, b->repeats), r->swap_in_s = median(b->in_s, b->repeats);
+    r->swap_out_s = bench_median(b->out_s, b->repeats), r->swap_in_s = bench_median(b->in_s, b->repeats);
     return rc ? td_fail(err, rc, "cannot measure swapping %zu MiB: %s", size >> 20, td_status_text(rc)) : 0;
 }
 
@@ -261,8 +287,8 @@ static void fill_floors(const struct bench *b, struct bench_engine_result *r)
 static void fill_result(struct bench *b, struct bench_engine_result *r)
 {
     const struct bench_engine_options *o = b->options;
-    double prefill_s = TD_MAX(median(b->prefill_s, b->repeats), 1e-9),
-           decode_s = median(b->decode_s, b->repeats);
+    double prefill_s = TD_MAX(bench_median(b->prefill_s, b->repeats), 1e-9),
+           decode_s = bench_median(b->decode_s, b->repeats);
     r->prefill_tps = (double)o->prompt_tokens * b->seq_count / prefill_s;
     r->prefill_ms = prefill_s / b->seq_count * 1e3;
     if (o->gen_tokens > 0) {
@@ -277,6 +303,7 @@ static void fill_result(struct bench *b, struct bench_engine_result *r)
     const struct cpu_backend *cpu = (const struct cpu_backend *)b->backend;
     r->isa = cpu->ops->name;
     r->threads = workers_count(cpu->workers);
+    bench_cpu_result(&b->cpu, b->repeats, r);
 }
 
 static void bench_free(struct bench *b)
@@ -286,10 +313,13 @@ static void bench_free(struct bench *b)
     if (!b->random)
         model_free(b->model);
     bench_model_destroy(b->random);
+    bench_cpu_deinit(&b->cpu);
     if (b->file)
         gguf_close(b->file);
     free(b->ids);
     free(b->logits);
+    free(b->samples);
+    free(b->sampled);
     free(b->pages);
 }
 
@@ -301,8 +331,11 @@ int bench_engine(const struct bench_engine_options *options, struct bench_engine
     uint64_t start = clock_mono_us();
     int rc = bench_prepare(&b, err);
     result->load_s = seconds_since(start);
+    if (!rc && !on_gpu(&b))
+        rc = bench_cpu_init(&b.cpu, b.backend, err);
     for (uint32_t run = 0; !rc && run < b.repeats; run++)
         rc = bench_run(&b, run, err);
+    result->first_token_s = result->load_s + b.prefill_s[0] / TD_MAX(1u, b.seq_count);
     if (!rc)
         rc = bench_swap(&b, result, err);
     if (!rc)

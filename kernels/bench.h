@@ -21,15 +21,32 @@ struct bench_engine_options {
     uint32_t swap_tokens;   /* of KV to host memory and back into scattered pages; 0: none; a GPU's */
 };
 
+#define BENCH_FAMILIES_MAX 12
+
+/* One family of operations of the CPU engine's steps (kernels/cpu/profile.h). */
+struct bench_family {
+    char name[24];
+    double ms, share;        /* of one run; of all families' time */
+    double gop_s, gb_s;      /* multiplications and additions; weights or KV read */
+    double of_peak, of_read; /* fractions of the ceilings, 0 where none applies */
+};
+
 struct bench_engine_result {
     double prefill_tps, decode_tps; /* tokens a second, medians; decode_tps is 0 without gen_tokens */
     double load_s;                  /* opening the file and preparing the weights */
+    double first_token_s;           /* that and the first run's first prompt */
     unsigned threads;               /* that computed */
     const char *isa;                /* static; the device's kind where it is not the CPU */
     double prefill_ms;              /* of one sequence's prompt */
-    double decode_step_ms;          /* of all sequences' next tokens; the copy of their logits included */
+    double decode_step_ms;          /* of all sequences' next tokens, drawn by the engine where it can, else with their logits copied */
+    /* Of the CPU, measured between the runs, all threads; medians. 0 where the table has no measure. */
+    double dot_gop_s, fma_gflop_s; /* int8 dot products, f32 */
+    struct bench_family prefill_families[BENCH_FAMILIES_MAX], decode_families[BENCH_FAMILIES_MAX];
+    uint32_t prefill_family_count, decode_family_count;
+    /* Of both. */
+    double read_gb_s;
     /* Of a GPU, measured in the same run; 0 on the CPU. What a step cannot do without, over the ceilings: */
-    double read_gb_s, copy_gb_s, matmul_tflop_s, to_device_gb_s;
+    double copy_gb_s, matmul_tflop_s, to_device_gb_s;
     double decode_floor_ms, prefill_floor_ms;
     double swap_gib, swap_out_s, swap_in_s; /* medians; until the pages can be used */
 };
@@ -38,5 +55,7 @@ struct bench_engine_result {
  * gen. */
 int bench_engine(const struct bench_engine_options *options, struct bench_engine_result *result,
                  struct td_error *err);
+
+double bench_median(double *values, uint32_t count); /* sorts them; 0 of none */
 
 #endif

@@ -16,8 +16,8 @@
  *
  * A generation that wraps around exactly while a helper sleeps only means that it sits one job out.
  * task, ctx and task_count are written while closed with nobody joined, and read after joining (acquire on
- * state). Waiting spins for SPIN_ROUNDS pauses (some microseconds: the gap between two operations of a
- * forward pass), and not at all when the pool has more threads than the process has cores; then it sleeps on
+ * state). Waiting spins for SPIN_ROUNDS pauses (some tens of microseconds: longer than what the caller does
+ * alone between two jobs of a decode step, as being woken costs more), and not at all when the pool has more threads than the process has cores; then it sleeps on
  * a futex. */
 #include "shared/workers.h"
 #include "shared/base.h"
@@ -33,7 +33,7 @@
 #include <unistd.h>
 
 #define CACHE_LINE       64
-#define SPIN_ROUNDS      256
+#define SPIN_ROUNDS      4096
 #define GENERATION_ONE   (1u << 16)
 #define STATE_OPEN       (1u << 15)
 #define STATE_SLEEPS     (1u << 14)

@@ -9,6 +9,7 @@
 #include "kernels/backend.h"
 #include "kernels/batch.h"
 #include "kernels/cpu/ops.h"
+#include "kernels/cpu/profile.h"
 
 struct cpu_layer {
     struct cpu_matrix q, k, v, o, gate, up, down;
@@ -61,6 +62,8 @@ struct cpu_backend {
     const struct batch *batch;
     const struct cpu_layer *layer;
     uint32_t layer_index, row_count, all_count, kept_count, chunk_count;
+
+    struct cpu_profile *profile; /* borrowed; NULL: nothing is timed */
 };
 
 static inline uint32_t q_size(const struct model_params *p)

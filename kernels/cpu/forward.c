@@ -13,6 +13,14 @@
 #define CHUNK_BYTES_MAX                                                                                      \
     (192u << 10) /* weights that a product task goes over for all rows: about half of a small L2 */
 
+/* A job over the workers; its time goes to `family`. */
+static void run(struct cpu_backend *b, size_t family, size_t task_count, workers_task task, void *ctx)
+{
+    workers_run(b->workers, task_count, task, ctx);
+    if (b->profile)
+        cpu_profile_add(b->profile, family, 0, 0);
+}
+
 /* --- jobs over rows --------------------------------------------------------------------------- */
 
 struct row_job {
@@ -30,11 +38,11 @@ static void row_task(void *ctx, size_t task, unsigned worker)
         job->row(job->b, i);
 }
 
-static void for_rows(struct cpu_backend *b, uint32_t count,
+static void for_rows(struct cpu_backend *b, size_t family, uint32_t count,
                      void (*row)(struct cpu_backend *b, uint32_t index))
 {
     struct row_job job = {b, count, row};
-    workers_run(b->workers, (count + ROWS_PER_TASK - 1) / ROWS_PER_TASK, row_task, &job);
+    run(b, family, (count + ROWS_PER_TASK - 1) / ROWS_PER_TASK, row_task, &job);
 }
 
 static float *act_row(const struct cpu_backend *b, uint32_t index)
@@ -92,8 +100,13 @@ static void run_products(struct cpu_backend *b, uint32_t row_count, uint32_t mat
     }
     uint32_t by_threads = job.tile_total / (workers_count(b->workers) * TASKS_PER_THREAD);
     job.tiles_per_task = TD_MAX(1u, TD_MIN(by_threads, (uint32_t)(CHUNK_BYTES_MAX / tile_size)));
-    workers_run(b->workers, (job.tile_total + job.tiles_per_task - 1) / job.tiles_per_task, product_task,
-                &job);
+    const size_t family = matrices[0] == &b->head ? CPU_LOGITS : CPU_PRODUCTS + matrices[0]->type;
+    run(b, family, (job.tile_total + job.tiles_per_task - 1) / job.tiles_per_task, product_task, &job);
+    for (uint32_t i = 0; b->profile && i < matrix_count; i++) {
+        const struct cpu_matrix *m = matrices[i];
+        cpu_profile_add(b->profile, family, 2.0 * m->columns * m->rows * row_count,
+                        (double)weight_row_size(m->type, m->columns) * m->rows);
+    }
 }
 
 /* The usual case: outputs side by side in a row of `wide`. */
@@ -200,6 +213,18 @@ static void attention_task(void *ctx, size_t task, unsigned worker)
     b->ops->attention(&job, b->scratch + worker * b->scratch_stride);
 }
 
+/* Two products of 2 * head_dim operations for every position that a query vector sees; K and V are read once a chunk. */
+static void count_attention(const struct cpu_backend *b)
+{
+    const struct model_params *p = &b->base.model->params;
+    double seen = 0, read = 0;
+    for (uint32_t i = 0; i < b->kept_count; i++)
+        seen += b->kept_position[i] + 1;
+    for (uint32_t i = 0; i < b->chunk_count; i++)
+        read += b->kept_position[b->chunks[i].kept_begin + b->chunks[i].row_count - 1] + 1;
+    cpu_profile_add(b->profile, CPU_ATTENTION, 4.0 * q_size(p) * seen, 4.0 * kv_size(p) * read);
+}
+
 static void quantise_attention_row(struct cpu_backend *b, uint32_t index)
 {
     b->ops->quantise(&b->act, index, q_size(&b->base.model->params));
@@ -238,20 +263,22 @@ static void run_layer(struct cpu_backend *b, uint32_t index)
     batch_map_layer(b, index);
     if (b->all_count == 0)
         return;
-    for_rows(b, b->all_count, norm_attention_row);
+    for_rows(b, CPU_NORM, b->all_count, norm_attention_row);
     products_to_wide(b, b->all_count, 3, (const struct cpu_matrix *const[]){&l->q, &l->k, &l->v});
-    for_rows(b, b->all_count, rope_row);
+    for_rows(b, CPU_ROPE, b->all_count, rope_row);
     if (b->kept_count == 0)
         return;
-    workers_run(b->workers, (size_t)b->chunk_count * b->base.model->params.kv_head_count, attention_task, b);
+    run(b, CPU_ATTENTION, (size_t)b->chunk_count * b->base.model->params.kv_head_count, attention_task, b);
+    if (b->profile)
+        count_attention(b);
     if (weight_is_quantised(l->o.type))
-        for_rows(b, b->kept_count, quantise_attention_row);
+        for_rows(b, CPU_ATTENTION, b->kept_count, quantise_attention_row);
     products_to_wide(b, b->kept_count, 1, (const struct cpu_matrix *const[]){&l->o});
-    for_rows(b, b->kept_count, norm_ffn_row);
+    for_rows(b, CPU_NORM, b->kept_count, norm_ffn_row);
     products_to_wide(b, b->kept_count, 2, (const struct cpu_matrix *const[]){&l->gate, &l->up});
-    for_rows(b, b->kept_count, swiglu_row);
+    for_rows(b, CPU_ACTIVATION, b->kept_count, swiglu_row);
     products_to_wide(b, b->kept_count, 1, (const struct cpu_matrix *const[]){&l->down});
-    for_rows(b, b->kept_count, add_residual);
+    for_rows(b, CPU_NORM, b->kept_count, add_residual);
 }
 
 /* --- the two ends ----------------------------------------------------------------------------- */
@@ -301,7 +328,7 @@ static void write_outputs(struct cpu_backend *b)
     }
     if (b->kept_count == 0)
         return;
-    for_rows(b, b->kept_count, norm_output_row);
+    for_rows(b, CPU_LOGITS, b->kept_count, norm_output_row);
     run_products(b, b->kept_count, 1, (const struct cpu_matrix *const[]){&b->head});
 }
 
@@ -311,8 +338,10 @@ int cpu_forward(struct backend *base, const struct batch *batch)
     int rc = batch_check(&b->base, b->rows_max, b->has_head, batch);
     if (rc || batch->count == 0)
         return rc;
+    if (b->profile)
+        b->profile->stamp_us = clock_mono_us();
     batch_map_rows(b, batch);
-    for_rows(b, b->row_count, input_row);
+    for_rows(b, CPU_INPUT, b->row_count, input_row);
     uint32_t begin = UINT32_MAX, end = 0;
     for (uint32_t i = 0; i < batch->count; i++) {
         begin = TD_MIN(begin, batch->seqs[i].layer_begin);

@@ -62,11 +62,17 @@ struct cpu_ops {
                        float *out);                                 /* exp((x - shift) * scale) */
     size_t (*attention_scratch)(uint32_t head_dim, uint32_t group); /* bytes, 64-byte aligned, one a thread */
     void (*attention)(const struct attention_job *job, void *scratch);
+    /* For the bench, or NULL: `rounds` of this instruction set's best integer dot product (which must be its products'
+     * too) or fma on registers. Returns the operations done, multiplications and additions. */
+    double (*spin_dot)(uint32_t rounds);
+    double (*spin_fma)(uint32_t rounds);
 };
 
 extern const struct cpu_ops cpu_ops_portable;
 #if defined(__x86_64__)
 extern const struct cpu_ops cpu_ops_avx2, cpu_ops_avx512;
+#elif defined(__aarch64__)
+extern const struct cpu_ops cpu_ops_neon, cpu_ops_neon_dotprod;
 #endif
 /* The table of that name, NULL: the best that this CPU can run. NULL is returned for a name that is unknown
  * or cannot run here. */

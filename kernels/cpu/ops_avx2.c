@@ -118,6 +118,40 @@ AVX2 static void exp_scaled(const float *x, float shift, float scale, size_t cou
         out[i] = numerics_exp((x[i] - shift) * scale);
 }
 
+/* Six sums that do not wait for each other: vpmaddubsw and an addition in 16 bits, as a product of 4-bit codes takes. */
+AVX2 static double spin_dot(uint32_t rounds)
+{
+    __m256i sums[6], codes = _mm256_set1_epi32(0x01020304);
+#pragma GCC unroll 6
+    for (unsigned i = 0; i < 6; i++)
+        sums[i] = codes;
+    for (uint32_t round = 0; round < rounds; round++)
+#pragma GCC unroll 6
+        for (unsigned i = 0; i < 6; i++) {
+            __asm__ volatile("" : "+x"(codes)); /* the compiler must not keep the product */
+            sums[i] = _mm256_add_epi16(sums[i], _mm256_maddubs_epi16(codes, codes));
+        }
+    __asm__ volatile(""
+                     :
+                     : "x"(sums[0]), "x"(sums[1]), "x"(sums[2]), "x"(sums[3]), "x"(sums[4]), "x"(sums[5]));
+    return 6.0 * 64 * rounds;
+}
+
+AVX2 static double spin_fma(uint32_t rounds)
+{
+    __m256 sums[12], value = _mm256_set1_ps(1.0f);
+#pragma GCC unroll 12
+    for (unsigned i = 0; i < 12; i++)
+        sums[i] = value;
+    for (uint32_t round = 0; round < rounds; round++)
+#pragma GCC unroll 12
+        for (unsigned i = 0; i < 12; i++) {
+            sums[i] = _mm256_fmadd_ps(value, value, sums[i]);
+            __asm__ volatile("" : "+x"(sums[i]));
+        }
+    return 12.0 * 16 * rounds;
+}
+
 const struct cpu_ops cpu_ops_avx2 = {
     .name = "avx2",
     .tile_rows = TILE_ROWS,
@@ -130,5 +164,7 @@ const struct cpu_ops cpu_ops_avx2 = {
     .exp_scaled = exp_scaled,
     .attention_scratch = avx2_attention_scratch,
     .attention = avx2_attention,
+    .spin_dot = spin_dot,
+    .spin_fma = spin_fma,
 };
 #endif

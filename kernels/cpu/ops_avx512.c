@@ -82,6 +82,37 @@ AVX512 static void exp_scaled(const float *x, float shift, float scale, size_t c
     }
 }
 
+/* Twelve sums that do not wait for each other. */
+AVX512 static double spin_dot(uint32_t rounds)
+{
+    __m512i sums[12], codes = _mm512_set1_epi32(0x01020304);
+#pragma GCC unroll 12
+    for (unsigned i = 0; i < 12; i++)
+        sums[i] = codes;
+    for (uint32_t round = 0; round < rounds; round++)
+#pragma GCC unroll 12
+        for (unsigned i = 0; i < 12; i++) {
+            sums[i] = _mm512_dpbusd_epi32(sums[i], codes, codes);
+            __asm__ volatile("" : "+v"(sums[i])); /* the compiler must not add up rounds */
+        }
+    return 12.0 * 128 * rounds;
+}
+
+AVX512 static double spin_fma(uint32_t rounds)
+{
+    __m512 sums[12], value = _mm512_set1_ps(1.0f);
+#pragma GCC unroll 12
+    for (unsigned i = 0; i < 12; i++)
+        sums[i] = value;
+    for (uint32_t round = 0; round < rounds; round++)
+#pragma GCC unroll 12
+        for (unsigned i = 0; i < 12; i++) {
+            sums[i] = _mm512_fmadd_ps(value, value, sums[i]);
+            __asm__ volatile("" : "+v"(sums[i]));
+        }
+    return 12.0 * 32 * rounds;
+}
+
 const struct cpu_ops cpu_ops_avx512 = {
     .name = "avx512",
     .tile_rows = AVX512_TILE_ROWS,
@@ -94,5 +125,7 @@ const struct cpu_ops cpu_ops_avx512 = {
     .exp_scaled = exp_scaled,
     .attention_scratch = avx512_attention_scratch,
     .attention = avx512_attention,
+    .spin_dot = spin_dot,
+    .spin_fma = spin_fma,
 };
 #endif
