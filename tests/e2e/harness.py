@@ -171,6 +171,8 @@ class Relay:
         self.recorded = bytearray() if record else None
         self.bytes_up = 0
         self.cut_after = None  # bytes upward after which the link is cut by itself
+        self.rate = None  # bytes a second upward
+        self.trigger = None  # (bytes upward, what to do then, on a thread of its own)
         self.pairs, self.lock = set(), threading.Lock()
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.port = self.listener.getsockname()[1]
@@ -197,7 +199,7 @@ class Relay:
 
     def _pump(self, source, sink, up, pair):
         try:
-            while data := source.recv(65536):
+            while data := source.recv(16384 if self.rate else 65536):
                 if self.recorded is not None:
                     self.recorded += data
                 if up:
@@ -206,6 +208,11 @@ class Relay:
                         self.cut_after = None
                         self.cut()
                         return
+                    if self.trigger and self.bytes_up >= self.trigger[0]:
+                        self.done, self.trigger = threading.Thread(target=self.trigger[1], daemon=True), None
+                        self.done.start()
+                    if self.rate:
+                        time.sleep(len(data) / self.rate)
                 if self.delay:
                     time.sleep(self.delay)
                 sink.sendall(data)
@@ -232,6 +239,16 @@ class Relay:
 
     def restore(self):
         self.is_cut = False
+
+    def at_bytes(self, size, action):
+        """Run `action` once so many more bytes have gone upward."""
+        self.done, self.trigger = None, (self.bytes_up + size, action)
+
+    def fired(self):
+        """Did it run? Waits for its end."""
+        if self.done:
+            self.done.join()
+        return self.done is not None
 
     def close(self):
         self.cut()

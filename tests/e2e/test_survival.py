@@ -18,8 +18,8 @@ ASK = dict(model="default", messages=PROMPT, temperature=0.9, seed=77, max_token
 class World:
     """One cloud, a relay in front of it, one edge."""
 
-    def __init__(self, path, layers=8, extra=("--codec", "l0", "--hidden", "f32")):
-        self.cloud = Cloud(path / "c")
+    def __init__(self, path, layers=8, extra=("--codec", "l0", "--hidden", "f32"), cloud_extra=()):
+        self.cloud = Cloud(path / "c", extra=cloud_extra)
         self.token = self.cloud.new_token()
         self.cloud.start()
         self.relay = Relay(self.cloud.port)
@@ -91,6 +91,39 @@ def test_cut_in_upload(tmp_path):
             assert got == text, size
             w.relay.restore()
             w.relay.cut_after = None
+    finally:
+        w.close()
+
+
+LONG = [{"role": "user", "content": "Here are my notes. " + " ".join(f"On day {i} the fox went {i * 7 % 40} steps to the well and drank." for i in range(60))}]
+LOSSY = dict(model="default", messages=LONG, temperature=1.2, seed=78, max_tokens=40, extra_body={"ignore_eos": True, "cache": False})
+
+
+def test_same_text_after_a_break_in_mid_prompt_at_defaults(tmp_path):
+    """Codec and rows lossy, sampling on, the link slow: whenever it is cut, or the cloud killed, while the prompt is sent, the text is the same."""
+    w = World(tmp_path, extra=(), cloud_extra=("--kv-stall-ms", "60000"))  # KV that a busy machine keeps waiting is not recomputed
+    w.relay.rate = 1_500_000
+    try:
+        begun, client = w.relay.bytes_up, client_of(w.edge)
+        text, usage = stream_text(client, **LOSSY)
+        assert usage.prompt_tokens > 900
+        total = w.relay.bytes_up - begun
+        exact, _ = stream_text(client, **{**LOSSY, "extra_body": {**LOSSY["extra_body"], "fidelity": "exact"}})
+        assert exact != text, "a prompt whose text does not depend on the form shows nothing"
+        for what in ("cut", "kill"):
+            for part in (0.02, 0.2, 0.5, 0.8):
+                def disturb():
+                    w.relay.cut()
+                    if what == "kill":
+                        w.cloud.kill()
+                        w.cloud.start()
+                    time.sleep(0.3)
+                    w.relay.restore()
+                w.relay.at_bytes(int(total * part), disturb)
+                got, usage = stream_text(client, **LOSSY)
+                assert w.relay.fired(), (what, part)
+                assert got == text, (what, part)
+                assert usage.completion_tokens == 40
     finally:
         w.close()
 
