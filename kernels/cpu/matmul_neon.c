@@ -10,7 +10,8 @@ NEON_INLINE int32x4_t dot(int32x4_t acc, int8x16_t weights, int8x16_t four)
 }
 
 #define NEON_TARGET
-#define NEON_MATMUL                  neon_matmul
-#define NEON_DOT(acc, weights, four) dot(acc, weights, four)
+#define NEON_MATMUL neon_matmul
+#define NEON_DOT(acc, weights, q, lane)                                                                      \
+    dot(acc, weights, vreinterpretq_s8_s32(vdupq_laneq_s32(vreinterpretq_s32_s8(q), lane)))
 #include "kernels/cpu/matmul_neon.h"
 #endif

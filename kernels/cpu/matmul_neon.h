@@ -2,8 +2,8 @@
  * files: matmul_neon.c for every processor, matmul_dotprod_neon.c for those with sdot. They define
  *   NEON_TARGET    the attribute that lets a function use their instructions
  *   NEON_MATMUL    the name of the function that is made
- *   NEON_DOT(acc, weights, four)   acc[i] += sum over j < 4 of weights[4 * i + j] * four[j], in int32, four[] the same for
- *                  each lane i
+ *   NEON_DOT(acc, weights, q, lane)   acc[i] += sum over j < 4 of weights[4 * i + j] * q[4 * lane + j], in int32; `lane` is
+ *                  a literal, because the instructions want it so even where nothing is optimised
  *
  * Quantised: four activations of a row meet four codes of each of four weight rows: one lane a row, so nothing is ever
  * summed across lanes. Codes of Q4_0 and Q5_0 stay unsigned; the sum begins with -offset * sum(activations). All integer
@@ -19,21 +19,12 @@
 
 #define TILE_INLINE static inline __attribute__((always_inline)) NEON_TARGET
 
-/* acc + dot products with dword `lane` of q. The lanes are literals because the instructions want them so, even where
- * nothing is optimised. */
 TILE_INLINE int32x4_t dot_lane(int32x4_t acc, int8x16_t weights, int8x16_t q, const unsigned lane)
 {
-    const int32x4_t dwords = vreinterpretq_s32_s8(q);
-    switch (lane) {
-    case 0:
-        return NEON_DOT(acc, weights, vreinterpretq_s8_s32(vdupq_laneq_s32(dwords, 0)));
-    case 1:
-        return NEON_DOT(acc, weights, vreinterpretq_s8_s32(vdupq_laneq_s32(dwords, 1)));
-    case 2:
-        return NEON_DOT(acc, weights, vreinterpretq_s8_s32(vdupq_laneq_s32(dwords, 2)));
-    default:
-        return NEON_DOT(acc, weights, vreinterpretq_s8_s32(vdupq_laneq_s32(dwords, 3)));
-    }
+    return lane == 0   ? NEON_DOT(acc, weights, q, 0)
+           : lane == 1 ? NEON_DOT(acc, weights, q, 1)
+           : lane == 2 ? NEON_DOT(acc, weights, q, 2)
+                       : NEON_DOT(acc, weights, q, 3);
 }
 
 /* Codes of columns 4 * g .. of block b of a unit, of half a tile's rows; Q6_K centred, others as in the file. */

@@ -17,6 +17,13 @@ static bool has_avx512(void)
            __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
            __builtin_cpu_supports("avx512vnni");
 }
+#elif defined(__aarch64__)
+#include <sys/auxv.h>
+
+static bool has_dotprod(void)
+{
+    return getauxval(AT_HWCAP) & HWCAP_ASIMDDP;
+}
 #endif
 
 static bool always(void)
@@ -31,6 +38,9 @@ static const struct {
 #if defined(__x86_64__)
               {&cpu_ops_avx512, has_avx512},
               {&cpu_ops_avx2, has_avx2},
+#elif defined(__aarch64__)
+              {&cpu_ops_neon_dotprod, has_dotprod},
+              {&cpu_ops_neon, always},
 #endif
               {&cpu_ops_portable, always}};
 

@@ -7,6 +7,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <cmocka.h>
+#if defined(__aarch64__)
+#include <sys/auxv.h>
+#endif
 
 static const uint32_t all_types[] = {GGUF_F32,  GGUF_F16,  GGUF_BF16, GGUF_Q8_0, GGUF_Q4_0, GGUF_Q4_1,
                                      GGUF_Q5_0, GGUF_Q5_1, GGUF_Q4_K, GGUF_Q5_K, GGUF_Q6_K};
@@ -411,6 +414,10 @@ static void tables_by_name(void **state)
         assert_non_null(cpu_ops_find("avx2")); /* else the comparisons above compare nothing */
     if (__builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512vl"))
         assert_string_equal(cpu_ops_find(NULL)->name, "avx512");
+#elif defined(__aarch64__)
+    assert_non_null(cpu_ops_find("neon"));
+    if (getauxval(AT_HWCAP) & HWCAP_ASIMDDP)
+        assert_string_equal(cpu_ops_find(NULL)->name, "neon-dotprod");
 #endif
 }
 
