@@ -46,7 +46,7 @@ void kv_principal_key(const uint8_t tenant_chain_key[32], const char *principal,
 enum kv_codec {            /* also fidelity: the worst level that values went through */
                 KV_L0 = 0, /* lossless: byte planes split, exponent plane through zstd */
                 KV_L1 = 1, /* int8, u8 log scale a group of 64 */
-                KV_L2 = 2,
+                KV_L2 = 2, /* Hadamard, 4 or 5 bits, u8 log scale a group of 64 */
                 KV_L3 = 3,
                 KV_L4 = 4,
                 KV_RAW = 15, /* f16 as it is; fidelity equals KV_L0 */
@@ -85,7 +85,7 @@ struct kv_piece_head { /* serialised as 64 bytes little-endian, order as here; s
     uint8_t version;   /* 1 */
     uint8_t codec;     /* enum kv_codec */
     uint8_t is_value;  /* 0: K, 1: V */
-    uint8_t table;     /* codec table id; 0 */
+    uint8_t table;     /* L2: 0 for 4 bits a value, 1 for 5; otherwise 0 */
     struct kv_quality quality;
     uint32_t block_index; /* position / KV_BLOCK_TOKENS */
     uint16_t first_token; /* within the block */
@@ -104,7 +104,7 @@ void kv_codec_scratch_destroy(struct kv_codec_scratch *s);
 /* Largest encoded size of a piece, head included. */
 size_t kv_piece_bound(const struct kv_shape *shape, uint32_t token_count);
 /* kv_piece_encode: src f16 [kv_head][token_count][head_dim]. Fills head->payload_size and head->crc; the caller sets the rest.
- * Non-finite values: L0/RAW keep them bit for bit, L1 refuses (-TD_ERR_FORMAT). Returns bytes written (head + payload), or negative:
+ * Non-finite values: L0/RAW keep them bit for bit, L1 and L2 refuse (-TD_ERR_FORMAT). Returns bytes written (head + payload), or negative:
  * -TD_ERR_NOSPACE, -TD_ERR_SHAPE, -TD_ERR_UNSUPPORTED (codec). L1 error bound: |x - x'| <= scale / 2, scale = group max / 127 rounded up
  * to the log grid scale = 2^((n - 183) / 8), n in 1..255 (n = 0: all zero). Bits are the same on every instruction set. */
 int64_t kv_piece_encode(struct kv_codec_scratch *s, struct kv_piece_head *head, const uint16_t *src,

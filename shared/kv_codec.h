@@ -17,6 +17,7 @@ struct kv_codec_scratch {
     struct ZSTD_CCtx_s *compressor;
     struct ZSTD_DCtx_s *decompressor;
     uint8_t *high, *low; /* planes, value_count bytes each */
+    float *rows;         /* L2: transformed rows of one head, room for value_count */
 };
 
 int64_t kv_l0_encode(struct kv_codec_scratch *s, const uint16_t *src, size_t count, uint8_t *dst,
@@ -47,6 +48,66 @@ const struct kv_l1_ops *kv_l1_avx2(void); /* NULL where the CPU (or the build) l
 
 uint8_t
 kv_l1_scale_index(uint16_t max_bits); /* of a group's largest magnitude, f16 bits without sign, finite */
-float kv_l1_power(int eighths);       /* 2^(eighths / 8) rounded to f32, |eighths| < 800 */
+
+/* 2^(k / 8) - 1 in units of 2^-23, rounded: the mantissas of the grid that all scales lie on. */
+static const uint32_t KV_GRID_MANTISSAS[8] = {0x000000, 0x0b95c2, 0x1837f0, 0x25fed7,
+                                              0x3504f3, 0x45672a, 0x5744fd, 0x6ac0c7};
+/* 2^(eighths / 8) rounded to f32, |eighths| < 800. Inlined into the loops: a call between AVX code and plain
+ * code costs more than the work. */
+static inline float kv_power(int eighths)
+{
+    int step = eighths & 7, octave = (eighths - step) / 8;
+    uint32_t bits = (uint32_t)(127 + octave) << 23 | KV_GRID_MANTISSAS[step];
+    float value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+/* Round to nearest, ties to even, for |x| < 2^22: adding 1.5 * 2^23 leaves the integer in the low mantissa
+ * bits. */
+static inline int kv_round_even(float x)
+{
+    float shifted = x + 12582912.0f;
+    uint32_t bits;
+    memcpy(&bits, &shifted, sizeof bits);
+    return (int)(bits & 0x7fffff) - 0x400000;
+}
+
+/* ---- L2 ---------------------------------------------------------------------------------------------------
+ */
+
+#define KV_L2_TABLES 2 /* table 0: 4 bits, 1: 5 bits */
+
+/* What the head says about the payload's parts; KV_FORMAT.md has the letters. */
+struct kv_l2_form {
+    uint32_t head_count, token_count, dim;
+    unsigned bits; /* B */
+    bool wide;     /* W */
+};
+struct kv_l2_form kv_l2_form_of(const struct kv_piece_head *head);
+size_t kv_l2_size(const struct kv_l2_form *f);
+int64_t kv_l2_encode(struct kv_codec_scratch *s, const struct kv_l2_form *f, const uint16_t *src,
+                     uint8_t *dst, size_t capacity);
+int kv_l2_decode(const struct kv_l2_form *f, struct span payload, uint16_t *dst);
+
+struct kv_l2_codes {             /* where a group's codes are */
+    uint8_t *low, *fifth, *wide; /* fifth, wide: NULL without */
+};
+struct kv_l2_const_codes {
+    const uint8_t *low, *fifth, *wide;
+};
+/* One implementation of L2's inner loops. Rows are `dim` values, groups `count`; `mean` is a row of zeros where
+ * nothing is to be taken out. The AVX2 one wants dim and count to be multiples of KV_GROUP and no wide codes. */
+struct kv_l2_ops {
+    bool (*forward)(const uint16_t *src, uint32_t dim, float *y); /* false: a value is not finite */
+    void (*inverse)(float *y, uint32_t dim, uint16_t *dst);       /* y is used up */
+    void (*add)(float *sum, const float *y, uint32_t dim);
+    /* largest |y| and largest |y - mean| */
+    void (*peaks)(const float *y, const float *mean, uint32_t count, float *plain, float *rest);
+    void (*put)(const float *y, const float *mean, uint32_t count, float inverse, struct kv_l2_codes codes);
+    void (*get)(struct kv_l2_const_codes codes, uint32_t count, float step, const float *mean, float *y);
+};
+extern const struct kv_l2_ops kv_l2_portable;
+const struct kv_l2_ops *kv_l2_avx2(void); /* NULL where the CPU (or the build) lacks AVX2 and F16C */
+extern const uint8_t KV_L2_SIGNS[KV_HEAD_DIM_MAX / 8];
 
 #endif

@@ -17,26 +17,14 @@
 
 #define GRID_ZERO 183 /* scale index of 1.0 */
 
-/* Inlined into the loops: a call between AVX code and plain code costs more than the work. */
-static inline float power(int eighths)
-{
-    static const uint32_t mantissas[8] = {0x000000, 0x0b95c2, 0x1837f0, 0x25fed7,
-                                          0x3504f3, 0x45672a, 0x5744fd, 0x6ac0c7};
-    int step = eighths & 7, octave = (eighths - step) / 8;
-    uint32_t bits = (uint32_t)(127 + octave) << 23 | mantissas[step];
-    float value;
-    memcpy(&value, &bits, sizeof value);
-    return value;
-}
-
 static inline float scale_of(uint8_t index)
 {
-    return index == 0 ? 0.0f : power(index - GRID_ZERO);
+    return index == 0 ? 0.0f : kv_power(index - GRID_ZERO);
 }
 
 static inline float inverse_of(uint8_t index)
 {
-    return index == 0 ? 0.0f : power(GRID_ZERO - index);
+    return index == 0 ? 0.0f : kv_power(GRID_ZERO - index);
 }
 
 static inline uint8_t scale_index(uint16_t max_bits)
@@ -59,11 +47,6 @@ static inline uint8_t scale_index(uint16_t max_bits)
     return (uint8_t)(index < 1 ? 1 : index > 255 ? 255 : index);
 }
 
-float kv_l1_power(int eighths)
-{
-    return power(eighths);
-}
-
 uint8_t kv_l1_scale_index(uint16_t max_bits)
 {
     return scale_index(max_bits);
@@ -71,16 +54,6 @@ uint8_t kv_l1_scale_index(uint16_t max_bits)
 
 /* ---- plain C ----------------------------------------------------------------------------------------------
  */
-
-/* Round to nearest, ties to even, for |x| < 2^22: adding 1.5 * 2^23 leaves the integer in the low mantissa
- * bits. */
-static int round_even(float x)
-{
-    float shifted = x + 12582912.0f;
-    uint32_t bits;
-    memcpy(&bits, &shifted, sizeof bits);
-    return (int)(bits & 0x7fffff) - 0x400000;
-}
 
 static bool encode_portable(const uint16_t *src, size_t group_count, uint8_t *scales, int8_t *q)
 {
@@ -95,7 +68,7 @@ static bool encode_portable(const uint16_t *src, size_t group_count, uint8_t *sc
         scales[g] = scale_index(max);
         float inverse = inverse_of(scales[g]);
         for (size_t i = 0; i < KV_GROUP; i++) {
-            int rounded = round_even(f16_to_f32(src[i]) * inverse);
+            int rounded = kv_round_even(f16_to_f32(src[i]) * inverse);
             q[i] = (int8_t)(rounded < -127 ? -127 : rounded > 127 ? 127 : rounded);
         }
     }

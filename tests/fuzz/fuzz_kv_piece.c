@@ -12,8 +12,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 static void check_again(struct kv_codec_scratch *s, struct kv_piece_head head, const uint16_t *values,
                         size_t count)
 {
-    if (head.codec == KV_L1)
+    if (head.codec != KV_RAW) {
         head.codec = KV_L0; /* lossy is not re-encoded from lossy */
+        head.table = 0;
+    }
     struct kv_shape shape = {1, head.kv_head_count, head.head_dim};
     size_t bound = kv_piece_bound(&shape, head.token_count);
     uint8_t *piece = malloc(bound);
@@ -47,7 +49,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     if (kv_piece_parse(piece, size, &head, &payload) == 0) {
         size_t count = (size_t)head.token_count * head.kv_head_count * head.head_dim;
         uint16_t *values = malloc(count * sizeof *values);
-        if (kv_piece_decode(s, &head, payload, values, count) == 0)
+        int rc = kv_piece_decode(s, &head, payload, values, count);
+        if (rc == 0 && head.codec == KV_L2 && !kv_f16_all_finite(values, count))
+            abort();
+        if (rc == 0)
             check_again(s, head, values, count);
         free(values);
     }

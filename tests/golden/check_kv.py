@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """An encoder and decoder of KV pieces written from shared/KV_FORMAT.md, apart from Tandem's own.
 
-    check_kv.py            check every piece in kv/ against the values beside it (L0 needs the module zstandard)
+    check_kv.py            check every piece in kv/ against the values beside it (L0 needs the module zstandard; L2 is in kv_l2.py)
     check_kv.py FILE...    print the head of pieces and the first values
     check_kv.py --make     write kv/ anew
 
@@ -13,10 +13,13 @@ import random
 import struct
 import sys
 from fractions import Fraction
+from functools import lru_cache
+
+import kv_l2
 
 HERE = pathlib.Path(__file__).resolve().parent / "kv"
 HEAD = struct.Struct("<IBBBB4BIHHHHHHII28s")
-L0, L1, RAW = 0, 1, 15
+L0, L1, L2, RAW = 0, 1, 2, 15
 
 
 def crc32c(data):
@@ -39,6 +42,7 @@ def floats(f16):
     return list(struct.unpack(f"<{len(f16) // 2}e", f16))
 
 
+@lru_cache(None)
 def power(eighths):
     """2^(eighths/8) rounded to f32: the integer nearest to 2^(k/8) * 2^23, found without floating point."""
     octave, step = divmod(eighths, 8)
@@ -116,12 +120,12 @@ def l0_encode(f16, shrink_low):
     return struct.pack("<BBHI", planes[0][0], planes[1][0], 0, len(planes[0][1])) + planes[0][1] + planes[1][1]
 
 
-def piece(codec, payload, shape, block_index=5, first=0, layer=7, is_value=0, quality=None):
+def piece(codec, payload, shape, block_index=5, first=0, layer=7, is_value=0, quality=None, table=0):
     heads, count, dim = shape
-    quality = quality or (1 if codec == L1 else 0, 1, 0, 0)
+    quality = quality or (codec if codec < RAW else 0, 1, 0, 0)
 
     def head(crc):
-        return HEAD.pack(0x4B564454, 1, codec, is_value, 0, *quality, block_index, first, count, layer, heads, dim, 0,
+        return HEAD.pack(0x4B564454, 1, codec, is_value, table, *quality, block_index, first, count, layer, heads, dim, 0,
                          len(payload), crc, bytes(28))
 
     return head(crc32c(head(0) + payload)) + payload
@@ -129,13 +133,18 @@ def piece(codec, payload, shape, block_index=5, first=0, layer=7, is_value=0, qu
 
 def parse(data):
     fields = HEAD.unpack_from(data)
-    assert fields[0] == 0x4B564454 and fields[1] == 1 and fields[4] == 0 and fields[15] == 0 and fields[18] == bytes(28)
+    assert fields[0] == 0x4B564454 and fields[1] == 1 and fields[4] <= (fields[2] == L2) and fields[15] == 0 and fields[18] == bytes(28)
     payload = data[64:]
     assert fields[16] == len(payload), "wrong size"
     assert fields[17] == crc32c(data[:32] + bytes(4) + data[36:]), "wrong checksum"
-    names = "codec is_value quality block_index first_token token_count layer kv_head_count head_dim"
-    values = (fields[2], fields[3], fields[5:9], *fields[9:15])
+    names = "codec is_value table quality block_index first_token token_count layer kv_head_count head_dim"
+    values = (fields[2], fields[3], fields[4], fields[5:9], *fields[9:15])
     return dict(zip(names.split(), values)), payload
+
+
+def l2_form(head):
+    return kv_l2.Form(head["kv_head_count"], head["token_count"], head["head_dim"], head["table"],
+                      head["block_index"] == 0 and head["first_token"] == 0)
 
 
 def decode(data):
@@ -144,6 +153,8 @@ def decode(data):
     if head["codec"] == RAW:
         assert len(payload) == 2 * count
         return payload
+    if head["codec"] == L2:
+        return kv_l2.decode(payload, l2_form(head), power)
     return l1_decode(payload, count) if head["codec"] == L1 else l0_decode(payload, count)
 
 
@@ -160,6 +171,38 @@ def sample_values():
     values[256:320] = [1e-7] * 64
     values[320:384] = [-127.0] + [1.0] * 63
     return b"".join(struct.pack("<e", v) for v in values)
+
+
+def l2_values(heads, tokens, dim, seed):
+    """Rows about a mean, one that is nothing like it, an empty one, and single huge and tiny values."""
+    rng = random.Random(seed)
+    out = []
+    for _ in range(heads):
+        mean = [rng.gauss(0, 4) for _ in range(dim)]
+        rows = [[m + rng.gauss(0, 1) for m in mean] for _ in range(tokens)]
+        rows[0] = [rng.gauss(0, 0.01) for _ in range(dim)]
+        rows[-1] = [0.0] * dim
+        rows[1][dim // 2], rows[2 % tokens][0] = 65504.0, -(2.0**-24)
+        out += [x for row in rows for x in row]
+    return b"".join(struct.pack("<e", x) for x in out)
+
+
+def make_l2():
+    for name, shape, extra, seed in (
+        ("l2", (2, 12, 128), {}, 1),
+        ("l2_first", (1, 9, 64), {"block_index": 0, "is_value": 1}, 2),
+        ("l2_5bit", (1, 16, 64), {"table": 1, "first": 40, "quality": (2, 2, 1, 0)}, 3),
+        ("l2_5bit_first", (2, 9, 80), {"table": 1, "block_index": 0}, 4),
+        ("l2_odd", (2, 3, 31), {"first": 61}, 5),
+        ("l2_odd_first", (1, 3, 31), {"block_index": 0, "table": 1, "quality": (3, 1, 0, 0)}, 6),
+    ):
+        src = l2_values(*shape, seed)
+        head = {"block_index": 5, "first": 0, "table": 0, **extra}
+        form = kv_l2.Form(*shape, head["table"], head["block_index"] == 0 and head["first"] == 0)
+        data = piece(L2, kv_l2.encode(src, form, power), shape, **extra)
+        (HERE / f"{name}.piece").write_bytes(data)
+        (HERE / f"{name}.f16").write_bytes(decode(data))
+        (HERE / f"{name}.src.f16").write_bytes(src)
 
 
 def make():
@@ -181,6 +224,7 @@ def make():
         (HERE / f"{name}.f16").write_bytes(decode(data))
         if codec == L1:
             (HERE / f"{name}.src.f16").write_bytes(values)
+    make_l2()
     scales = b"".join(struct.pack("<f", power(s - 183) if s else 0.0) for s in range(256))
     (HERE / "scales.f32").write_bytes(scales)
 
@@ -191,7 +235,9 @@ def check():
         assert decode(data) == path.with_suffix(".f16").read_bytes(), f"{path.name}: values differ"
         src = path.with_suffix(".src.f16")
         if src.exists():
-            assert l1_encode(src.read_bytes()) == data[64:], f"{path.name}: encodes differently"
+            head, f16 = parse(data)[0], src.read_bytes()
+            again = kv_l2.encode(f16, l2_form(head), power) if head["codec"] == L2 else l1_encode(f16)
+            assert again == data[64:], f"{path.name}: encodes differently"
         print("ok", path.name)
     # The constants in shared/kv_l1.c.
     index_of_one = [scale_index(Fraction(1024 + m, 1024)) for m in range(1024)]

@@ -1,5 +1,5 @@
 /* Pieces: head, L0, L1, RAW. Bytes and values against files that tests/golden/check_kv.py made from
- * KV_FORMAT.md; error bounds against double arithmetic; the AVX2 twin of L1 against the plain one. */
+ * KV_FORMAT.md (L2's inner loops have test_kv_l2.c); error bounds against double arithmetic; the AVX2 twin of L1 against the plain one. */
 #include "shared/kv_codec.h"
 #include <math.h>
 #include <setjmp.h>
@@ -73,8 +73,9 @@ static void reseal(uint8_t *piece, size_t size)
 static void test_golden_pieces_decode(void **state)
 {
     (void)state;
-    static const char *const names[] = {"raw", "l0", "l0_even", "l1", "l1_tail"};
-    struct kv_codec_scratch *s = scratch_for(2, 32);
+    static const char *const names[] = {"raw",      "l0",      "l0_even",       "l1",     "l1_tail",     "l2",
+                                        "l2_first", "l2_5bit", "l2_5bit_first", "l2_odd", "l2_odd_first"};
+    struct kv_codec_scratch *s = scratch_for(2, 128);
     for (size_t i = 0; i < TD_COUNT(names); i++) {
         char name[64];
         snprintf(name, sizeof name, "%s.piece", names[i]);
@@ -123,7 +124,7 @@ static void assert_encodes_to(const char *name, const char *source)
     head.version = 0;
     head.payload_size = head.crc = 77;
     uint8_t out[8192];
-    struct kv_codec_scratch *s = scratch_for(2, 32);
+    struct kv_codec_scratch *s = scratch_for(2, 128);
     assert_int_equal(kv_piece_encode(s, &head, (const uint16_t *)src.bytes, out, sizeof out), expected.size);
     assert_memory_equal(out, expected.bytes, expected.size);
     assert_memory_equal(&head, &golden, sizeof head);
@@ -136,6 +137,12 @@ static void test_golden_encoding(void **state)
     assert_encodes_to("raw.piece", "raw.f16");
     assert_encodes_to("l1.piece", "l1.src.f16");
     assert_encodes_to("l1_tail.piece", "l1_tail.src.f16");
+    assert_encodes_to("l2.piece", "l2.src.f16");
+    assert_encodes_to("l2_first.piece", "l2_first.src.f16");
+    assert_encodes_to("l2_5bit.piece", "l2_5bit.src.f16");
+    assert_encodes_to("l2_5bit_first.piece", "l2_5bit_first.src.f16");
+    assert_encodes_to("l2_odd.piece", "l2_odd.src.f16");
+    assert_encodes_to("l2_odd_first.piece", "l2_odd_first.src.f16");
 }
 
 static void test_scales_match_exact_powers(void **state)
@@ -144,7 +151,7 @@ static void test_scales_match_exact_powers(void **state)
     struct file scales = load("scales.f32");
     assert_int_equal(scales.size, 1024);
     for (int s = 1; s < 256; s++) {
-        float expected, value = kv_l1_power(s - 183);
+        float expected, value = kv_power(s - 183);
         memcpy(&expected, scales.bytes + 4 * s, 4);
         assert_memory_equal(&value, &expected, 4);
     }
@@ -421,11 +428,12 @@ static void test_parse_refuses_fields(void **state)
         reseal(piece.bytes, piece.size);
         assert_int_equal(kv_piece_parse(piece.bytes, piece.size, &h, &p), edits[i].rc);
     }
-    for (uint8_t level = 2; level <= 4; level++) {
+    for (uint8_t level = 2; level <= 4; level++) { /* L2 has tables 0 and 1 */
         struct file piece = good;
         struct kv_piece_head h;
         struct span p;
         piece.bytes[5] = piece.bytes[8] = level;
+        piece.bytes[7] = level == KV_L2 ? 2 : 0;
         reseal(piece.bytes, piece.size);
         assert_int_equal(kv_piece_parse(piece.bytes, piece.size, &h, &p), -TD_ERR_UNSUPPORTED);
     }
@@ -437,7 +445,7 @@ static void test_encode_refuses(void **state)
     struct kv_codec_scratch *s = scratch_for(1, 16);
     uint16_t src[2048] = {0};
     uint8_t out[8192];
-    struct kv_piece_head h = head_of(KV_L2, 1, 64, 16);
+    struct kv_piece_head h = head_of(KV_L3, 1, 64, 16);
     assert_int_equal(kv_piece_encode(s, &h, src, out, sizeof out), -TD_ERR_UNSUPPORTED);
     h = head_of(KV_L0, 2, 64, 16); /* larger than the scratch */
     assert_int_equal(kv_piece_encode(s, &h, src, out, sizeof out), -TD_ERR_SHAPE);
