@@ -20,20 +20,24 @@
  *     else            it is not worth it: do without, and without all that follow in the chain
  *
  * and now and then, with NULL for the block, to get rid of what has expired. Cost of a call: O(log n) amortised for each block that it is given,
- * and POLICY_KINDS comparisons for each victim. Memory: POLICY_ENTRY_SIZE_MAX for each block held or remembered; see policy_config. */
+ * and LEARN_KINDS comparisons for each victim. Memory: POLICY_ENTRY_SIZE_MAX for each block held or remembered; see policy_config. */
 #ifndef TANDEM_STORE_POLICY_H
 #define TANDEM_STORE_POLICY_H
 #include "shared/kv_block.h"
 
-#define POLICY_TENANTS_MAX                                                                                   \
-    4096 /* numbers 1 .. POLICY_TENANTS_MAX - 1; those beyond share one that has neither quota nor TTL */
-#define POLICY_ENTRY_SIZE_MAX                                                                                \
-    192 /* bytes of memory for each block held or remembered, hash table and growth included */
+/* Tenants are numbered 1 .. POLICY_TENANTS_MAX - 1; those beyond share one account that has neither quota nor TTL. */
+#define POLICY_TENANTS_MAX 4096
+/* Bytes of memory for each block held or remembered, hash table included. */
+#define POLICY_ENTRY_SIZE_MAX 136
+/* Ghosts remembered, or as many as blocks are held if that is more. Half of it gains and loses 1 %; as many as are held and no more loses up to a
+ * quarter of what a cache of 3 % gains over LRU. */
+#define POLICY_GHOSTS_MIN 65536
 
 struct policy;
 struct policy_config {
     uint64_t limit_size; /* bytes held */
-    uint32_t blocks_max; /* blocks held; 0: 1 Mi. With the ghosts it bounds the memory */
+    uint32_t
+        blocks_max; /* held, below 1 Gi; 0: 1 Mi. Memory: at most 2 blocks_max + POLICY_GHOSTS_MIN entries */
 };
 /* 0 or -TD_ERR_NOMEM. */
 int policy_create(const struct policy_config *config, struct policy **out);
@@ -41,7 +45,7 @@ void policy_destroy(struct policy *p);
 
 /* Limits may change at any time; policy_room(NULL) then tells what must go. */
 void policy_set_limit(struct policy *p, uint64_t limit_size);
-/* quota_size 0: no quota; ttl_ms 0: for ever. -TD_ERR_NOMEM. */
+/* quota_size 0: no quota; ttl_ms, since the last use, 0: for ever. -TD_ERR_NOMEM, -TD_ERR_LIMIT (no such number). */
 int policy_set_tenant(struct policy *p, uint32_t tenant, uint64_t quota_size, uint64_t ttl_ms);
 
 struct policy_block {
@@ -75,10 +79,9 @@ struct policy_victim {
 int policy_room(struct policy *p, const struct policy_block *incoming, uint64_t now_ms,
                 struct policy_victim *out);
 /* The block is held now. Held already: size and cost are taken over. A parent that is not held (recovery meets blocks in any order) may
- * come later; until then the block counts in no run. Limits are not looked at here. -TD_ERR_NOMEM, -TD_ERR_FULL (blocks_max). */
+ * come later; until then the block counts in no run. Limits are not looked at here, only blocks_max (-TD_ERR_FULL).
+ * Recovery inserts what the disk holds, the least recently used first, each with the time of its last use. -TD_ERR_NOMEM. */
 int policy_insert(struct policy *p, const struct policy_block *block, uint64_t now_ms);
-/* What recovery knows from the disk: like policy_insert, last used at last_use_ms. */
-int policy_restore(struct policy *p, const struct policy_block *block, uint64_t last_use_ms);
 /* The block is gone: deleted, damaged, dropped with its segment. Its children stay, in no run until it is back. */
 void policy_forget(struct policy *p, uint32_t tenant, const struct kv_block_id *id);
 /* -TD_ERR_NOTFOUND when it is not held. Pins do not count. */
