@@ -90,6 +90,8 @@ static bool start_helpers(struct engine *e)
         return e->ingest != NULL;
     e->loader = loader_create(e->config.tiers, &e->model.shape, wake, e);
     e->persist = persist_create(e->config.tiers, &e->model.shape, wake, e);
+    if (e->loader)
+        tiers_set_wake(e->config.tiers, wake, e);
     return e->loader && e->persist;
 }
 
@@ -124,6 +126,8 @@ static void forget_generation(void *ctx, struct generation *g)
 
 static void engine_free(struct engine *e)
 {
+    if (e->loader)
+        tiers_set_wake(e->config.tiers, NULL, NULL);
     loader_destroy(e->loader);
     ingest_destroy(e->ingest);
     while (e->persist && e->pending_count > 0) { /* let the encoder finish: there is always a next buffer */
@@ -291,7 +295,7 @@ bool engine_turn(struct engine *e)
 /* How long the thread may sleep when there is nothing to do. */
 static uint64_t wait_us(const struct engine *e)
 {
-    uint64_t now = e->clock(), wait = e->short_of_pages ? ENGINE_RETRY_US : ENGINE_IDLE_US;
+    uint64_t now = e->clock(), wait = e->short_of_pages || e->answer_due ? ENGINE_RETRY_US : ENGINE_IDLE_US;
     for (uint32_t i = 0; i < e->live_count; i++) {
         const struct sequence *s = e->live[i];
         uint64_t at = s->state == SEQ_WAITING ? UINT64_MAX : s->deadline_us;

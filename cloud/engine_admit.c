@@ -7,6 +7,8 @@
  * theirs. Replies are not reserved for: when pages run out the youngest gives up its own (preemption) and is computed again later, from ids. */
 #include "cloud/engine_internal.h"
 
+#define LOOK_UP_BLOCKS_MAX 512 /* of a prompt, asked of the remote tier at once */
+
 struct found {
     uint32_t page; /* PAGE_NONE: on disk */
     struct kv_quality quality;
@@ -27,7 +29,9 @@ static bool find_id(struct engine *e, const struct sequence *s, const struct kv_
     struct tiers_want want = {s->accept, e->model.numerics, 0, (uint16_t)layers};
     struct tiers_found tier;
     found->page = PAGE_NONE;
-    if (!e->loader || tiers_find(e->config.tiers, s->tenant, id, &want, &tier) < 0)
+    int rc = e->loader ? tiers_find(e->config.tiers, s->tenant, id, &want, &tier) : -TD_ERR_NOTFOUND;
+    e->answer_due |= rc == -TD_ERR_AGAIN;
+    if (rc < 0)
         return false;
     found->quality = tier.info.quality;
     return true;
@@ -46,6 +50,22 @@ static uint32_t hit_blocks_max(const struct sequence *s)
     return s->no_cache ? 0 : (s->ids_count - 1) / KV_BLOCK_TOKENS;
 }
 
+/* Blocks from `first` on are not here: perhaps another node has put them where all can read them. */
+static void ask_afar(struct engine *e, const struct sequence *s, uint32_t first, bool in_shared)
+{
+    struct kv_block_id ids[2 * LOOK_UP_BLOCKS_MAX];
+    size_t count = 0;
+    uint32_t end = TD_MIN(hit_blocks_max(s), first + LOOK_UP_BLOCKS_MAX);
+    if (!e->loader || !tiers_has_remote(e->config.tiers))
+        return;
+    for (uint32_t block = first; block < end; block++) {
+        if (in_shared)
+            ids[count++] = s->blocks[block].shared;
+        ids[count++] = s->blocks[block].own;
+    }
+    tiers_look_up(e->config.tiers, s->tenant, ids, count);
+}
+
 void engine_probe(struct engine *e, struct sequence *s, struct engine_event *event)
 {
     struct found found;
@@ -55,6 +75,7 @@ void engine_probe(struct engine *e, struct sequence *s, struct engine_event *eve
         in_shared = in_shared && found.shared;
         disk += found.page == PAGE_NONE;
     }
+    ask_afar(e, s, block, in_shared);
     event->opened.cached_tokens =
         TD_MIN(block * KV_BLOCK_TOKENS, (s->prompt_count - 1) / KV_BLOCK_TOKENS * KV_BLOCK_TOKENS);
     event->opened.cached_disk = disk * KV_BLOCK_TOKENS;
@@ -220,9 +241,14 @@ static uint64_t load_deadline(const struct engine *e, uint32_t blocks, uint64_t 
 
 static bool admit_one(struct engine *e, struct sequence *s)
 {
+    e->answer_due = false;
     if (e->running_count == e->config.sequences_max)
         return false;
     uint32_t promised = pages_promised(e), blocks = hold_prefix(e, s), disk = 0;
+    if (e->answer_due) { /* for a tenth of a second at most */
+        let_prefix_go(e, s, blocks);
+        return false;
+    }
     /* A reply that ends exactly with the last page needs none behind it. */
     uint32_t need = TD_MIN(sequence_blocks(s->ids_count + 1), e->backend->page_count) - s->page_count;
     /* Blocks that wait for the store do not keep anybody out: it may be done with them in time, else they are dropped. */
@@ -258,9 +284,15 @@ static bool admit_one(struct engine *e, struct sequence *s)
 
 void engine_admit(struct engine *e)
 {
-    for (uint32_t i = 0; i < e->live_count; i++)
-        if (e->live[i]->state == SEQ_WAITING && !admit_one(e, e->live[i]))
-            return;
+    bool answer_due = false;
+    for (uint32_t i = 0; i < e->live_count; i++) {
+        if (e->live[i]->state != SEQ_WAITING || admit_one(e, e->live[i]))
+            continue;
+        if (!e->answer_due)
+            break;
+        answer_due = true; /* others need not wait for it, too */
+    }
+    e->answer_due = answer_due;
 }
 
 /* --- reading from disk ---------------------------------------------------------------------------- */

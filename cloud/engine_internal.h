@@ -124,6 +124,7 @@ struct engine {
     uint64_t prefill_rows_per_s, load_block_us; /* measured, smoothed; 0: not yet */
     uint64_t expired_us, drain_deadline_us, steps, rows;
     uint32_t parked_count;
+    bool answer_due;     /* a sequence waits for what the remote tier says */
     bool short_of_pages; /* a job could not run for want of pages in this turn */
 };
 

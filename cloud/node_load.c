@@ -90,6 +90,7 @@ int node_open_store(struct node *n, struct td_error *err)
 {
     const struct settings *s = n->settings;
     struct store_config config = {.directory = s->store_path, .limit_size = s->store_size,
+                                  .keys_directory = s->store_keys[0] ? s->store_keys : NULL,
                                   .master_key_path = s->store_key_path};
     int rc = path_make_parents(s->store_key_path, err);
     if (rc == 0)
@@ -99,7 +100,13 @@ int node_open_store(struct node *n, struct td_error *err)
     if (rc == 0)
         rc = store_open(&config, &n->service.store, err);
     crypto_wipe(config.master_key, sizeof config.master_key);
-    struct tiers_config tiers = {.store = n->service.store, .ram_size = s->store_ram};
+    struct tier_redis_config remote = {.host = s->redis_host,
+                                       .port = s->redis_port,
+                                       .password = getenv("TANDEM_REDIS_PASSWORD"),
+                                       .node_epoch = n->service.node_epoch};
+    struct tiers_config tiers = {.store = n->service.store,
+                                 .ram_size = s->store_ram,
+                                 .remote = s->redis_host[0] ? &remote : NULL};
     if (rc == 0)
         rc = tiers_create(&tiers, &n->tiers, err);
     if (rc < 0)

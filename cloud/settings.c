@@ -6,6 +6,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#define REDIS_PORT_DEFAULT 6379
+
 #define OPTION(field, kind) .type = kind, .offset = offsetof(struct settings, field)
 
 /* clang-format off */
@@ -27,6 +29,8 @@ static const struct config_option options[] = {
     {.name = "store-ram", OPTION(store_ram, CONFIG_SIZE), .fallback = "256M", .metavar = "SIZE", .help = "memory for blocks as encoded as on disk, in front of it; 0: none"},
     {.name = "device", OPTION(device, CONFIG_STRING), .fallback = "auto", .metavar = "NAME", .help = "what computes: cpu, cuda:N, or auto: the first GPU if there is one"},
     {.name = "gpu-memory-utilization", OPTION(gpu_memory, CONFIG_FLOAT), .fallback = "0.9", .min = 0.05, .max = 1, .metavar = "SHARE", .help = "of a GPU's memory that may be in use, other programs' part included; KV pages take what the weights leave"},
+    {.name = "store-keys", OPTION(store_keys, CONFIG_STRING), .metavar = "DIR", .help = "where the tenants' keys lie, for nodes that share them; without it, in the store"},
+    {.name = "redis", OPTION(redis, CONFIG_STRING), .metavar = "HOST:PORT", .help = "a Redis server that several nodes share blocks through; its password in TANDEM_REDIS_PASSWORD. Needs --store-keys on a directory that all of them have"},
     {.name = "threads", OPTION(threads, CONFIG_INT), .max = WORKERS_MAX, .metavar = "N", .help = "compute threads; 0: all cores"},
     {.name = "kv-memory", OPTION(kv_memory, CONFIG_SIZE), .metavar = "SIZE", .help = "memory for KV pages; 0: a quarter of what is available, on a GPU all that --gpu-memory-utilization leaves"},
     {.name = "pages", OPTION(pages, CONFIG_INT), .max = 1 << 24, .metavar = "N", .help = "the same as a number of pages of 64 tokens; wins over --kv-memory"},
@@ -84,6 +88,28 @@ static int check_tls(const struct settings *s, struct td_error *err)
     return 0;
 }
 
+/* HOST:PORT, [v6]:PORT; the port may be left out. */
+static int parse_redis(struct settings *s, struct td_error *err)
+{
+    const char *text = s->redis, *colon = strrchr(text, ':'), *bracket = strrchr(text, ']');
+    bool v6 = text[0] == '[';
+    char *end = NULL;
+    if (!text[0])
+        return 0;
+    if (colon && bracket && colon < bracket)
+        colon = NULL;
+    unsigned long port = colon ? strtoul(colon + 1, &end, 10) : REDIS_PORT_DEFAULT;
+    size_t size = v6 && bracket ? (size_t)(bracket - text - 1)
+                  : colon       ? (size_t)(colon - text)
+                                : strlen(text);
+    if (size == 0 || size >= sizeof s->redis_host || port == 0 || port > 65535 || (end && *end) || (v6 && !bracket))
+        return td_fail(err, -TD_ERR_ARG, "--redis wants HOST:PORT, such as 10.0.0.5:6379, not \"%s\"", text);
+    memcpy(s->redis_host, text + v6, size);
+    s->redis_host[size] = '\0';
+    s->redis_port = (uint16_t)port;
+    return 0;
+}
+
 static int check(struct settings *s, struct td_error *err)
 {
     if (!s->model[0])
@@ -99,7 +125,8 @@ static int check(struct settings *s, struct td_error *err)
     if (s->listen_port != 0 && s->listen_port == s->admin_port)
         return td_fail(err, -TD_ERR_ARG, "--listen-port and --admin-port are both %d: choose two ports",
                        (int)s->listen_port);
-    return check_tls(s, err);
+    int rc = parse_redis(s, err);
+    return rc < 0 ? rc : check_tls(s, err);
 }
 
 static int choose_path(char *out, size_t size, const char *given, const char *name, struct td_error *err)

@@ -14,7 +14,7 @@ struct settings {
     const char *cert, *key, *client_ca;
     bool plain;
     const char *tokens_file;
-    const char *store, *store_key_file;
+    const char *store, *store_key_file, *store_keys, *redis;
     uint64_t store_size, store_ram;
     int64_t threads, pages, token_budget, sequences, context, kv_stall_ms;
     uint64_t kv_memory;
@@ -22,6 +22,8 @@ struct settings {
     double gpu_memory;
     const char *log_level;
     /* filled in by settings_load */
+    char redis_host[256]; /* "": no remote tier */
+    uint16_t redis_port;
     enum log_level level;
     char model_name_default[128]; /* of the model's file, without ".gguf" */
     char tokens_path[PATH_SIZE_MAX], store_path[PATH_SIZE_MAX],

@@ -1,7 +1,7 @@
 # TandemDeps.cmake: every library that Tandem links, as one target each.
 #
 #   td::mbedtls  td::lws                                                   built by deploy/deps.sh, static
-#   td::zstd  td::sqlite  td::protobuf_c  td::jansson  td::pcre2  td::utf8proc  td::curl   the system's, through pkg-config
+#   td::zstd  td::sqlite  td::protobuf_c  td::jansson  td::pcre2  td::utf8proc  td::curl  td::hiredis   the system's, through pkg-config
 #
 # Imported targets' headers are system headers, so the project's warnings stay about the project. deps.sh alone knows where its
 # libraries are; TANDEM_DEPS (a cache variable, -DTANDEM_DEPS=PREFIX) overrides it.
@@ -66,6 +66,7 @@ _td_system(jansson jansson)
 _td_system(pcre2 libpcre2-8)
 _td_system(utf8proc libutf8proc)
 _td_system(curl libcurl)
+_td_system(hiredis hiredis)
 
 message(STATUS "Tandem's libraries: ${_td_prefix}")
 unset(_td_prefix)

@@ -1,11 +1,14 @@
 /* keys: tenants in RAM and the file keys.td. See keys.h; byte tables in FORMAT.md. */
 #include "store/keys.h"
+#include <errno.h>
 #include <pthread.h>
 #include <stdlib.h>
+#include <time.h>
 
-#define KEYS_MAGIC   "TDKEYS\0\0"
-#define KEYS_VERSION 1
-#define SLOT_COUNT   (2 * KEYS_TENANTS_MAX) /* of each hash; a power of two */
+#define KEYS_MAGIC    "TDKEYS\0\0"
+#define KEYS_VERSION  1
+#define LOCK_PAUSE_MS 5
+#define SLOT_COUNT    (2 * KEYS_TENANTS_MAX) /* of each hash; a power of two */
 
 enum { /* file */
        AT_VERSION = 8,
@@ -31,7 +34,7 @@ struct keys {
     struct io *io;
     char directory[IO_PATH_MAX];
     uint8_t master[CRYPTO_KEY_SIZE];
-    bool read_only;
+    bool read_only, shared;
     uint64_t generation;
     pthread_mutex_t update; /* held while the file changes; taken before `lock` */
     pthread_rwlock_t lock;  /* guards what follows */
@@ -261,8 +264,8 @@ static int file_load(struct keys *k, const uint8_t *file, size_t size, struct td
     return 0;
 }
 
-int keys_open(struct io *io, const char *directory, const uint8_t master[CRYPTO_KEY_SIZE], bool read_only,
-              bool *found, struct keys **out, struct td_error *err)
+int keys_open(struct io *io, const char *directory, bool shared, const uint8_t master[CRYPTO_KEY_SIZE],
+              bool read_only, bool *found, struct keys **out, struct td_error *err)
 {
     char path[IO_PATH_MAX];
     struct keys *k = calloc(1, sizeof *k);
@@ -273,6 +276,7 @@ int keys_open(struct io *io, const char *directory, const uint8_t master[CRYPTO_
     k->directory[strlen(directory)] = '\0';
     k->io = io;
     k->read_only = read_only;
+    k->shared = shared;
     memcpy(k->master, master, sizeof k->master);
     pthread_mutex_init(&k->update, NULL);
     pthread_rwlock_init(&k->lock, NULL);
@@ -315,6 +319,98 @@ void keys_close(struct keys *k)
     free(k);
 }
 
+/* ---- sharing ---------------------------------------------------------------------------------------------- */
+
+/* Take the lock of a shared directory: a descriptor to be closed, -1 where there is nothing to lock, or a code below that. */
+static int lock_file(struct keys *k, int *fd)
+{
+    char path[IO_PATH_MAX];
+    pid_t holder;
+    *fd = -1;
+    if (!k->shared)
+        return 0;
+    if (!io_path(path, k->directory, KEYS_LOCK_FILE))
+        return -TD_ERR_ARG;
+    for (unsigned waited_ms = 0;; waited_ms += LOCK_PAUSE_MS) {
+        *fd = k->io->lock(k->io, path, false, &holder);
+        if (*fd >= 0)
+            return 0;
+        if (*fd != -EWOULDBLOCK || waited_ms >= KEYS_LOCK_MS)
+            return *fd == -EWOULDBLOCK ? -TD_ERR_BUSY : io_status(*fd);
+        nanosleep(&(struct timespec){.tv_nsec = LOCK_PAUSE_MS * 1000000L}, NULL);
+    }
+}
+
+static void unlock_file(struct keys *k, int fd)
+{
+    if (fd >= 0)
+        k->io->close(k->io, fd);
+}
+
+/* Make the set what the file says: others may have made tenants and erased some. */
+static int take_over(struct keys *k, struct keys *file)
+{
+    for (uint32_t i = 1; i <= file->count; i++)
+        if (!find_id(k, file->tenants[i]->key_id)) {
+            if (k->count == KEYS_TENANTS_MAX)
+                return -TD_ERR_LIMIT;
+            add_tenant(k, file->tenants[i]);
+            file->tenants[i] = NULL;
+        }
+    for (uint32_t i = 1; i <= k->count; i++) {
+        struct tenant_keys *t = k->tenants[i];
+        bool there = !t;
+        for (uint32_t j = 1; j <= file->count && !there; j++)
+            there = !file->tenants[j] || memcmp(file->tenants[j]->key_id, t->key_id, RECORD_KEY_ID) == 0;
+        if (!there) {
+            tenant_free(t);
+            k->tenants[i] = NULL;
+        }
+    }
+    k->generation = file->generation;
+    return 0;
+}
+
+/* With the file's lock and `update`. */
+static int reload(struct keys *k, struct td_error *err)
+{
+    struct keys *file = NULL;
+    bool found;
+    if (!k->shared)
+        return 0;
+    int rc = keys_open(k->io, k->directory, false, k->master, true, &found, &file, err);
+    if (rc < 0)
+        return rc;
+    if (found) {
+        pthread_rwlock_wrlock(&k->lock);
+        rc = take_over(k, file);
+        pthread_rwlock_unlock(&k->lock);
+    }
+    keys_close(file);
+    return rc;
+}
+
+/* Before any change: `update`, the file's lock, and the file as it is now. */
+static int begin_change(struct keys *k, int *fd, struct td_error *err)
+{
+    pthread_mutex_lock(&k->update);
+    int rc = lock_file(k, fd);
+    if (rc < 0)
+        td_fail(err, rc, "cannot change %s/" KEYS_FILE ": %s", k->directory, td_status_text(rc));
+    rc = rc < 0 ? rc : reload(k, err);
+    if (rc < 0) {
+        unlock_file(k, *fd);
+        pthread_mutex_unlock(&k->update);
+    }
+    return rc;
+}
+
+static void end_change(struct keys *k, int fd)
+{
+    unlock_file(k, fd);
+    pthread_mutex_unlock(&k->update);
+}
+
 /* ---- changes ---------------------------------------------------------------------------------------------- */
 
 /* Caller holds `update`. */
@@ -353,18 +449,22 @@ int keys_ensure(struct keys *k, const char *name, uint32_t *tenant, struct td_er
         return 0;
     if (k->read_only)
         return td_fail(err, -TD_ERR_NOTFOUND, "the store has no such tenant");
-    pthread_mutex_lock(&k->update);
+    int fd, rc = begin_change(k, &fd, err);
+    if (rc < 0)
+        return rc;
     *tenant = keys_find(k, name); /* somebody may have been faster */
-    int rc = *tenant ? 0 : create_tenant(k, name, tenant, err);
-    pthread_mutex_unlock(&k->update);
+    rc = *tenant ? 0 : create_tenant(k, name, tenant, err);
+    end_change(k, fd);
     return rc;
 }
 
 int keys_erase(struct keys *k, uint32_t tenant, struct td_error *err)
 {
-    pthread_mutex_lock(&k->update);
-    int rc = tenant > 0 && tenant <= k->count && k->tenants[tenant] ? file_save(k, NULL, tenant)
-                                                                    : -TD_ERR_NOTFOUND;
+    int fd, rc = begin_change(k, &fd, err);
+    if (rc < 0)
+        return rc;
+    rc = tenant > 0 && tenant <= k->count && k->tenants[tenant] ? file_save(k, NULL, tenant)
+                                                                : -TD_ERR_NOTFOUND;
     if (rc == 0) {
         pthread_rwlock_wrlock(&k->lock);
         tenant_free(k->tenants[tenant]);
@@ -374,7 +474,7 @@ int keys_erase(struct keys *k, uint32_t tenant, struct td_error *err)
         td_fail(err, rc, "cannot erase a tenant's keys from %s/" KEYS_FILE ": %s", k->directory,
                 td_status_text(rc));
     }
-    pthread_mutex_unlock(&k->update);
+    end_change(k, fd);
     return rc;
 }
 
@@ -389,13 +489,15 @@ bool keys_master_is(struct keys *k, const uint8_t master[CRYPTO_KEY_SIZE])
 int keys_rotate(struct keys *k, const uint8_t new_master[CRYPTO_KEY_SIZE], struct td_error *err)
 {
     uint8_t old[CRYPTO_KEY_SIZE];
-    pthread_mutex_lock(&k->update);
+    int fd, rc = begin_change(k, &fd, err);
+    if (rc < 0)
+        return rc;
     memcpy(old, k->master, sizeof old);
     memcpy(k->master, new_master, sizeof k->master);
-    int rc = file_save(k, NULL, 0);
+    rc = file_save(k, NULL, 0);
     if (rc < 0)
         memcpy(k->master, old, sizeof old);
-    pthread_mutex_unlock(&k->update);
+    end_change(k, fd);
     crypto_wipe(old, sizeof old);
     return rc < 0 ? td_fail(err, rc, "cannot rewrite %s/" KEYS_FILE " with the new master key: %s",
                             k->directory, td_status_text(rc))

@@ -14,6 +14,8 @@
 
 #define KEYS_TENANTS_MAX 4096
 #define KEYS_FILE        "keys.td"
+#define KEYS_LOCK_FILE   "keys.lock"
+#define KEYS_LOCK_MS     5000 /* as long does a change wait for those of other nodes */
 
 struct keys;
 struct tenant_keys {
@@ -24,9 +26,9 @@ struct tenant_keys {
 };
 
 /* Read directory/keys.td. A missing file is an empty set (*found = false); a wrong master key and a damaged file are errors
- * with their own line. */
-int keys_open(struct io *io, const char *directory, const uint8_t master[CRYPTO_KEY_SIZE], bool read_only,
-              bool *found, struct keys **out, struct td_error *err);
+ * with their own line. shared: other processes change the file, too; every change is made under a lock on keys.lock, on what the file holds then. */
+int keys_open(struct io *io, const char *directory, bool shared, const uint8_t master[CRYPTO_KEY_SIZE],
+              bool read_only, bool *found, struct keys **out, struct td_error *err);
 void keys_close(struct keys *k); /* wipes */
 
 /* Tenants are numbered from 1 for the life of the process; 0: none. */

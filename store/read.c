@@ -277,7 +277,7 @@ static struct tier_block *block_from_op(const struct store_op *op)
     return b;
 }
 
-static struct tier_block *block_for_head(const struct record_head *h)
+struct tier_block *read_block_for(const struct record_head *h)
 {
     struct tier_block *b = tier_block_create(h->part_count, (size_t)h->body_size);
     if (!b)
@@ -292,14 +292,14 @@ static struct tier_block *block_for_head(const struct record_head *h)
     return b;
 }
 
-/* The sealed body lies in b->data: opened where it is, layer by layer; the tags stay between the layers. */
-static int open_body(const struct read_head *r, struct tier_block *b)
+int read_open_body(const uint8_t key[CRYPTO_KEY_SIZE], const struct record_head *h, const uint8_t *page,
+                   struct tier_block *b)
 {
     uint8_t *at = b->data;
     int rc = 0;
-    for (uint32_t i = 0; i < r->head.part_count && rc == 0; i++) {
-        size_t size = (size_t)r->head.parts[i].first_size + r->head.parts[i].second_size;
-        rc = record_open_part(r->key, &r->head, r->page, i, at, at + size);
+    for (uint32_t i = 0; i < h->part_count && rc == 0; i++) {
+        size_t size = (size_t)h->parts[i].first_size + h->parts[i].second_size;
+        rc = record_open_part(key, h, page, i, at, at + size);
         at += size + CRYPTO_TAG_SIZE;
     }
     return rc;
@@ -312,10 +312,10 @@ static int block_from_disk(struct store *s, const struct tenant_keys *keys, cons
     int rc = read_open(s, keys, &f->place, RECORD_BLOCK, id->bytes, f->lsn, &r);
     if (rc < 0)
         return rc;
-    struct tier_block *b = block_for_head(&r.head);
+    struct tier_block *b = read_block_for(&r.head);
     rc = b ? io_read_all(s->io, r.segment->fd, b->data, b->data_size, r.head.offset + RECORD_PAGE)
            : -TD_ERR_NOMEM;
-    rc = rc < 0 ? rc : open_body(&r, b);
+    rc = rc < 0 ? rc : read_open_body(r.key, &r.head, r.page, b);
     read_close(s, &r);
     if (rc < 0) {
         tier_block_release(b);

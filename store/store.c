@@ -105,19 +105,24 @@ static void deinit(struct store *s)
 /* Open keys.td; with the key of a rotation that was cut off, if that is what fits. */
 struct keys_opening {
     struct store *s;
+    const char *directory;
+    bool shared;
     bool *found;
 };
 static int open_keys_with(void *ctx, const uint8_t master[CRYPTO_KEY_SIZE])
 {
     struct keys_opening *o = ctx;
-    return keys_open(o->s->io, o->s->directory, master, o->s->read_only, o->found, &o->s->keys, NULL);
+    return keys_open(o->s->io, o->directory, o->shared, master, o->s->read_only, o->found, &o->s->keys, NULL);
 }
 
 static int open_keys(struct store *s, const struct store_config *c, bool *found, struct td_error *err)
 {
     uint8_t key[CRYPTO_KEY_SIZE];
-    struct keys_opening opening = {s, found};
-    int rc = keys_open(s->io, s->directory, c->master_key, s->read_only, found, &s->keys, err);
+    const char *directory = c->keys_directory ? c->keys_directory : s->directory;
+    if (c->keys_directory && !s->read_only)
+        s->io->make_directory(s->io, directory); /* what is wrong with it shows when the keys are written */
+    struct keys_opening opening = {s, directory, c->keys_directory != NULL, found};
+    int rc = keys_open(s->io, directory, opening.shared, c->master_key, s->read_only, found, &s->keys, err);
     if (rc != -TD_ERR_AUTH || s->read_only ||
         master_key_finish_rotation(c->master_key_path, key, open_keys_with, &opening, NULL) < 0)
         return s->keys ? 0 : rc;

@@ -23,6 +23,7 @@
 struct store;
 struct store_config {
     const char *directory;
+    const char *keys_directory;          /* of keys.td, for nodes that share it; NULL: `directory` */
     uint64_t limit_size;                 /* bytes of segments; 0: 90 % of the file system */
     uint64_t segment_size;               /* 0: 256 MiB */
     uint64_t ballast_size;               /* 0: 16 MiB */
@@ -76,6 +77,21 @@ int store_read_block(struct store *s, const char *tenant, const struct kv_block_
                      struct tier_block **out);
 int store_delete(struct store *s, const char *tenant, const struct kv_block_id *id, store_done done,
                  void *ctx);
+
+/* ---- sealed blocks: what leaves the directory, for a remote tier or a file, as it lies in the segment ---- */
+/* The record's head and body, CRC checked, still sealed; malloc'ed, the caller's. The head names the block: see store_sealed_mask.
+ * -TD_ERR_NOTFOUND also while it waits for the writer. */
+int store_read_sealed(struct store *s, const char *tenant, const struct kv_block_id *id, uint8_t **record,
+                      size_t *size);
+/* Open such a record, which may be hostile: it must be of this tenant and id, or it is -TD_ERR_NOTFOUND. Works with any store that has the
+ * same keys.td. record is opened in place and so destroyed. */
+int store_open_sealed(struct store *s, const char *tenant, const struct kv_block_id *id, uint8_t *record,
+                      size_t size, struct tier_block **out);
+/* The name that a block has outside: HMAC-SHA-256 of its id under a key derived from the tenant's data key. */
+int store_sealed_name(struct store *s, const char *tenant, const struct kv_block_id *id, uint8_t name[32]);
+/* Hide, or show again, the ids in a record's head under a stream that only this tenant's keys and the name give. */
+int store_sealed_mask(struct store *s, const char *tenant, const uint8_t name[32], uint8_t *record,
+                      size_t size);
 
 /* ---- conversations ---- */
 /* A conversation record is one opaque sealed body (store/conversation.h gives its content) under (tenant, principal, conversation id). Newer replaces

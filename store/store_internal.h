@@ -18,6 +18,7 @@
 #include "store/segment.h"
 #include "store/store.h"
 #include "store/table.h"
+#include "store/tier.h"
 
 #define STORE_BATCH_SIZE        (64u << 20)  /* bytes of one group commit; one operation may exceed it */
 #define STORE_SEGMENT_SIZE      (256u << 20) /* defaults of store_config */
@@ -218,6 +219,11 @@ int read_open(struct store *s, const struct tenant_keys *keys, const struct reco
 void read_close(struct store *s, struct read_head *r);
 /* Read, verify and decrypt one part into plain (its size is known from the head). */
 int read_part(struct store *s, const struct read_head *r, uint32_t part, uint8_t *plain);
+/* A block to read the body of a record into; its pieces lie where they will be once read_open_body has opened them where they are. NULL
+ * without memory. */
+struct tier_block *read_block_for(const struct record_head *h);
+int read_open_body(const uint8_t key[CRYPTO_KEY_SIZE], const struct record_head *h, const uint8_t *page,
+                   struct tier_block *b);
 /* The entry's record is damaged: forget it if it is still the one at `place`. */
 void read_drop_damaged(struct store *s, uint8_t type, uint32_t tenant, const uint8_t id[32],
                        const struct record_place *place);

@@ -56,6 +56,8 @@ struct tier_ops {
     int (*drop)(struct tier *t, const char *tenant, const struct kv_block_id *id);
     void (*stats)(struct tier *t, struct tier_stats *out);
     void (*destroy)(struct tier *t);
+    /* Ask a tier that is far away, without waiting, about ids that find will be asked about. NULL where find knows. */
+    void (*look_up)(struct tier *t, const char *tenant, const struct kv_block_id *ids, size_t count);
 };
 struct tier {
     const struct tier_ops *ops;

@@ -239,7 +239,7 @@ static void ram_destroy(struct tier *t)
 
 struct tier *tier_ram_create(uint64_t limit_size)
 {
-    static const struct tier_ops ops = {ram_find, ram_get, ram_put, ram_drop, ram_stats, ram_destroy};
+    static const struct tier_ops ops = {ram_find, ram_get, ram_put, ram_drop, ram_stats, ram_destroy, NULL};
     struct ram *m = calloc(1, sizeof *m);
     uint32_t buckets = BUCKETS_MIN;
     while (buckets < BUCKETS_MAX && (uint64_t)buckets * BUCKET_BYTES < limit_size)

@@ -2,19 +2,26 @@
 #include "store/tiers.h"
 #include "shared/metrics.h"
 #include "store/lane.h"
+#include <pthread.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
 
-#define THREADS_MIN 2u
-#define THREADS_MAX 8u
+#define THREADS_MIN    2u
+#define THREADS_MAX    8u
+#define REMOTE_THREADS 2u
 
 struct tiers {
     struct store *store;
     unsigned threads;
     struct tier *list[TIER_COUNT];  /* fastest first; NULL: there is none */
     struct lane *lanes[TIER_COUNT]; /* in front of those that may hang */
+    pthread_mutex_t wake_lock;
+    void (*wake)(void *ctx); /* under the lock, as is the next */
+    void *wake_ctx;
+    atomic_uint writing_back; /* blocks whose acknowledgement by the disk will send them on */
     struct metric *bytes[TIER_COUNT], *blocks[TIER_COUNT], *hits[TIER_COUNT], *misses[TIER_COUNT],
-        *evictions[TIER_COUNT];
+        *evictions[TIER_COUNT], *sick[TIER_COUNT];
 };
 
 const char *tier_name(enum tier_kind kind)
@@ -91,13 +98,82 @@ int tiers_get(struct tiers *t, const char *tenant, const struct kv_block_id *id,
     return -TD_ERR_NOTFOUND;
 }
 
+/* ---- asking afar -------------------------------------------------------------------------------------------- */
+
+void tiers_look_up(struct tiers *t, const char *tenant, const struct kv_block_id *ids, size_t count)
+{
+    struct tier *remote = t->list[TIER_REMOTE];
+    if (remote && count > 0 && is_well(t, TIER_REMOTE))
+        remote->ops->look_up(remote, tenant, ids, count);
+}
+
+bool tiers_has_remote(const struct tiers *t)
+{
+    return t->list[TIER_REMOTE] != NULL;
+}
+
+static void on_answers(void *ctx)
+{
+    struct tiers *t = ctx;
+    pthread_mutex_lock(&t->wake_lock);
+    if (t->wake)
+        t->wake(t->wake_ctx);
+    pthread_mutex_unlock(&t->wake_lock);
+}
+
+void tiers_set_wake(struct tiers *t, void (*wake)(void *ctx), void *ctx)
+{
+    pthread_mutex_lock(&t->wake_lock);
+    t->wake = wake;
+    t->wake_ctx = ctx;
+    pthread_mutex_unlock(&t->wake_lock);
+}
+
 /* ---- put ---------------------------------------------------------------------------------------------------- */
+
+/* A block on its way to the disk, to be sent on from there: the remote tier sends what the disk has. */
+struct write_back {
+    struct tiers *tiers;
+    struct tier_block *block;
+    char tenant[STORE_TENANT_MAX + 1];
+    store_done done;
+    void *ctx;
+};
+
+static void free_write_back(struct write_back *w)
+{
+    atomic_fetch_sub(&w->tiers->writing_back, 1);
+    tier_block_release(w->block);
+    free(w);
+}
+
+static void on_disk(void *ctx, int status)
+{
+    struct write_back *w = ctx;
+    struct tier *remote = w->tiers->list[TIER_REMOTE];
+    if (status == 0)
+        remote->ops->put(remote, w->tenant, w->block, NULL, NULL);
+    store_done done = w->done;
+    void *done_ctx = w->ctx;
+    free_write_back(w);
+    if (done)
+        done(done_ctx, status);
+}
 
 int tiers_put(struct tiers *t, const char *tenant, struct tier_block *b, store_done done, void *ctx)
 {
     if (t->list[TIER_RAM])
         t->list[TIER_RAM]->ops->put(t->list[TIER_RAM], tenant, b, NULL, NULL);
-    return t->list[TIER_DISK]->ops->put(t->list[TIER_DISK], tenant, b, done, ctx);
+    struct write_back *w = t->list[TIER_REMOTE] ? malloc(sizeof *w) : NULL;
+    if (!w) /* without memory for the note it stays here */
+        return t->list[TIER_DISK]->ops->put(t->list[TIER_DISK], tenant, b, done, ctx);
+    *w = (struct write_back){.tiers = t, .block = tier_block_hold(b), .done = done, .ctx = ctx};
+    snprintf(w->tenant, sizeof w->tenant, "%s", tenant);
+    atomic_fetch_add(&t->writing_back, 1);
+    int rc = t->list[TIER_DISK]->ops->put(t->list[TIER_DISK], tenant, b, on_disk, w);
+    if (rc < 0)
+        free_write_back(w);
+    return rc;
 }
 
 int tiers_drop(struct tiers *t, const char *tenant, const struct kv_block_id *id)
@@ -133,6 +209,7 @@ static void register_metrics(struct tiers *t, enum tier_kind kind)
         metric_counter("tandem_kv_tier_hits_total", label, "Look-ups of KV blocks that a tier had");
     t->misses[kind] = metric_counter("tandem_kv_tier_misses_total", label,
                                      "Look-ups of KV blocks that a tier did not have");
+    t->sick[kind] = metric_gauge("tandem_kv_tier_sick", label, "1 while a tier hangs or is away");
     t->evictions[kind] =
         metric_counter("tandem_kv_tier_evictions_total", label, "KV blocks that went to make room in a tier");
 }
@@ -150,6 +227,7 @@ void tiers_update_metrics(struct tiers *t)
         metric_set(t->hits[kind], (double)s.hits);
         metric_set(t->misses[kind], (double)s.misses);
         metric_set(t->evictions[kind], (double)s.evictions);
+        metric_set(t->sick[kind], s.sick);
     }
 }
 
@@ -162,7 +240,21 @@ static unsigned choose_threads(unsigned wanted)
     return TD_MIN(TD_MAX(threads, THREADS_MIN), THREADS_MAX);
 }
 
-static bool start(struct tiers *t, const struct tiers_config *c)
+static bool start_remote(struct tiers *t, const struct tier_redis_config *c, struct td_error *err)
+{
+    struct tier_redis_config config = *c;
+    config.store = t->store;
+    config.wake = on_answers;
+    config.wake_ctx = t;
+    register_metrics(t, TIER_REMOTE);
+    t->list[TIER_REMOTE] = tier_redis_create(&config, err);
+    if (t->list[TIER_REMOTE])
+        t->lanes[TIER_REMOTE] =
+            lane_create(t->list[TIER_REMOTE], "remote", "tier=\"remote\"", REMOTE_THREADS);
+    return t->lanes[TIER_REMOTE] != NULL;
+}
+
+static bool start(struct tiers *t, const struct tiers_config *c, struct td_error *err)
 {
     if (c->ram_size && !(t->list[TIER_RAM] = tier_ram_create(c->ram_size)))
         return false;
@@ -171,7 +263,9 @@ static bool start(struct tiers *t, const struct tiers_config *c)
     t->list[TIER_DISK] = tier_disk_create(c->store);
     if (t->list[TIER_DISK])
         t->lanes[TIER_DISK] = lane_create(t->list[TIER_DISK], "disk", "tier=\"disk\"", t->threads);
-    return t->lanes[TIER_DISK] != NULL;
+    if (!t->lanes[TIER_DISK])
+        return false;
+    return !c->remote || start_remote(t, c->remote, err);
 }
 
 int tiers_create(const struct tiers_config *config, struct tiers **out, struct td_error *err)
@@ -181,7 +275,8 @@ int tiers_create(const struct tiers_config *config, struct tiers **out, struct t
         return td_fail(err, -TD_ERR_NOMEM, "cannot start the KV tiers: out of memory");
     t->store = config->store;
     t->threads = choose_threads(config->threads);
-    if (!start(t, config)) {
+    pthread_mutex_init(&t->wake_lock, NULL);
+    if (!start(t, config, err)) {
         tiers_destroy(t);
         return td_fail(err, -TD_ERR_NOMEM, "cannot start the KV tiers: no memory or no threads");
     }
@@ -195,9 +290,12 @@ void tiers_destroy(struct tiers *t)
         return;
     for (enum tier_kind kind = 0; kind < TIER_COUNT; kind++)
         lane_destroy(t->lanes[kind]);
+    while (atomic_load(&t->writing_back) > 0)
+        store_flush(t->store);
     for (enum tier_kind kind = 0; kind < TIER_COUNT; kind++)
         if (t->list[kind])
             t->list[kind]->ops->destroy(t->list[kind]);
+    pthread_mutex_destroy(&t->wake_lock);
     free(t);
 }
 

@@ -10,16 +10,17 @@
  *   4. A worse copy never takes the place of a better one in any tier. */
 #ifndef TANDEM_STORE_TIERS_H
 #define TANDEM_STORE_TIERS_H
-#include "store/tier.h"
+#include "store/tier_redis.h"
 
 #define TIERS_READ_US 2000000 /* a read of a block takes at most so long … */
 #define TIERS_READ_SIZE_RATE                                                                                 \
     1000000 /* … and a second more for each so many bytes: a slow disk is not a hung one */
 
 struct tiers_config {
-    struct store *store; /* borrowed */
-    uint64_t ram_size;   /* 0: no host memory tier */
-    unsigned threads;    /* that read the disk and undo its cipher; 0: one for each core, 2 to 8 */
+    struct store *store;                    /* borrowed */
+    uint64_t ram_size;                      /* 0: no host memory tier */
+    const struct tier_redis_config *remote; /* NULL: no remote tier; its store and wake are set here */
+    unsigned threads; /* that read the disk and undo its cipher; 0: one for each core, 2 to 8 */
 };
 struct tiers;
 int tiers_create(const struct tiers_config *config, struct tiers **out, struct td_error *err);
@@ -36,8 +37,15 @@ struct tiers_found {
     enum tier_kind tier; /* the fastest that has it */
     struct store_block_info info;
 };
+/* -TD_ERR_AGAIN: none of the local tiers, and the remote one has been asked (tiers_look_up) and may have it: come again when woken. It is an
+ * answer of the first tenth of a second only. */
 int tiers_find(struct tiers *t, const char *tenant, const struct kv_block_id *id,
                const struct tiers_want *want, struct tiers_found *found);
+/* Ask the remote tier, without waiting, about blocks that no local tier has. */
+void tiers_look_up(struct tiers *t, const char *tenant, const struct kv_block_id *ids, size_t count);
+bool tiers_has_remote(const struct tiers *t);
+/* Called on another thread when answers have come; one at a time, NULL ends it. */
+void tiers_set_wake(struct tiers *t, void (*wake)(void *ctx), void *ctx);
 /* Waits, by a deadline. One reference for the caller; *from (may be NULL): which tier had it. -TD_ERR_NOTFOUND for any doubt. */
 int tiers_get(struct tiers *t, const char *tenant, const struct kv_block_id *id,
               const struct tiers_want *want, struct tier_block **out, enum tier_kind *from);

@@ -29,6 +29,8 @@ struct rig_options {
     uint32_t pages, token_budget, sequences_max, waiting_max, context_max;
     const char *store; /* a directory; NULL: memory only */
     uint64_t store_ram;
+    const char *keys; /* a directory that rigs share; NULL: the store's */
+    const struct tier_redis_config *remote;
     bool end_tokens;   /* let end tokens end a reply; random models draw them at random */
 };
 
@@ -70,9 +72,9 @@ static inline void rig_start_engine(struct rig *r)
     const struct rig_options *o = &r->options;
     uint32_t budget = o->token_budget ? o->token_budget : 256;
     if (o->store) {
-        struct store_config config = {.directory = o->store, .segment_size = 4u << 20, .ballast_size = 4096};
+        struct store_config config = {.directory = o->store, .segment_size = 4u << 20, .ballast_size = 4096, .keys_directory = o->keys};
         memset(config.master_key, 7, sizeof config.master_key);
-        struct tiers_config tiers = {.ram_size = o->store_ram, .threads = 2};
+        struct tiers_config tiers = {.ram_size = o->store_ram, .threads = 2, .remote = o->remote};
         if (store_open(&config, &r->store, &err) < 0)
             fail_msg("%s", err.text);
         tiers.store = r->store;

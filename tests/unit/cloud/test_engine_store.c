@@ -1,6 +1,7 @@
 /* engine: with a store. What a finished reply leaves on disk is found after a restart and after a crash, changes no reply, and is computed again when
  * it is damaged, late or not good enough. */
 #include "engine_rig.h"
+#include "../store/redis_fixture.h"
 #include <fcntl.h>
 #include <sys/stat.h>
 
@@ -249,6 +250,67 @@ static void no_persist_writes_nothing(void **state)
     scene_close(s);
 }
 
+static struct tier_stats remote_stats(const struct rig *r)
+{
+    struct tier_stats stats;
+    tiers_stats(r->tiers, TIER_REMOTE, &stats);
+    return stats;
+}
+
+static void wait_for_remote(const struct rig *r, bool sick, uint64_t puts)
+{
+    for (int i = 0; i < 20000 && (remote_stats(r).sick != sick || remote_stats(r).puts < puts); i++)
+        fixture_pause(1000);
+    assert_int_equal(remote_stats(r).sick, sick);
+}
+
+/* What one node has computed another finds on the server that they share; the reply is the same, also when the server hangs. */
+static void blocks_come_from_another_node(void **state)
+{
+    (void)state;
+    if (!redis_is_installed())
+        skip();
+    struct real_redis redis = {.port = 0};
+    redis_start(&redis);
+    struct tier_redis_config remote = {
+        .host = "127.0.0.1", .port = redis.port, .command_ms = 200, .knock_ms = 20};
+    struct scene *s = scene_open();
+    struct client c;
+    char other[64] = "/tmp/tandem-engine-XXXXXX";
+    assert_non_null(mkdtemp(other));
+    s->rig->options.keys = s->directory;
+    s->rig->options.remote = &remote;
+    restart(s);
+    wait_for_remote(s->rig, false, 0);
+    ask_again(s, &c);
+    wait_for_remote(s->rig, false, 7);
+
+    rig_stop_engine(s->rig);
+    s->rig->options.store = other;
+    rig_start_engine(s->rig);
+    wait_for_remote(s->rig, false, 0);
+    ask_again(s, &c);
+    assert_int_equal(c.done_event.done.cached_tokens, 384);
+    ask_again(s, &c);
+
+    rig_stop_engine(s->rig);
+    remove_directory(other);
+    assert_int_equal(mkdir(other, 0700), 0);
+    rig_start_engine(s->rig);
+    wait_for_remote(s->rig, false, 0);
+    kill(redis.pid, SIGSTOP);
+    ask_again(s, &c); /* nothing comes: computed */
+    assert_int_equal(c.done_event.done.cached_tokens, 0);
+    wait_for_remote(s->rig, true, 0);
+    rig_stop_engine(s->rig);
+    s->rig->options.store = s->directory;
+    s->rig->options.remote = NULL;
+    rig_start_engine(s->rig);
+    remove_directory(other);
+    redis_stop(&redis);
+    scene_close(s);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -259,6 +321,7 @@ int main(void)
         cmocka_unit_test(reading_can_be_cancelled),
         cmocka_unit_test(own_blocks_keep_owner_and_quality),
         cmocka_unit_test(no_persist_writes_nothing),
+        cmocka_unit_test(blocks_come_from_another_node),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -79,6 +79,30 @@ static void test_refused(void **state)
 }
 
 /* A service called tandem-cloud in Kubernetes: TANDEM_CLOUD_PORT=tcp://…, and more of the kind. */
+static void test_redis(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *text, *host;
+        uint16_t port;
+    } good[] = {{"cache:7000", "cache", 7000},
+                {"10.0.0.5", "10.0.0.5", 6379},
+                {"[::1]:6380", "::1", 6380},
+                {"[fe80::2]", "fe80::2", 6379}};
+    static const char *const bad[] = {":1", "a:0", "a:65536", "a:x", "a:1x", "[::1", "[]:1"};
+    for (size_t i = 0; i < sizeof good / sizeof *good; i++) {
+        assert_int_equal(LOAD("--model", "m.gguf", "--plain", "--redis", good[i].text), 0);
+        assert_string_equal(settings.redis_host, good[i].host);
+        assert_int_equal(settings.redis_port, good[i].port);
+        config_free(config);
+    }
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
+        assert_refused(LOAD("--model", "m.gguf", "--plain", "--redis", bad[i]), "HOST:PORT");
+    assert_int_equal(LOAD("--model", "m.gguf", "--plain"), 0);
+    assert_string_equal(settings.redis_host, "");
+    config_free(config);
+}
+
 static void test_foreign_environment(void **state)
 {
     (void)state;
@@ -108,8 +132,11 @@ static void test_loopback(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_defaults), cmocka_unit_test(test_given),
-        cmocka_unit_test(test_refused),  cmocka_unit_test(test_foreign_environment),
+        cmocka_unit_test(test_defaults),
+        cmocka_unit_test(test_given),
+        cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_redis),
+        cmocka_unit_test(test_foreign_environment),
         cmocka_unit_test(test_loopback),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -10,7 +10,7 @@ static struct keys *open_keys(const char *dir, bool expect_found)
     struct keys *k;
     bool found;
     struct td_error err = {0};
-    assert_int_equal(keys_open(&io_posix, dir, master, false, &found, &k, &err), 0);
+    assert_int_equal(keys_open(&io_posix, dir, false, master, false, &found, &k, &err), 0);
     assert_int_equal(found, expect_found);
     return k;
 }
@@ -94,7 +94,7 @@ static void test_wrong_master_and_damage(void **state)
     bool found;
     assert_int_equal(keys_ensure(k, "tenant", &n, NULL), 0);
     keys_close(k);
-    assert_int_equal(keys_open(&io_posix, dir, other_master, false, &found, &k, &err), -TD_ERR_AUTH);
+    assert_int_equal(keys_open(&io_posix, dir, false, other_master, false, &found, &k, &err), -TD_ERR_AUTH);
     assert_non_null(strstr(err.text, "master key"));
 
     uint8_t *file;
@@ -112,14 +112,14 @@ static void test_wrong_master_and_damage(void **state)
             if (memcmp(copy, file, size) == 0)
                 continue;
             assert_int_equal(io_replace_file(&io_posix, dir, KEYS_FILE, copy, size), 0);
-            int rc = keys_open(&io_posix, dir, master, false, &found, &k, &err);
+            int rc = keys_open(&io_posix, dir, false, master, false, &found, &k, &err);
             assert_true(rc < 0);
             assert_non_null(strstr(err.text, KEYS_FILE));
         }
     }
     for (size_t length = 0; length < size; length += 40) {
         assert_int_equal(io_replace_file(&io_posix, dir, KEYS_FILE, file, length), 0);
-        assert_true(keys_open(&io_posix, dir, master, false, &found, &k, &err) < 0);
+        assert_true(keys_open(&io_posix, dir, false, master, false, &found, &k, &err) < 0);
     }
     free(file);
     fixture_remove(dir);
@@ -181,12 +181,39 @@ static void test_master_key_file(void **state)
     fixture_remove(dir);
 }
 
+/* Two nodes, one directory: whoever makes a tenant first makes it for both, and an erased one is gone for both. */
+static void test_nodes_share_a_directory(void **state)
+{
+    (void)state;
+    char *dir = fixture_directory();
+    struct keys *a, *b;
+    struct tenant_keys of_a, of_b;
+    bool found;
+    uint32_t n;
+    assert_int_equal(keys_open(&io_posix, dir, true, master, false, &found, &a, NULL), 0);
+    assert_int_equal(keys_open(&io_posix, dir, true, master, false, &found, &b, NULL), 0);
+    assert_int_equal(keys_ensure(a, "acme", &n, NULL), 0);
+    assert_int_equal(keys_get(a, n, &of_a), 0);
+    assert_int_equal(keys_ensure(b, "other", &n, NULL), 0); /* must not write over what a has made */
+    assert_int_equal(keys_ensure(b, "acme", &n, NULL), 0);
+    assert_int_equal(keys_get(b, n, &of_b), 0);
+    assert_memory_equal(&of_a, &of_b, sizeof of_a);
+    assert_int_equal(keys_erase(a, keys_find(a, "acme"), NULL), 0);
+    assert_int_equal(keys_ensure(b, "third", &n, NULL), 0); /* the next change sees it */
+    assert_int_equal(keys_find(b, "acme"), 0);
+    assert_int_equal(keys_rotate(b, other_master, NULL), 0);
+    assert_int_equal(keys_ensure(a, "fourth", &n, NULL), -TD_ERR_AUTH); /* a needs the new master key */
+    keys_close(a);
+    keys_close(b);
+    fixture_remove(dir);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_tenants_persist),         cmocka_unit_test(test_names),
         cmocka_unit_test(test_wrong_master_and_damage), cmocka_unit_test(test_limit_of_tenants),
-        cmocka_unit_test(test_master_key_file),
+        cmocka_unit_test(test_master_key_file),         cmocka_unit_test(test_nodes_share_a_directory),
     };
     crypto_init();
     return cmocka_run_group_tests(tests, NULL, NULL);
