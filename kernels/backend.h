@@ -11,6 +11,7 @@
 #ifndef TANDEM_KERNELS_BACKEND_H
 #define TANDEM_KERNELS_BACKEND_H
 #include "kernels/model.h"
+#include "kernels/sample.h"
 #include "shared/kv_block.h"
 #include "shared/workers.h"
 
@@ -29,6 +30,8 @@ struct batch_seq {
     float *
         logits; /* [logit_count][vocab_count] of the last logit_count rows; needs layer_end == layer_count; or NULL */
     uint32_t logit_count;
+    struct sample_request *
+        sample; /* instead of logits, with logit_count 1: the token behind the last row, where ops->samples; or NULL */
     const uint32_t *
         pages; /* pages[p / KV_BLOCK_TOKENS] for every position p < position + row_count; the pages of the rows
                               written are private to the sequence */
@@ -56,6 +59,7 @@ struct backend;
 struct backend_ops {
     const char *name; /* "cpu" */
     enum kv_numerics numerics;
+    bool samples; /* batch_seq.sample is answered */
     int (*forward)(struct backend *b, const struct batch *batch);
     /* KV of one layer of one page to or from host memory, f16 [K|V][kv_head][token][head_dim] of the first token_count tokens:
      * host side rows are dense ([kv_head][token_count][head_dim]); token_count <= KV_BLOCK_TOKENS. */

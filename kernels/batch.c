@@ -35,11 +35,16 @@ static int check_seq(const struct backend *b, bool has_head, const struct batch_
         return -TD_ERR_ARG;
     if (!logits_only && s->layer_end > b->layers_paged)
         return -TD_ERR_UNSUPPORTED; /* layers that are not held here */
-    if (s->logits ? s->logit_count == 0 || s->logit_count > s->row_count || s->layer_end != p->layer_count
-                  : s->logit_count != 0)
+    bool ends = s->logits || s->sample;
+    if (ends ? s->logit_count == 0 || s->logit_count > s->row_count || s->layer_end != p->layer_count
+             : s->logit_count != 0)
         return -TD_ERR_ARG;
-    if (s->logits && !has_head)
+    if (ends && !has_head)
         return -TD_ERR_UNSUPPORTED;
+    if (s->sample && !b->ops->samples)
+        return -TD_ERR_UNSUPPORTED;
+    if (s->sample && (s->logits || s->logit_count != 1 || s->sample->adjust_count > SAMPLE_ADJUST_MAX))
+        return -TD_ERR_ARG;
     if (logits_only)
         return check_input(p, s);
     if (s->position > p->context_max || s->row_count > p->context_max - s->position)

@@ -240,7 +240,7 @@ static int adjust_logits(const struct sampler_params *p, const float *logits, co
 /* --- drawing ---------------------------------------------------------------------------------- */
 
 /* In [0, 1), 53 bits. */
-static double uniform(uint64_t seed, uint64_t index)
+double sampler_uniform(uint64_t seed, uint64_t index)
 {
     uint32_t words[4];
     philox_4x32_10((const uint32_t[2]){(uint32_t)seed, (uint32_t)(seed >> 32)},
@@ -325,7 +325,7 @@ static uint32_t draw(const struct sampler_params *p, uint64_t index, struct samp
         count = cut_min_p(s, count, listed, p->min_p);
         listed = true;
     }
-    double target = uniform(p->seed, index) * sum_weights(s, count, listed), sum = 0.0;
+    double target = sampler_uniform(p->seed, index) * sum_weights(s, count, listed), sum = 0.0;
     for (size_t i = 0; i < count; i++) {
         uint32_t id = listed ? s->list[i] : (uint32_t)i;
         sum += (double)s->weights[id];
@@ -364,4 +364,75 @@ int sampler_draw(const struct sampler_params *p, const float *logits, uint32_t v
     if (p->want_logprobs)
         report_logprobs(p, logits, scratch, out);
     return 0;
+}
+
+/* --- adjustments as a list -------------------------------------------------------------------- */
+
+struct adjusting {
+    uint32_t *slot; /* [vocab]: where an id is in the list, plus 1; zero between calls */
+    struct sample_adjust *out;
+    uint32_t count, vocab_count;
+    int status;
+};
+
+/* The list's entry of an id; NULL, with the status set, if there can be none. */
+static struct sample_adjust *entry_of(struct adjusting *a, int32_t id)
+{
+    if (id < 0 || (uint32_t)id >= a->vocab_count) {
+        a->status = -TD_ERR_ARG;
+        return NULL;
+    }
+    if (a->slot[id])
+        return &a->out[a->slot[id] - 1];
+    if (a->count == SAMPLE_ADJUST_MAX) {
+        a->status = -TD_ERR_LIMIT;
+        return NULL;
+    }
+    a->out[a->count] = (struct sample_adjust){.id = id};
+    a->slot[id] = ++a->count;
+    return &a->out[a->count - 1];
+}
+
+static void list_repeated(const struct sampler_params *p, const int32_t *ids, size_t count,
+                          struct adjusting *a)
+{
+    size_t window = p->repetition_window < 0 ? count : TD_MIN(count, (size_t)p->repetition_window);
+    if (p->repetition_penalty == 1.0f)
+        return;
+    for (size_t i = count - window; i < count && !a->status; i++) {
+        struct sample_adjust *x = entry_of(a, ids[i]);
+        if (x)
+            x->repeated = 1;
+    }
+}
+
+static void list_generated(const struct sampler_params *p, const int32_t *ids, size_t count,
+                           struct adjusting *a)
+{
+    if (p->presence_penalty == 0.0f && p->frequency_penalty == 0.0f)
+        return;
+    for (size_t i = 0; i < count && !a->status; i++) {
+        struct sample_adjust *x = entry_of(a, ids[i]);
+        if (x)
+            x->minus += 1.0f; /* times, until the end */
+    }
+    for (uint32_t i = 0; i < a->count; i++)
+        if (a->out[i].minus > 0.0f)
+            a->out[i].minus = p->presence_penalty + p->frequency_penalty * a->out[i].minus;
+}
+
+int sampler_adjust(const struct sampler_params *p, const int32_t *ids, size_t count, size_t prompt_count,
+                   struct sampler_scratch *scratch, struct sample_adjust out[SAMPLE_ADJUST_MAX])
+{
+    struct adjusting a = {scratch->counts, out, 0, scratch->vocab_count, 0};
+    for (uint32_t i = 0; i < p->bias_count && !a.status; i++) {
+        struct sample_adjust *x = entry_of(&a, p->bias[i].id);
+        if (x)
+            x->bias += p->bias[i].bias;
+    }
+    list_repeated(p, ids, count, &a);
+    list_generated(p, ids + prompt_count, count - prompt_count, &a);
+    for (uint32_t i = 0; i < a.count; i++)
+        a.slot[out[i].id] = 0;
+    return a.status ? a.status : (int)a.count;
 }

@@ -5,6 +5,7 @@
  * top-p, min-p, draw. Ties are ordered by id, so results do not depend on a sort's whims. exp and log are the engine's own (same bits everywhere). */
 #ifndef TANDEM_KERNELS_SAMPLER_H
 #define TANDEM_KERNELS_SAMPLER_H
+#include "kernels/sample.h"
 #include "shared/base.h"
 #include "shared/status.h"
 
@@ -53,5 +54,12 @@ void sampler_scratch_destroy(struct sampler_scratch *s);
 int sampler_draw(const struct sampler_params *p, const float *logits, uint32_t vocab_count,
                  const int32_t *ids, size_t count, size_t prompt_count, struct sampler_scratch *scratch,
                  struct sampled *out);
+
+/* For an engine that draws (kernels/sample.h): the same bias and penalties as a list of at most SAMPLE_ADJUST_MAX ids; the count, or
+ * -TD_ERR_LIMIT when there are more, -TD_ERR_ARG for an id outside the vocabulary. */
+int sampler_adjust(const struct sampler_params *p, const int32_t *ids, size_t count, size_t prompt_count,
+                   struct sampler_scratch *scratch, struct sample_adjust out[SAMPLE_ADJUST_MAX]);
+/* The random number of a draw, in [0, 1). */
+double sampler_uniform(uint64_t seed, uint64_t index);
 
 #endif

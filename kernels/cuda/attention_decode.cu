@@ -13,10 +13,34 @@
 #define WARPS   4
 #define THREADS (32 * WARPS)
 
+template <int HD> struct decode_shared {
+    half kv[2][2][64 * (HD + 8)]; /* [stage][K, V]; at the end: the warps' results */
+    decode_ends<WARPS> ends;
+};
+
+template <int HD> struct padded_rows { /* rows of HD + 8 values */
+    static __device__ __forceinline__ uint32_t at(uint32_t token, uint32_t piece)
+    {
+        return (token * (HD + 8) + piece * 8) * 2;
+    }
+};
+
+template <int HD>
+__device__ __forceinline__ void start_page(decode_shared<HD> &sh, const decode_args &d, const cuda_split &s,
+                                           uint32_t i, uint32_t kv_head)
+{
+    if (i < s.page_count) {
+        const half *page = (const half *)d.a.kv + d.a.tables[s.table + s.page_begin + i] * d.a.page_values;
+        copy_page<HD, THREADS>(sh.kv[i % 2][0], page + (uint64_t)kv_head * 64 * HD);
+        copy_page<HD, THREADS>(sh.kv[i % 2][1], page + (uint64_t)(d.a.kv_head_count + kv_head) * 64 * HD);
+    }
+    copies_commit();
+}
+
 template <int HD> __global__ void __launch_bounds__(THREADS) decode_kernel(decode_args d)
 {
     extern __shared__ __align__(16) uint8_t memory[];
-    decode_shared<HD, WARPS> &sh = *reinterpret_cast<decode_shared<HD, WARPS> *>(memory);
+    decode_shared<HD> &sh = *reinterpret_cast<decode_shared<HD> *>(memory);
     cuda_split s = d.splits[blockIdx.x];
     uint32_t group = d.a.head_count / d.a.kv_head_count, parts = (group + HEADS - 1) / HEADS,
              kv_head = blockIdx.y / parts, part = blockIdx.y % parts,
@@ -39,11 +63,14 @@ template <int HD> __global__ void __launch_bounds__(THREADS) decode_kernel(decod
         start_page(sh, d, s, i + 1, kv_head);
         copies_wait<1>();
         __syncthreads();
-        use_page<HD>(st, sh.kv[i % 2][0] + warp * 16 * (HD + 8), sh.kv[i % 2][1] + warp * 16 * (HD + 8), q,
-                     i * 64 + warp * 16, s.token_count);
+        use_page<HD, padded_rows<HD>>(st, (const uint8_t *)sh.kv[i % 2][0], (const uint8_t *)sh.kv[i % 2][1],
+                                      q, warp * 16, (int32_t)s.token_count - (int32_t)i * 64);
         __syncthreads();
     }
-    finish_split<HD, WARPS>(sh, st, d, s, blockIdx.x, blockIdx.y, first_head, heads);
+    if (threadIdx.x == 0)
+        sh.ends.o = reinterpret_cast<float *>(sh.kv);
+    __syncthreads();
+    finish_split<HD, WARPS>(sh.ends, st, d, s, blockIdx.x, blockIdx.y, first_head, heads);
 }
 
 static uint32_t head_parts(const cuda_attention *a)
@@ -65,9 +92,9 @@ uint64_t cuda_counters_size(const struct cuda_attention *a, uint32_t rows)
 template <int HD> static void launch_decode(cudaStream_t s, const decode_args &d, uint32_t grid_splits)
 {
     cudaFuncSetAttribute(decode_kernel<HD>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                         (int)sizeof(decode_shared<HD, WARPS>));
-    launch(decode_kernel<HD>, dim3(grid_splits, head_parts(&d.a)), dim3(THREADS),
-           sizeof(decode_shared<HD, WARPS>), s, d);
+                         (int)sizeof(decode_shared<HD>));
+    launch(decode_kernel<HD>, dim3(grid_splits, head_parts(&d.a)), dim3(THREADS), sizeof(decode_shared<HD>),
+           s, d);
 }
 
 void cuda_attention_decode(cudaStream_t s, const struct cuda_attention *a, const struct cuda_split *splits,

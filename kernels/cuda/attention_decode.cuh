@@ -2,6 +2,7 @@
  * and the one that holds a whole step (step.cu). */
 #pragma once
 #include "device.cuh"
+#include "hopper.cuh"
 #include "kernels.h"
 #include <math_constants.h>
 
@@ -15,43 +16,32 @@ struct decode_args {
     uint32_t parts;     /* KV heads x groups of up to HEADS query heads */
 };
 
-template <int HD, int WARPS> struct decode_shared {
-    half kv[2][2][64 * (HD + 8)]; /* [stage][K, V]; at the end: the warps' results */
+template <int WARPS> struct decode_ends { /* of a split: what its warps found */
+    float *o;                             /* shared, [WARPS][heads][HD] */
     float max[WARPS][HEADS], sum[WARPS][HEADS];
     uint32_t is_last;
 };
-
-template <int HD, int WARPS>
-__device__ __forceinline__ void start_page(decode_shared<HD, WARPS> &sh, const decode_args &d,
-                                           const cuda_split &s, uint32_t i, uint32_t kv_head)
-{
-    if (i < s.page_count) {
-        const half *page = (const half *)d.a.kv + d.a.tables[s.table + s.page_begin + i] * d.a.page_values;
-        copy_page<HD, 32 * WARPS>(sh.kv[i % 2][0], page + (uint64_t)kv_head * 64 * HD);
-        copy_page<HD, 32 * WARPS>(sh.kv[i % 2][1], page + (uint64_t)(d.a.kv_head_count + kv_head) * 64 * HD);
-    }
-    copies_commit();
-}
 
 template <int HD> struct decode_state { /* of a warp: heads 2q and 2q + 1 of a lane */
     float o[HD / 16][4], max[2], sum[2];
 };
 
-template <int HD>
-__device__ __forceinline__ void use_page(decode_state<HD> &st, const half *k, const half *v,
-                                         const uint32_t q[HD / 16][2], uint32_t token, uint32_t token_count)
+/* 16 tokens of a page from `token` on, of which the row sees those below token_count; LAYOUT says where a token's piece of 8 values
+ * lies, in bytes. */
+template <int HD, class LAYOUT>
+__device__ __forceinline__ void use_page(decode_state<HD> &st, const uint8_t *k, const uint8_t *v,
+                                         const uint32_t q[HD / 16][2], uint32_t token, int32_t token_count)
 {
-    constexpr int STRIDE = HD + 8;
     uint32_t lane = threadIdx.x % 32;
     float s[4] = {};
 #pragma unroll
     for (int i = 0; i < HD / 16; i++) {
         uint32_t a[4];
-        ldmatrix(a, k + (lane % 16) * STRIDE + i * 16 + lane / 16 * 8);
+        ldmatrix(a, k + LAYOUT::at(token + lane % 16, 2 * i + lane / 16));
         mma<false>(s, a[0], a[1], a[2], a[3], q[i][0], q[i][1]);
     }
     for (int i = 0; i < 4; i++)
-        if (token + lane / 4 + i / 2 * 8 >= token_count)
+        if ((int32_t)(token + lane / 4 + i / 2 * 8) >= token_count)
             s[i] = -CUDART_INF_F;
 #pragma unroll
     for (int h = 0; h < 2; h++) {
@@ -71,17 +61,18 @@ __device__ __forceinline__ void use_page(decode_state<HD> &st, const half *k, co
 #pragma unroll
     for (int i = 0; i < HD / 16; i++) {
         uint32_t a[4];
-        ldmatrix_trans(a, v + (lane % 8 + lane / 16 * 8) * STRIDE + i * 16 + lane / 8 % 2 * 8);
+        ldmatrix_trans(a, v + LAYOUT::at(token + lane % 8 + lane / 16 * 8, 2 * i + lane / 8 % 2));
         mma<false>(st.o[i], a[0], a[1], a[2], a[3], b0, b1);
     }
 }
 
-/* The warps' results to shared memory: [warp][head][HD], maxima and sums beside them. */
+/* The warps' results to shared memory. */
 template <int HD, int WARPS>
-__device__ __forceinline__ void share_state(decode_shared<HD, WARPS> &sh, const decode_state<HD> &st)
+__device__ __forceinline__ void share_state(decode_ends<WARPS> &sh, const decode_state<HD> &st,
+                                            uint32_t heads)
 {
     uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, q = lane % 4;
-    float *o = reinterpret_cast<float *>(sh.kv) + warp * HEADS * HD;
+    float *o = sh.o + warp * heads * HD;
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         float sum = st.sum[h];
@@ -89,6 +80,8 @@ __device__ __forceinline__ void share_state(decode_shared<HD, WARPS> &sh, const 
             sum += __shfl_xor_sync(0xffffffffu, sum, i);
         if (g == 0)
             sh.max[warp][2 * q + h] = st.max[h], sh.sum[warp][2 * q + h] = sum;
+        if (2 * q + h >= heads)
+            continue;
 #pragma unroll
         for (int i = 0; i < HD / 16; i++) {
             o[(2 * q + h) * HD + 16 * i + g] = st.o[i][h];
@@ -137,12 +130,11 @@ __device__ __forceinline__ void combine_splits(const decode_args &d, const cuda_
 }
 
 template <int HD, int WARPS>
-__device__ __forceinline__ void finish(decode_shared<HD, WARPS> &sh, const decode_args &d,
+__device__ __forceinline__ void finish(const decode_ends<WARPS> &sh, const decode_args &d,
                                        const cuda_split &s, uint32_t split, uint32_t part,
                                        uint32_t first_head, uint32_t heads)
 {
     float *partial = d.partial + ((uint64_t)split * d.parts + part) * HEADS * (HD + 2);
-    const float *o = reinterpret_cast<const float *>(sh.kv);
     for (uint32_t i = threadIdx.x; i < heads * HD; i += 32 * WARPS) {
         uint32_t head = i / HD, dim = i % HD;
         float max = -CUDART_INF_F, sum = 0.0f, value = 0.0f;
@@ -151,7 +143,7 @@ __device__ __forceinline__ void finish(decode_shared<HD, WARPS> &sh, const decod
         for (int w = 0; w < WARPS; w++) {
             float scale = exp2_fast(sh.max[w][head] - max);
             sum += sh.sum[w][head] * scale;
-            value += o[(w * HEADS + head) * HD + dim] * scale;
+            value += sh.o[(w * heads + head) * HD + dim] * scale;
         }
         if (s.split_count == 1) {
             store_out(d.a, ((uint64_t)s.row * d.a.head_count + first_head + head) * HD + dim, value / sum);
@@ -163,29 +155,30 @@ __device__ __forceinline__ void finish(decode_shared<HD, WARPS> &sh, const decod
     }
 }
 
-/* The results of a split; the last block of a row and part adds them up. Every thread of the block; shared memory is free after it. */
+/* The results of a split; the last block of a row and part adds them up. Threads below 32 * WARPS; shared memory is free after
+ * it. */
 template <int HD, int WARPS>
-__device__ __forceinline__ void finish_split(decode_shared<HD, WARPS> &sh, const decode_state<HD> &st,
+__device__ __forceinline__ void finish_split(decode_ends<WARPS> &sh, const decode_state<HD> &st,
                                              const decode_args &d, const cuda_split &s, uint32_t split,
                                              uint32_t part, uint32_t first_head, uint32_t heads)
 {
-    share_state<HD, WARPS>(sh, st);
-    __syncthreads();
+    share_state<HD, WARPS>(sh, st, heads);
+    meet_warps<32 * WARPS>(1);
     finish<HD, WARPS>(sh, d, s, split, part, first_head, heads);
     if (s.split_count > 1) {
         __threadfence();
-        __syncthreads();
+        meet_warps<32 * WARPS>(1);
         if (threadIdx.x == 0) {
             uint32_t *counter = d.counters + (uint64_t)s.row * d.parts + part;
             sh.is_last = atomicAdd(counter, 1) == s.split_count - 1;
             if (sh.is_last)
                 *counter = 0;
         }
-        __syncthreads();
+        meet_warps<32 * WARPS>(1);
         if (sh.is_last) {
             __threadfence();
             combine_splits<HD, WARPS>(d, s, part, first_head, heads);
         }
     }
-    __syncthreads();
+    meet_warps<32 * WARPS>(1);
 }

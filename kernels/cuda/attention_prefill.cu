@@ -214,6 +214,8 @@ void cuda_attention_prefill(cudaStream_t s, const struct cuda_attention *a, cons
                             uint32_t tile_count)
 {
     prefill_args d = {*a, tiles};
+    if (cuda_attention_hopper(s, a, tiles, tile_count))
+        return;
     switch (a->head_dim) {
     case 32:
         return launch_prefill<32>(s, d, tile_count);

@@ -115,6 +115,7 @@ static void carve_work(struct cuda_backend *b, struct cuda_carver *c, uint64_t s
     b->step_layers = cuda_carve(c, sizeof *b->step_layers * b->base.layers_paged);
     b->frequencies = cuda_carve(c, sizeof(double) * p->rope_dim / 2);
     b->stage_device = cuda_carve(c, b->stage_size);
+    b->sampled_device = cuda_carve(c, sizeof *b->sampled_device * LOGIT_ROWS);
     b->scratch = cuda_carve(c, scratch_size);
     b->scratch_rows_size = scratch_size;
 }
@@ -213,6 +214,8 @@ static int take_memory(struct cuda_backend *b, const struct plan *plan, struct t
         rc = cudaMallocHost((void **)&b->stage, b->stage_size);
     if (!rc)
         rc = cudaMallocHost((void **)&b->io, b->io_size);
+    if (!rc)
+        rc = cudaMallocHost((void **)&b->sampled, sizeof *b->sampled * LOGIT_ROWS);
     if (!rc) {
         struct cuda_attention a = {.head_count = p->head_count, .kv_head_count = p->kv_head_count};
         struct cuda_carver c = {b->work, 0};
@@ -246,6 +249,8 @@ static void cuda_destroy(struct backend *base)
     workers_destroy(b->workers);
     if (b->io)
         cudaFreeHost(b->io);
+    if (b->sampled)
+        cudaFreeHost(b->sampled);
     if (b->stage)
         cudaFreeHost(b->stage);
     if (b->pages)
@@ -263,6 +268,7 @@ static void cuda_destroy(struct backend *base)
 static const struct backend_ops cuda_backend_ops = {
     .name = "cuda",
     .numerics = KV_NUMERICS_CUDA_FAST,
+    .samples = true,
     .forward = cuda_forward,
     .page_read = cuda_page_read,
     .page_write = cuda_page_write,

@@ -9,11 +9,10 @@
 #include "kernels/cuda/cuda.h"
 #include "kernels/cuda/kernels.h"
 
-#define LOGIT_ROWS         128 /* logits are made and copied so many rows at a time */
-#define GRAPHS             64  /* recorded decode steps kept */
-#define GRAPH_ROWS         64  /* the most rows of a recorded step */
-#define SPLITS_PER_SM      6   /* blocks of a decode attention kernel */
-#define STEP_SPLITS_PER_SM 2   /* as many as the blocks of a step kernel */
+#define LOGIT_ROWS    128        /* logits are made and copied so many rows at a time */
+#define GRAPHS        64         /* recorded decode steps kept */
+#define GRAPH_ROWS    LOGIT_ROWS /* the most rows of a recorded step */
+#define SPLITS_PER_SM 6          /* blocks of a decode attention kernel */
 
 /* Matrices with the same input, their outputs side by side; one where all have the same form. */
 struct cuda_group {
@@ -44,13 +43,15 @@ struct cuda_pass {
     /* in stage */
     int32_t *ids;
     uint32_t *positions, *row_table, *kept, *logit_rows, *tables;
-    struct cuda_work all, last; /* of all layers but the last, and of the last */
+    struct cuda_sample *samples; /* of each logit row */
+    uint32_t sample_count;       /* wanted ones */
+    struct cuda_work all, last;  /* of all layers but the last, and of the last */
     size_t stage_size;
 };
 
 struct cuda_graph {
-    uint32_t rows, split_grid; /* the key; rows 0: free */
-    cudaGraphExec_t exec;      /* NULL: seen once */
+    uint32_t rows, split_grid, sample_count; /* the key; rows 0: free */
+    cudaGraphExec_t exec;                    /* NULL: seen once */
     uint64_t used_at;
 };
 
@@ -58,11 +59,11 @@ struct cuda_backend {
     struct backend base; /* first: a backend * is a cuda_backend * */
     int device, sm_count;
     cudaStream_t stream;
-    struct blas *blas;                 /* or NULL */
-    struct workers *workers;           /* for copies on the host */
+    struct blas *blas;                   /* or NULL */
+    struct workers *workers;             /* for copies on the host */
     const struct backend_config *config; /* while it is made */
     uint32_t rows_max, matvec_rows_16;   /* products of 16-bit weights with more rows go to blas */
-    int failed;                        /* a code, once the device has failed: nothing works after it */
+    int failed;                          /* a code, once the device has failed: nothing works after it */
 
     struct cuda_layer *layers; /* [layers_paged] */
     struct cuda_matrix embed;
@@ -81,7 +82,8 @@ struct cuda_backend {
     uint32_t *counters, *barrier;
     uint8_t *stage_device, *stage; /* the same layout on both sides */
     size_t stage_size;
-    uint8_t *io; /* pinned: hidden states or logits on their way */
+    struct cuda_sampled *sampled_device, *sampled; /* [LOGIT_ROWS]; the second pinned */
+    uint8_t *io;                                   /* pinned: hidden states or logits on their way */
     size_t io_size;
 
     struct cuda_paging *paging; /* pages.c's */

@@ -12,6 +12,7 @@
  * In the last layer only rows that somebody wants go on behind K and V: they are gathered into x_kept. */
 #include "kernels/cuda/cuda_backend.h"
 #include "kernels/batch.h"
+#include "kernels/sampler.h"
 #include <math.h>
 
 #define LOG2_E 1.4426950408889634f
@@ -300,7 +301,7 @@ static int enqueue_layers(struct cuda_backend *b)
     return rc;
 }
 
-/* Logits of `count` of the pass's logit rows, into io. */
+/* Logits of `count` of the pass's logit rows, into io; drawn tokens into sampled. */
 static int enqueue_logits(struct cuda_backend *b, uint32_t first, uint32_t count)
 {
     const struct model_params *p = &b->base.model->params;
@@ -309,6 +310,16 @@ static int enqueue_logits(struct cuda_backend *b, uint32_t first, uint32_t count
               b->head.bf16, b->act);
     int rc = product(b, &b->head, count, CUDA_STORE_F32, b->logits, p->vocab_count);
     if (rc)
+        return rc;
+    if (b->pass.sample_count > 0) {
+        cuda_sample_rows(b->stream, (struct cuda_sample *)cuda_staged(b, b->pass.samples) + first,
+                         b->stage_device, b->logits, count, p->vocab_count, b->sampled_device);
+        rc = cuda_note(b,
+                       cudaMemcpyAsync(b->sampled, b->sampled_device, sizeof *b->sampled * count,
+                                       cudaMemcpyDeviceToHost, b->stream),
+                       "copying tokens");
+    }
+    if (rc || b->pass.sample_count == b->pass.logit_count)
         return rc;
     return cuda_note(b,
                      cudaMemcpyAsync(b->io, b->logits, sizeof(float) * count * p->vocab_count,
@@ -322,6 +333,17 @@ static int finish(struct cuda_backend *b)
     return rc ? rc : cuda_note(b, cudaStreamSynchronize(b->stream), "computing");
 }
 
+static void hand_out_sample(const struct sample_request *r, const struct cuda_sampled *from)
+{
+    struct sampled *out = r->out;
+    *out = (struct sampled){.id = from->id, .logprob = from->logprob};
+    if (!r->params->want_logprobs)
+        return;
+    out->top_count = r->params->logprob_count;
+    for (uint32_t i = 0; i < out->top_count; i++)
+        out->top[i] = (struct sampler_logprob){from->top_id[i], from->top_logprob[i]};
+}
+
 struct hand_out {
     const struct cuda_backend *b;
     float *to[LOGIT_ROWS];
@@ -332,7 +354,8 @@ static void hand_out_row(void *ctx, size_t row, unsigned worker)
     (void)worker;
     const struct hand_out *h = ctx;
     size_t size = sizeof(float) * h->b->base.model->params.vocab_count;
-    memcpy(h->to[row], h->b->io + size * row, size);
+    if (h->to[row])
+        memcpy(h->to[row], h->b->io + size * row, size);
 }
 
 /* Logit rows [first, first + count) from io to the sequences. One thread copies 8 GB/s: 32 rows of 128,256 would take it 2 ms. */
@@ -343,10 +366,15 @@ static void hand_out_logits(struct cuda_backend *b, uint32_t first, uint32_t cou
     for (uint32_t i = 0; i < b->pass.seq_count; i++) {
         const struct batch_seq *s = b->pass.seqs[i];
         for (uint32_t r = 0; r < s->logit_count; r++, row++)
-            if (row >= first && row < first + count)
+            if (row >= first && row < first + count && s->sample) {
+                s->sample->status = b->sampled[row - first].id < 0 ? -TD_ERR_FORMAT : 0;
+                hand_out_sample(s->sample, &b->sampled[row - first]);
+            } else if (row >= first && row < first + count) {
                 h.to[row - first] = s->logits + (size_t)r * b->base.model->params.vocab_count;
+            }
     }
-    workers_run(b->workers, count, hand_out_row, &h);
+    if (b->pass.sample_count < b->pass.logit_count)
+        workers_run(b->workers, count, hand_out_row, &h);
 }
 
 static int take_hidden_in(struct cuda_backend *b)
@@ -397,7 +425,8 @@ static struct cuda_graph *find_graph(struct cuda_backend *b)
 {
     struct cuda_graph *oldest = &b->graphs[0];
     for (struct cuda_graph *g = b->graphs; g < b->graphs + GRAPHS; g++) {
-        if (g->rows == b->pass.row_count && g->split_grid == b->pass.all.split_grid)
+        if (g->rows == b->pass.row_count && g->split_grid == b->pass.all.split_grid &&
+            g->sample_count == b->pass.sample_count)
             return g;
         if (g->used_at < oldest->used_at)
             oldest = g;
@@ -435,7 +464,8 @@ static int enqueue_decode(struct cuda_backend *b)
     g->used_at = ++b->graph_clock;
     if (g->rows ==
         0) { /* seen for the first time: libraries set themselves up here, which cannot be recorded */
-        g->rows = b->pass.row_count, g->split_grid = b->pass.all.split_grid;
+        g->rows = b->pass.row_count, g->split_grid = b->pass.all.split_grid,
+        g->sample_count = b->pass.sample_count;
         int rc = enqueue_layers(b);
         return rc ? rc : enqueue_logits(b, 0, b->pass.logit_count);
     }

@@ -5,6 +5,7 @@
  * flag says so. */
 #ifndef TANDEM_KERNELS_CUDA_KERNELS_H
 #define TANDEM_KERNELS_CUDA_KERNELS_H
+#include "kernels/sample.h"
 #include <cuda_runtime_api.h>
 #include <stdbool.h>
 #include <stdint.h>
@@ -118,6 +119,9 @@ void cuda_attention_decode(cudaStream_t s, const struct cuda_attention *a, const
                            uint32_t grid_splits, void *partial, uint32_t *counters);
 void cuda_attention_prefill(cudaStream_t s, const struct cuda_attention *a, const struct cuda_tile *tiles,
                             uint32_t tile_count);
+/* The same with wgmma. False: not on this device, or for this head size; nothing was started. */
+bool cuda_attention_hopper(cudaStream_t s, const struct cuda_attention *a, const struct cuda_tile *tiles,
+                           uint32_t tile_count);
 
 /* --- a whole decode step ------------------------------------------------------------------------ */
 
@@ -143,6 +147,30 @@ struct cuda_step {                        /* one row a sequence, all layers: x i
 /* False: this form, head size or device is not made for it; nothing was started. only_asks: nothing is started. */
 bool cuda_step_run(cudaStream_t s, enum cuda_form form, bool bf16, const struct cuda_step *a,
                    uint32_t sm_count, bool only_asks);
+
+/* --- sampling --------------------------------------------------------------------------------- */
+
+#define SAMPLE_TOP_MAX 20 /* SAMPLER_LOGPROBS_MAX */
+
+struct cuda_sample { /* one row's draw: kernels/sampler.h, made ready */
+    bool wanted, wants_logprob;
+    float inverse; /* 1 / temperature; 0: greedy */
+    uint32_t top_k, top_count;
+    float top_p, min_p, repetition_penalty;
+    double uniform;     /* the random number, in [0, 1) */
+    uint64_t adjust_at; /* bytes behind `lists` */
+    uint32_t adjust_count;
+    const struct sample_adjust *adjust; /* the device's */
+};
+struct cuda_sampled {
+    int32_t id; /* -1: logits that are not finite */
+    float logprob;
+    int32_t top_id[SAMPLE_TOP_MAX];
+    float top_logprob[SAMPLE_TOP_MAX];
+};
+/* logits: [rows][vocab]; those of wanted rows are changed. */
+void cuda_sample_rows(cudaStream_t s, const struct cuda_sample *samples, const void *lists, float *logits,
+                      uint32_t rows, uint32_t vocab, struct cuda_sampled *out);
 
 /* --- ceilings --------------------------------------------------------------------------------- */
 

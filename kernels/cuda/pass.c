@@ -2,6 +2,7 @@
  * buffers, and every layer runs all of them, but the last, where only rows that somebody wants to see go on behind K and V.
  * The batch has been checked (kernels/batch.h). */
 #include "kernels/cuda/cuda_backend.h"
+#include "kernels/sampler.h"
 #include <stdlib.h>
 
 /* --- the lists -------------------------------------------------------------------------------- */
@@ -60,17 +61,44 @@ static uint32_t rows_of(const struct lists *l, const struct batch_seq *s)
     return l->kept_only ? rows_kept(s) : s->row_count;
 }
 
+/* Splits of all sequences with one row, at so many pages each. */
+static uint64_t count_splits(const struct lists *l, uint64_t pages)
+{
+    uint64_t count = 0;
+    for (uint32_t i = 0; i < l->p->seq_count; i++)
+        if (rows_of(l, l->p->seqs[i]) == 1)
+            count += (seq_pages(l->p, l->p->seqs[i]) + pages - 1) / pages;
+    return count;
+}
+
+/* The step kernel: a block an SM takes splits in turns. As many turns as make the last block finish first. */
+static uint64_t pages_of_turns(const struct lists *l, uint64_t total)
+{
+    enum { TURNS = 4, TURN_COST = 3 }; /* a split's beginning and end, in pages */
+    uint64_t heads = l->b->base.model->params.kv_head_count, blocks = (uint64_t)l->b->sm_count, best = 1,
+             least = UINT64_MAX;
+    for (uint64_t turns = 1; turns <= TURNS; turns++) {
+        uint64_t pages = TD_MAX((uint64_t)1, total * heads / (blocks * turns));
+        while (pages < total && count_splits(l, pages) * heads > blocks * turns)
+            pages += pages / 16 + 1;
+        uint64_t cost = turns * (pages + TURN_COST);
+        if (cost < least)
+            least = cost, best = pages;
+    }
+    return best;
+}
+
 /* Pages a split: as few as give every SM its blocks. */
 static uint32_t pages_per_split(const struct lists *l)
 {
     const struct model_params *m = &l->b->base.model->params;
     bool one_kernel = l->b->step_layers && l->p->row_count <= CUDA_STEP_ROWS;
-    uint64_t total = 0, blocks = (uint64_t)l->b->sm_count * (one_kernel ? STEP_SPLITS_PER_SM : SPLITS_PER_SM);
+    uint64_t total = 0, blocks = (uint64_t)l->b->sm_count * SPLITS_PER_SM;
     for (uint32_t i = 0; i < l->p->seq_count; i++)
         if (rows_of(l, l->p->seqs[i]) == 1)
             total += seq_pages(l->p, l->p->seqs[i]);
-    uint64_t least = one_kernel ? 2 : 1; /* the step kernel takes two pages at a time */
-    return (uint32_t)TD_MAX(least, (total * m->kv_head_count + blocks - 1) / blocks);
+    return (uint32_t)(one_kernel ? pages_of_turns(l, total)
+                                 : TD_MAX((uint64_t)1, (total * m->kv_head_count + blocks - 1) / blocks));
 }
 
 /* Tiles with the most positions first, so that no block ends with a long one. */
@@ -126,6 +154,40 @@ static void fill_rows(struct cuda_pass *p)
     }
 }
 
+_Static_assert(SAMPLE_TOP_MAX == SAMPLER_LOGPROBS_MAX, "logprobs of one size");
+
+/* One request as the device takes it; its list goes to the end of the stage. */
+static struct cuda_sample make_sample(struct cuda_backend *b, const struct sample_request *r,
+                                      struct cuda_carver *c)
+{
+    const struct sampler_params *p = r->params;
+    size_t size = sizeof *r->adjust * r->adjust_count;
+    struct sample_adjust *list = cuda_carve(c, size);
+    if (size)
+        memcpy(list, r->adjust, size);
+    return (struct cuda_sample){.wanted = true,
+                                .wants_logprob = p->want_logprobs,
+                                .inverse =
+                                    p->temperature == 0.0f ? 0.0f : TD_MIN(1.0f / p->temperature, 1e30f),
+                                .top_k = (uint32_t)TD_MAX(p->top_k, 0),
+                                .top_count = p->want_logprobs ? p->logprob_count : 0,
+                                .top_p = p->top_p,
+                                .min_p = p->min_p,
+                                .repetition_penalty = p->repetition_penalty,
+                                .uniform = sampler_uniform(p->seed, r->index),
+                                .adjust_at = (uint64_t)((uint8_t *)list - b->stage),
+                                .adjust_count = r->adjust_count};
+}
+
+static void fill_samples(struct cuda_backend *b, struct cuda_pass *p, struct cuda_carver *c)
+{
+    uint32_t at = 0;
+    for (uint32_t i = 0; i < p->seq_count; i++)
+        for (uint32_t r = 0; r < p->seqs[i]->logit_count; r++)
+            p->samples[at++] =
+                p->seqs[i]->sample ? make_sample(b, p->seqs[i]->sample, c) : (struct cuda_sample){0};
+}
+
 /* Where everything lies depends on row_count and the grids alone, up to the tables, which come last: recorded steps of
  * the same numbers find their lists at the same place. */
 static void lay_out(struct cuda_backend *b, struct cuda_pass *p)
@@ -137,6 +199,7 @@ static void lay_out(struct cuda_backend *b, struct cuda_pass *p)
     p->row_table = cuda_carve(&c, list);
     p->kept = cuda_carve(&c, list);
     p->logit_rows = cuda_carve(&c, list);
+    p->samples = cuda_carve(&c, sizeof *p->samples * p->logit_count);
     p->all = p->last = (struct cuda_work){0};
     if (p->layer_begin < p->layer_end) {
         fill_work(&(struct lists){b, p, false}, &p->all, &c);
@@ -148,6 +211,7 @@ static void lay_out(struct cuda_backend *b, struct cuda_pass *p)
     for (uint32_t i = 0; i < p->seq_count; i++)
         pages += seq_pages(p, p->seqs[i]);
     p->tables = cuda_carve(&c, sizeof(uint32_t) * pages);
+    fill_samples(b, p, &c);
     p->stage_size = c.used;
 }
 
@@ -157,7 +221,8 @@ size_t cuda_stage_size(const struct cuda_backend *b)
     uint64_t rows = b->rows_max, seqs = TD_MIN(rows, (uint64_t)BATCH_SEQS_MAX),
              pages = m->context_max / KV_BLOCK_TOKENS + 1, splits = next_power(cuda_splits_max(b)),
              tiles = rows / cuda_tile_rows(m->head_count, m->kv_head_count) + seqs;
-    return 5 * (4 * rows + 256) +
+    return 5 * (4 * rows + 256) + sizeof(struct cuda_sample) * rows + 256 +
+           seqs * (sizeof(struct sample_adjust) * SAMPLE_ADJUST_MAX + 256) +
            2 * (sizeof(struct cuda_split) * splits + sizeof(struct cuda_tile) * tiles + 512) +
            4 * seqs * pages + 256;
 }
@@ -168,13 +233,14 @@ static void add_seq(struct cuda_pass *p, const struct batch_seq *s)
     p->row_count += s->row_count;
     p->kept_count += rows_kept(s);
     p->logit_count += s->logit_count;
+    p->sample_count += s->sample != NULL;
     p->has_hidden_out = p->has_hidden_out || s->hidden_out;
 }
 
 bool cuda_pass_next(struct cuda_backend *b, const struct batch *batch, bool *done)
 {
     struct cuda_pass *p = &b->pass;
-    p->seq_count = p->row_count = p->kept_count = p->logit_count = 0;
+    p->seq_count = p->row_count = p->kept_count = p->logit_count = p->sample_count = 0;
     p->has_hidden_out = false;
     for (uint32_t i = 0; i < batch->count; i++) {
         const struct batch_seq *s = &batch->seqs[i];

@@ -252,6 +252,57 @@ static void bias_and_penalties(void **state)
     sampler_scratch_destroy(scratch);
 }
 
+/* The list for engines that draw: logits changed by it, then drawn from without bias and penalties. */
+static void adjustments_as_a_list(void **state)
+{
+    (void)state;
+    enum { COUNT = 400, PROMPT = 150 };
+    struct sampler_scratch *scratch = sampler_scratch_create(VOCAB);
+    struct sample_adjust list[SAMPLE_ADJUST_MAX];
+    float logits[VOCAB], changed[VOCAB];
+    int32_t ids[COUNT];
+    for (uint32_t round = 0; round < 40; round++) {
+        struct sampler_params p, plain;
+        struct sampled want, got;
+        sampler_defaults(&p);
+        p.seed = round, plain = p;
+        p.repetition_penalty = 1.5f, p.repetition_window = round % 3 ? 70 : -1;
+        p.presence_penalty = 0.5f, p.frequency_penalty = -0.25f;
+        p.bias_count = 2, p.bias[0].id = 5, p.bias[0].bias = 2.0f, p.bias[1].id = 999, p.bias[1].bias = -3.0f;
+        random_logits(logits, round);
+        for (uint32_t i = 0; i < COUNT; i++)
+            ids[i] = (int32_t)((i * 2654435761u >> 9) % (i % 2 ? 10 : VOCAB));
+        assert_int_equal(sampler_draw(&p, logits, VOCAB, ids, COUNT, PROMPT, scratch, &want), 0);
+        int count = sampler_adjust(&p, ids, COUNT, PROMPT, scratch, list);
+        assert_true(count > 0);
+        memcpy(changed, logits, sizeof logits);
+        for (int i = 0; i < count; i++) {
+            float *x = &changed[list[i].id];
+            *x += list[i].bias;
+            if (list[i].repeated)
+                *x = *x > 0 ? *x / p.repetition_penalty : *x * p.repetition_penalty;
+            *x -= list[i].minus;
+        }
+        assert_int_equal(sampler_draw(&plain, changed, VOCAB, ids, COUNT, PROMPT, scratch, &got), 0);
+        assert_int_equal(got.id, want.id);
+    }
+    sampler_scratch_destroy(scratch);
+    int32_t many[SAMPLE_ADJUST_MAX + 1];
+    struct sampler_params p;
+    sampler_defaults(&p);
+    p.repetition_penalty = 2.0f, p.repetition_window = -1;
+    for (int32_t i = 0; i <= SAMPLE_ADJUST_MAX; i++)
+        many[i] = i;
+    scratch = sampler_scratch_create(SAMPLE_ADJUST_MAX + 1);
+    assert_int_equal(sampler_adjust(&p, many, SAMPLE_ADJUST_MAX, 0, scratch, list), SAMPLE_ADJUST_MAX);
+    assert_int_equal(sampler_adjust(&p, many, SAMPLE_ADJUST_MAX + 1, 0, scratch, list), -TD_ERR_LIMIT);
+    many[7] = -1;
+    assert_int_equal(sampler_adjust(&p, many, 20, 0, scratch, list), -TD_ERR_ARG);
+    many[7] = 7; /* and nothing was left behind */
+    assert_int_equal(sampler_adjust(&p, many, 20, 0, scratch, list), 20);
+    sampler_scratch_destroy(scratch);
+}
+
 static void logprobs_are_those_of_the_raw_logits(void **state)
 {
     (void)state;
@@ -339,6 +390,7 @@ int main(void)
         cmocka_unit_test(nothing_but_the_arguments_matters),
         cmocka_unit_test(greedy_takes_the_lowest_of_equals),
         cmocka_unit_test(bias_and_penalties),
+        cmocka_unit_test(adjustments_as_a_list),
         cmocka_unit_test(logprobs_are_those_of_the_raw_logits),
         cmocka_unit_test(bad_input_is_a_code),
         cmocka_unit_test(check_names_the_field),
