@@ -197,12 +197,15 @@ int cli_bench(int argc, char **argv)
     struct config *config = NULL;
     char **rest = NULL;
     int rest_count = 0, code = CLI_USAGE;
+    if (argc > 1 && !strcmp(argv[1], "trace"))
+        return cli_bench_trace(argc - 1, argv + 1);
     if (cli_load(&SPEC, argc, argv, &s, &config, &rest, &rest_count, &code) != 0)
         return code;
     if (rest_count != 1 || strcmp(rest[0], "engine") != 0 || (!s.model[0] && !s.shape[0]))
         fprintf(stderr,
                 "usage: tandem bench engine --model FILE | --shape NAME [--device cpu|cuda:N] [--threads N] "
-                "[--prompt TOKENS] [--gen TOKENS] [--batch N] [--json]\n");
+                "[--prompt TOKENS] [--gen TOKENS] [--batch N] [--json]\n"
+                "       tandem bench codec --model FILE --text FILE... [--write] [--json]\n");
     else
         code = engine(&s);
     config_free(config);

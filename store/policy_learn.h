@@ -19,16 +19,14 @@
 #define LEARN_GENERATIONS                                                                                    \
     4 /* turns of a conversation that are told apart; the last stands for all deeper ones */
 
-/* Measured defaults: tests/bench/RESULTS.md, "Cache policy on traces". */
-#define LEARN_FIRST_STAGE_MS                                                                                 \
-    4000 /* 1000 loses 1 % at a large cache (coarse late stages), 8000 the young ages */
+/* Measured defaults; what other values gained and lost: tests/bench/RESULTS.md, "Cache policy on traces". */
+#define LEARN_FIRST_STAGE_MS 4000
 #define LEARN_PRIOR_BLOCKS                                                                                   \
-    200 /* a kind is believed against all kinds together from so many blocks on; 50 to 500 alike */
-#define LEARN_POOL_BLOCKS     10    /* all kinds together, against the stage before */
-#define LEARN_FIRST_CHANCE    0.001 /* of a stage of which nothing is known */
-#define LEARN_REFRESH_TOUCHES 16    /* requests between two computations of the values; 64 loses up to 1 % */
-#define LEARN_HALVE_BLOCKS                                                                                   \
-    131072 /* blocks used until all counts are halved: old habits are forgotten; 24 Ki loses up to 3 % */
+    200 /* a kind is believed against all kinds together from about so many blocks on */
+#define LEARN_POOL_BLOCKS     10     /* all kinds together, against the stage before */
+#define LEARN_FIRST_CHANCE    0.001  /* of a stage when nothing is known */
+#define LEARN_REFRESH_TOUCHES 16     /* requests between two computations of the values */
+#define LEARN_HALVE_BLOCKS    131072 /* blocks used until all counts are halved: old habits are forgotten */
 
 struct learn_cell {
     double entered, used;
