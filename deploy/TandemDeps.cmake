@@ -67,6 +67,11 @@ _td_system(pcre2 libpcre2-8)
 _td_system(utf8proc libutf8proc)
 _td_system(curl libcurl)
 _td_system(hiredis hiredis)
+# Faster AES-GCM; without it mbedTLS's is used.
+pkg_check_modules(TD_SODIUM IMPORTED_TARGET GLOBAL libsodium)
+if(TD_SODIUM_FOUND)
+  add_library(td::sodium ALIAS PkgConfig::TD_SODIUM)
+endif()
 
 message(STATUS "Tandem's libraries: ${_td_prefix}")
 unset(_td_prefix)

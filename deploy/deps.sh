@@ -24,7 +24,7 @@ here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 . "$here/lib.sh"
 
 build_packages=(build-essential cmake ninja-build pkg-config libzstd-dev libsqlite3-dev libprotobuf-c-dev protobuf-c-compiler
-  protobuf-compiler libjansson-dev libpcre2-dev libutf8proc-dev libcurl4-openssl-dev libhiredis-dev libcmocka-dev ca-certificates curl openssl unzip xz-utils bzip2
+  protobuf-compiler libjansson-dev libpcre2-dev libutf8proc-dev libcurl4-openssl-dev libhiredis-dev libsodium-dev libcmocka-dev ca-certificates curl openssl unzip xz-utils bzip2
   python3 python3-pip python3-venv procps)
 test_packages=(clang clang-format cppcheck iproute2 libclang-rt-14-dev redis-server)
 # The engine's tests for 64-bit Arm are cross-compiled and emulated; on such a machine the usual tests are those.

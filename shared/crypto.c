@@ -1,9 +1,9 @@
-/* crypto: thin layers over mbedTLS. HMAC and HKDF are built here on SHA-256, because mbedTLS's own allocate
+/* crypto: thin layers over mbedTLS, and libsodium for AES-GCM where the processor has what it needs. HMAC and HKDF are built here on SHA-256, because mbedTLS's own allocate
  * and can therefore fail, while a hash that every block id goes through must not.
  *
  * mbedTLS's SHA-256 in software cannot fail with valid arguments; should it ever, going on with a wrong
  * digest would be worse than stopping, so that (and only that) aborts. */
-#include "shared/crypto.h"
+#include "shared/gcm.h"
 #include "shared/status.h"
 #include <errno.h>
 #include <mbedtls/constant_time.h>
@@ -16,14 +16,16 @@
 #include <sys/random.h>
 
 #define SHA256_BLOCK_SIZE 64
-#define GCM_NONCE_SIZE    12
 
 static int init_status;
 static pthread_once_t init_once = PTHREAD_ONCE_INIT;
 
 /* TLS 1.3 and X.509 of mbedTLS need PSA to be up, and its first call is not thread-safe in every build. */
-static void init_mbedtls(void)
+static void choose_gcm(void);
+
+static void init_once_only(void)
 {
+    choose_gcm();
     uint8_t probe[16];
     bool good = psa_crypto_init() == PSA_SUCCESS && crypto_random(probe, sizeof probe) == 0;
     init_status = good ? 0 : -TD_ERR_CRYPTO;
@@ -32,7 +34,7 @@ static void init_mbedtls(void)
 
 int crypto_init(void)
 {
-    pthread_once(&init_once, init_mbedtls);
+    pthread_once(&init_once, init_once_only);
     return init_status;
 }
 
@@ -128,6 +130,52 @@ void hkdf_sha256(const uint8_t key[CRYPTO_KEY_SIZE], const void *salt, size_t sa
 
 /* --- AES-256-GCM --- */
 
+static bool mbedtls_usable(void)
+{
+    return true;
+}
+
+static int mbedtls_seal(const uint8_t key[CRYPTO_KEY_SIZE], const uint8_t nonce[GCM_NONCE_SIZE],
+                        const void *aad, size_t aad_size, const void *in, size_t size, void *out,
+                        uint8_t tag[CRYPTO_TAG_SIZE])
+{
+    mbedtls_gcm_context gcm;
+    mbedtls_gcm_init(&gcm);
+    int status = mbedtls_gcm_setkey(&gcm, MBEDTLS_CIPHER_ID_AES, key, CRYPTO_KEY_SIZE * 8);
+    if (status == 0)
+        status = mbedtls_gcm_crypt_and_tag(&gcm, MBEDTLS_GCM_ENCRYPT, size, nonce, GCM_NONCE_SIZE, aad,
+                                           aad_size, in, out, CRYPTO_TAG_SIZE, tag);
+    mbedtls_gcm_free(&gcm);
+    return status == 0 ? 0 : -TD_ERR_CRYPTO;
+}
+
+static int mbedtls_open(const uint8_t key[CRYPTO_KEY_SIZE], const uint8_t nonce[GCM_NONCE_SIZE],
+                        const void *aad, size_t aad_size, const void *in, size_t size, void *out,
+                        const uint8_t tag[CRYPTO_TAG_SIZE])
+{
+    mbedtls_gcm_context gcm;
+    mbedtls_gcm_init(&gcm);
+    int status = mbedtls_gcm_setkey(&gcm, MBEDTLS_CIPHER_ID_AES, key, CRYPTO_KEY_SIZE * 8);
+    if (status == 0)
+        status = mbedtls_gcm_auth_decrypt(&gcm, size, nonce, GCM_NONCE_SIZE, aad, aad_size, tag,
+                                          CRYPTO_TAG_SIZE, in, out);
+    mbedtls_gcm_free(&gcm);
+    return status == 0 ? 0 : -TD_ERR_CRYPTO;
+}
+
+const struct gcm_engine gcm_mbedtls = {"mbedTLS", mbedtls_usable, mbedtls_seal, mbedtls_open};
+
+/* Until crypto_init has chosen, the one that runs everywhere. */
+static const struct gcm_engine *gcm = &gcm_mbedtls;
+
+static void choose_gcm(void)
+{
+#ifdef TANDEM_SODIUM
+    if (gcm_sodium.usable())
+        gcm = &gcm_sodium;
+#endif
+}
+
 static void make_nonce(uint32_t index, uint8_t nonce[GCM_NONCE_SIZE])
 {
     memset(nonce, 0, GCM_NONCE_SIZE);
@@ -139,14 +187,7 @@ int gcm_seal(const uint8_t key[CRYPTO_KEY_SIZE], uint32_t nonce_index, const voi
 {
     uint8_t nonce[GCM_NONCE_SIZE];
     make_nonce(nonce_index, nonce);
-    mbedtls_gcm_context gcm;
-    mbedtls_gcm_init(&gcm);
-    int status = mbedtls_gcm_setkey(&gcm, MBEDTLS_CIPHER_ID_AES, key, CRYPTO_KEY_SIZE * 8);
-    if (status == 0)
-        status = mbedtls_gcm_crypt_and_tag(&gcm, MBEDTLS_GCM_ENCRYPT, size, nonce, sizeof nonce, aad,
-                                           aad_size, in, out, CRYPTO_TAG_SIZE, tag);
-    mbedtls_gcm_free(&gcm);
-    return status == 0 ? 0 : -TD_ERR_CRYPTO;
+    return gcm->seal(key, nonce, aad, aad_size, in, size, out, tag);
 }
 
 int gcm_open(const uint8_t key[CRYPTO_KEY_SIZE], uint32_t nonce_index, const void *aad, size_t aad_size,
@@ -154,18 +195,15 @@ int gcm_open(const uint8_t key[CRYPTO_KEY_SIZE], uint32_t nonce_index, const voi
 {
     uint8_t nonce[GCM_NONCE_SIZE];
     make_nonce(nonce_index, nonce);
-    mbedtls_gcm_context gcm;
-    mbedtls_gcm_init(&gcm);
-    int status = mbedtls_gcm_setkey(&gcm, MBEDTLS_CIPHER_ID_AES, key, CRYPTO_KEY_SIZE * 8);
-    if (status == 0)
-        status = mbedtls_gcm_auth_decrypt(&gcm, size, nonce, sizeof nonce, aad, aad_size, tag,
-                                          CRYPTO_TAG_SIZE, in, out);
-    mbedtls_gcm_free(&gcm);
-    if (status == 0)
-        return 0;
-    if (size > 0)
+    int rc = gcm->open(key, nonce, aad, aad_size, in, size, out, tag);
+    if (rc < 0 && size > 0)
         crypto_wipe(out, size);
-    return -TD_ERR_CRYPTO;
+    return rc;
+}
+
+const char *crypto_gcm_name(void)
+{
+    return gcm->name;
 }
 
 /* --- random bytes, comparing, wiping --- */

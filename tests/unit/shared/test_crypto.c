@@ -1,7 +1,7 @@
 /* crypto: published vectors (FIPS 180, RFC 4231, RFC 5869, the GCM specification), and values made with
  * OpenSSL 3 through Python's `cryptography` where the published ones do not fit this interface's fixed sizes.
  */
-#include "shared/crypto.h"
+#include "shared/gcm.h"
 #include "shared/status.h"
 #include <setjmp.h>
 #include <stdarg.h>
@@ -173,6 +173,37 @@ static int open_sealed(const struct sealed *s, uint32_t index, uint8_t *out)
     return gcm_open(s->key, index, s->aad, sizeof s->aad, s->text, sizeof s->text, out, s->tag);
 }
 
+#ifdef TANDEM_SODIUM
+/* Twins: what one seals the other opens, the bytes are the same, and neither opens what was changed. */
+static void test_gcm_engines_agree(void **state)
+{
+    (void)state;
+    static const size_t sizes[] = {0, 1, 15, 16, 17, 127, 128, 129, 255, 4096, 20001};
+    static uint8_t in[20001], a[20001], b[20001], out[20001];
+    uint8_t key[32], nonce[GCM_NONCE_SIZE], aad[300], tag_a[16], tag_b[16];
+    if (!gcm_sodium.usable())
+        skip();
+    for (size_t i = 0; i < TD_COUNT(sizes) * 3; i++) {
+        size_t size = sizes[i / 3], aad_size = i % 3 * 150;
+        crypto_random(key, sizeof key);
+        crypto_random(nonce, sizeof nonce);
+        crypto_random(aad, sizeof aad);
+        crypto_random(in, sizeof in);
+        assert_int_equal(gcm_mbedtls.seal(key, nonce, aad, aad_size, in, size, a, tag_a), 0);
+        assert_int_equal(gcm_sodium.seal(key, nonce, aad, aad_size, in, size, b, tag_b), 0);
+        assert_memory_equal(a, b, size);
+        assert_memory_equal(tag_a, tag_b, sizeof tag_a);
+        assert_int_equal(gcm_mbedtls.open(key, nonce, aad, aad_size, b, size, out, tag_b), 0);
+        assert_memory_equal(out, in, size);
+        memcpy(out, a, size); /* in place, as records are opened */
+        assert_int_equal(gcm_sodium.open(key, nonce, aad, aad_size, out, size, out, tag_a), 0);
+        assert_memory_equal(out, in, size);
+        tag_a[i % 16] ^= 1;
+        assert_true(gcm_sodium.open(key, nonce, aad, aad_size, a, size, out, tag_a) < 0);
+    }
+}
+#endif
+
 static void test_gcm_refuses_every_change(void **state)
 {
     (void)state;
@@ -243,6 +274,9 @@ int main(void)
         cmocka_unit_test(test_gcm_vectors_of_the_specification),
         cmocka_unit_test(test_gcm_against_openssl),
         cmocka_unit_test(test_gcm_refuses_every_change),
+#ifdef TANDEM_SODIUM
+        cmocka_unit_test(test_gcm_engines_agree),
+#endif
         cmocka_unit_test(test_random_equal_wipe),
     };
     return cmocka_run_group_tests_name("crypto", tests, set_up, NULL);
