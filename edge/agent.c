@@ -11,6 +11,7 @@
 
 #define MODULE           "edge"
 #define TICK_US          250000u
+#define TICK_UPLOAD_US   50000u /* while the planner may have to act */
 #define CONV_ENTRIES_MAX 100000u
 #define KEY_FILE         "master.key"
 
@@ -53,13 +54,34 @@ static void check_deadline(struct flight *f)
     flight_check_deadline(f, clock_mono_us());
 }
 
+void agent_look_at_link(struct agent *a)
+{
+    struct link_stats stats;
+    if (uplink_stats(a->uplink, &stats))
+        estimates_link(&a->estimates, &stats, clock_mono_us());
+}
+
+/* A link that has gone quiet says nothing by itself. True: some prompt is still on its way. */
+static bool reconsider_plans(struct agent *a)
+{
+    bool any = false;
+    uint64_t now_us = clock_mono_us();
+    agent_look_at_link(a);
+    for (struct flight *f = a->flights, *next; f; f = next) {
+        next = f->next;
+        any |= plan_reconsider(f, now_us);
+    }
+    return any;
+}
+
 static void on_tick(void *ctx)
 {
     struct agent *a = ctx;
     each_flight(a, check_deadline);
     each_flight(a, flight_kick);
+    bool uploading = reconsider_plans(a);
     if (a->flight_count > 0) {
-        net_timer_start(a->tick, TICK_US);
+        net_timer_start(a->tick, uploading ? TICK_UPLOAD_US : TICK_US);
     } else if (a->drained) {
         void (*fn)(void *) = a->drained;
         a->drained = NULL;
@@ -109,6 +131,7 @@ static void on_ready(void *ctx, const Tandem__Welcome *w)
 static void on_lost(void *ctx)
 {
     struct agent *a = ctx;
+    estimates_link_lost(&a->estimates);
     for (struct flight *f = a->flights; f; f = f->next)
         if (f->state == FLIGHT_OPEN && !f->finished)
             gen_reopen(&f->receiver, clock_wall_us());
@@ -174,13 +197,15 @@ static int open_model(struct agent *a, struct td_error *err)
     a->env.tokenizer = a->tokenizer;
     a->context_max = a->model->params.context_max;
     uint32_t held = a->model->layers_held, wanted = a->config.edge_layers;
-    if (wanted == AGENT_EDGE_LAYERS_UNSET)
-        wanted = TD_MIN(AGENT_EDGE_LAYERS, held);
+    a->layers_wanted = wanted;
+    if (wanted == PLANNER_AUTO)
+        wanted = held;
     if (wanted > held)
         return td_fail(err, -TD_ERR_ARG,
                        "cannot run %u layers here: %s holds %u of %u; use --edge-layers %u or fewer", wanted,
                        a->config.model_path, held, a->model->params.layer_count, held);
     a->layers = wanted;
+    a->fill_layers = a->layers_wanted == PLANNER_AUTO ? 0 : wanted;
     return 0;
 }
 

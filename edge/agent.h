@@ -10,12 +10,11 @@
 #ifndef TANDEM_EDGE_AGENT_H
 #define TANDEM_EDGE_AGENT_H
 #include "edge/edge_turn.h"
+#include "edge/planner.h"
 #include "protocol/api.h"
 #include "protocol/link.h"
 
-#define AGENT_FLIGHTS_MAX       256u
-#define AGENT_EDGE_LAYERS       8u /* default k, where the model has so many */
-#define AGENT_EDGE_LAYERS_UNSET UINT32_MAX
+#define AGENT_FLIGHTS_MAX 256u
 
 struct agent_config { /* strings are borrowed for the agent's life */
     const char *model_path;
@@ -25,7 +24,9 @@ struct agent_config { /* strings are borrowed for the agent's life */
     const char *ca_path, *cert_path, *key_path; /* NULL: the system's authorities; no client certificate */
     bool tls;
     const char *token;
-    uint32_t edge_layers; /* k, or AGENT_EDGE_LAYERS_UNSET */
+    uint32_t edge_layers; /* k, or PLANNER_AUTO */
+    enum planner_prefer prefer;
+    double cloud_price; /* planner.h */
     uint8_t codec, hidden_dtype;
     enum kv_accept accept; /* for requests that name none */
     uint32_t chunk_tokens; /* a multiple of KV_BLOCK_TOKENS */

@@ -9,6 +9,7 @@
 #define TANDEM_EDGE_AGENT_INTERNAL_H
 #include "edge/agent.h"
 #include "edge/edge_worker.h"
+#include "edge/estimates.h"
 #include "edge/pipeline.h"
 #include "edge/planner.h"
 #include "edge/uplink.h"
@@ -42,7 +43,10 @@ struct agent {
     struct conv_index *conversations;
     struct edge_turn_env env;
     char model_name[128];
-    uint32_t layers; /* k; 0: no pipeline */
+    uint32_t layers; /* that the pipeline can run: k, or with the planner's choice all held; 0: no pipeline */
+    uint32_t layers_wanted; /* k, or PLANNER_AUTO */
+    uint32_t fill_layers;   /* that replies are run through in idle time: the last k that was planned */
+    struct estimates estimates;
     struct local_kv *kv;
     struct pipeline *pipeline;
     struct mailbox *results; /* of the pipeline */
@@ -108,6 +112,12 @@ struct flight {
         [LIMIT_RANGES]; /* the record when the last plan was sent; merged when INGESTED tells where that one began */
     uint32_t before_count;
     bool merged;
+    uint32_t rows_until; /* the prefill thread has handed on rows below */
+    uint64_t reconsidered_us;
+    uint32_t queue_tokens; /* ahead of this one in the cloud, as it said last */
+    uint64_t load_us;      /* until it has loaded what is cached, as OPEN_ACK said */
+    uint32_t plan_count,
+        left_tokens; /* for timings: plans that were sent; tokens whose KV or more was left to the cloud under way */
     Tandem__Ingested ingested;        /* the last of this stream */
     bool rows_need_f32, no_edge;      /* what went wrong before on this flight */
     struct pipeline_job *work;        /* NULL: none */
@@ -137,6 +147,21 @@ void flight_wait_again(struct flight *f);
 void flight_lost(struct flight *f); /* the link was lost */
 void flight_free(struct flight *f); /* whatever its state; shutdown only */
 
+/* ---- flight_plan.c ---- */
+void plan_taken(struct agent *a,
+                size_t size); /* bytes of the pipeline's that the link has, or nobody wants */
+/* The rows and pieces that are still wanted end here; what was computed stays with the job. */
+void plan_stop(struct flight *f);
+/* Plan with what is known now, tell the cloud, set the prefill thread to work. */
+int plan_again(struct flight *f);
+/* The cloud has the generation and waits for the rest of its prompt: the plan that it names goes on. */
+int plan_go_on(struct flight *f, const Tandem__OpenAck *m);
+/* Does the plan that went out with OPEN still do, now that the answer is here? */
+bool plan_fits_ack(struct flight *f);
+void plan_settle(struct flight *f); /* INGESTED has come */
+/* Go on, or leave the rest to the cloud? False: there is nothing to be thought over any more. */
+bool plan_reconsider(struct flight *f, uint64_t now_us);
+
 /* ---- flight_wire.c ---- */
 int wire_try_open(struct flight *f); /* 0: opened; -TD_ERR_FULL, -TD_ERR_CLOSED: not now */
 int wire_frame(struct flight *f, const struct wire_frame *frame);
@@ -148,6 +173,7 @@ void wire_feed_pipeline(struct flight *f, bool all);
 void wire_close_work(struct flight *f, bool keep);
 
 /* ---- agent.c ---- */
+void agent_look_at_link(struct agent *a); /* take its figures into the estimates */
 /* A flight with this request id that has got beyond its preparation. */
 struct flight *agent_find_request(struct agent *a, const struct flight *except,
                                   const uint8_t request_id[GEN_REQUEST_ID_SIZE]);

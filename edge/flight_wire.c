@@ -13,103 +13,14 @@
 
 #define MODULE "edge"
 
-/* ---- the prefill job ---- */
-
-/* The prefill thread is gone at shutdown. */
-static void taken(struct agent *a, size_t size)
-{
-    if (a->pipeline)
-        pipeline_taken(a->pipeline, size);
-}
-
-static void drop_pending(struct flight *f)
-{
-    while (f->pending) {
-        struct pipeline_message *next = f->pending->next;
-        taken(f->agent, f->pending->size);
-        pipeline_message_free(f->pending);
-        f->pending = next;
-    }
-}
-
-static void open_work(struct flight *f)
-{
-    struct agent *a = f->agent;
-    if (f->work || !a->pipeline)
-        return;
-    struct pipeline_work work = {.id = f->serial,
-                                 .ids = f->turn.ids,
-                                 .count = f->turn.ids_count,
-                                 .capacity = f->turn.ids_count + f->receiver.capacity,
-                                 .chain = f->turn.chain};
-    memcpy(work.principal_key, f->turn.principal_key, sizeof work.principal_key);
-    f->work = pipeline_open(a->pipeline, &work);
-    f->work_count = f->turn.ids_count;
-    crypto_wipe(work.principal_key, sizeof work.principal_key);
-}
-
-void wire_feed_pipeline(struct flight *f, bool all)
-{
-    if (!f->work)
-        return;
-    uint32_t known = f->work_count - f->turn.ids_count; /* reply tokens */
-    uint32_t count = f->finished ? TD_MIN(f->keep_count, f->receiver.count) : f->receiver.count;
-    uint32_t total = f->turn.ids_count + count;
-    if (count <= known || (!all && total / KV_BLOCK_TOKENS == f->work_count / KV_BLOCK_TOKENS))
-        return;
-    pipeline_append(f->agent->pipeline, f->work, f->receiver.ids + known, count - known);
-    f->work_count = total;
-}
-
-void wire_close_work(struct flight *f, bool keep)
-{
-    drop_pending(f);
-    if (f->work)
-        pipeline_close(f->agent->pipeline, f->work, keep);
-    f->work = NULL;
-}
-
-/* ---- the record ---- */
-
-/* What INGESTED has told goes into the record: where the last plan began, and whose KV the cloud made itself. */
-static void settle_record(struct flight *f)
-{
-    const Tandem__Ingested *m = &f->ingested;
-    struct plan_range merged[LIMIT_RANGES];
-    if (!f->merged && f->before_count > 0 && m->epoch == f->epoch) {
-        uint32_t begin = m->plan_begin - m->plan_begin % KV_BLOCK_TOKENS;
-        uint32_t count =
-            plan_merge(f->before, f->before_count, f->plan.ranges, f->plan.range_count, begin, merged);
-        if (count > 0)
-            memcpy(f->record, merged, count * sizeof *merged), f->record_count = count;
-        f->merged = true;
-    }
-    f->record_count = plan_without_kv(f->record, f->record_count, m->refill_begin, m->refill_end);
-}
-
-static void set_record(struct flight *f, const struct plan_range *ranges, uint32_t count)
-{
-    f->record_count = count;
-    memcpy(f->record, ranges, count * sizeof *ranges);
-}
-
-/* The rows and pieces that are still wanted end here; what was computed stays with the job. */
-static void stop_sending(struct flight *f)
-{
-    f->valid_since = ++f->epoch;
-    drop_pending(f);
-    uplink_void(f->agent->uplink, f->stream, UINT32_MAX);
-    if (f->work)
-        pipeline_fill(f->agent->pipeline, f->work, f->agent->layers);
-}
+/* ---- the stream's end ---- */
 
 /* The cloud has ended the stream. */
 static void stream_ended(struct flight *f)
 {
-    stop_sending(f);
+    plan_stop(f);
     f->stream = 0;
     f->planned = f->acked = false;
-    settle_record(f);
 }
 
 void wire_leave_stream(struct flight *f)
@@ -119,158 +30,6 @@ void wire_leave_stream(struct flight *f)
         return;
     stream_ended(f);
     uplink_close(f->agent->uplink, stream);
-}
-
-/* ---- plans ---- */
-
-/* Only the prompt is planned. Reply tokens that a new stream begins with are the cloud's, from their ids, as they were when it decoded them first:
- * with lossy forms that alone gives the same KV, and so the same text, again. */
-static void make_plan(struct flight *f)
-{
-    struct agent *a = f->agent;
-    if (f->acked && f->ack_cached >= f->turn.ids_count) {
-        f->plan =
-            (struct plan){.range_count = 1,
-                          .ranges = {{.first_token = f->ack_cached, .count = f->open_count - f->ack_cached}}};
-        return;
-    }
-    uint32_t cached = f->acked      ? f->ack_cached
-                      : f->no_cache ? 0
-                                    : planner_guess_cached(f->turn.known_count, f->turn.ids_count);
-    uint32_t chain_count = f->turn.ids_count / KV_BLOCK_TOKENS;
-    struct planner_state state = {
-        .layer_count = a->model->params.layer_count,
-        .layers_wanted = f->no_edge || !a->pipeline ? 0 : a->layers,
-        .held_tokens =
-            a->kv ? KV_BLOCK_TOKENS * local_kv_held(a->kv, f->turn.chain, chain_count, a->layers) : 0,
-        .cached_tokens = cached,
-        .cached_known = f->acked,
-        .prompt_count = f->turn.ids_count,
-        .accept = f->accept,
-        .codec = a->config.codec,
-        .hidden_dtype = a->config.hidden_dtype,
-        .codec_mask = a->codec_mask,
-        .hidden_mask = a->hidden_mask,
-        .rows_need_f32 = f->rows_need_f32,
-    };
-    planner_plan(&state, &f->plan);
-}
-
-/* The layers of the record again, from what the cloud has cached on: for a cloud that has lost the generation, when tokens of it are held already. */
-static void plan_as_recorded(struct flight *f)
-{
-    uint32_t begin = f->ack_cached;
-    struct plan_range none[1];
-    f->plan = (struct plan){.send_begin = begin};
-    f->plan.range_count = plan_merge(none, 0, f->record, f->record_count, 0, f->plan.ranges);
-    while (f->plan.range_count > 0 && plan_range_end(&f->plan.ranges[0]) <= begin)
-        memmove(f->plan.ranges, f->plan.ranges + 1, --f->plan.range_count * sizeof *f->plan.ranges);
-    if (f->plan.range_count > 0 && f->plan.ranges[0].first_token < begin) {
-        f->plan.ranges[0].count = plan_range_end(&f->plan.ranges[0]) - begin;
-        f->plan.ranges[0].first_token = begin;
-    }
-}
-
-static uint32_t most_layers(const struct plan *p)
-{
-    uint32_t layers = 0;
-    for (uint32_t i = 0; i < p->range_count; i++)
-        layers = TD_MAX(layers, p->ranges[i].layers);
-    return layers;
-}
-
-/* Ranges of more layers than this device holds (another one began the generation, or no memory is left) become the cloud's. */
-static void cap_plan(struct flight *f)
-{
-    uint32_t held = f->work && !f->no_edge ? f->agent->layers : 0;
-    for (uint32_t i = 0; i < f->plan.range_count; i++)
-        if (f->plan.ranges[i].layers > held)
-            f->plan.ranges[i].layers = f->plan.ranges[i].codec = f->plan.ranges[i].hidden_dtype = 0;
-    f->plan.layers = most_layers(&f->plan);
-}
-
-static int send_plan(struct flight *f)
-{
-    Tandem__Range ranges[LIMIT_RANGES], *pointers[LIMIT_RANGES];
-    Tandem__Plan plan = TANDEM__PLAN__INIT;
-    for (uint32_t i = 0; i < f->plan.range_count; i++) {
-        const struct plan_range *r = &f->plan.ranges[i];
-        ranges[i] = (Tandem__Range)TANDEM__RANGE__INIT;
-        ranges[i].first_token = r->first_token;
-        ranges[i].count = r->count;
-        ranges[i].layers = r->layers;
-        ranges[i].codec = r->codec;
-        ranges[i].hidden_dtype = r->hidden_dtype;
-        pointers[i] = &ranges[i];
-    }
-    plan.epoch = f->epoch;
-    plan.n_ranges = f->plan.range_count;
-    plan.ranges = pointers;
-    return uplink_send(f->agent->uplink, f->stream, FRAME_PLAN, &plan.base, NULL, 0);
-}
-
-/* Tell the cloud the plan, and set the prefill thread to work on it: rows and KV from these tokens on. */
-static int carry_plan_out(struct flight *f, uint32_t rows_begin, uint32_t kv_begin)
-{
-    struct agent *a = f->agent;
-    memcpy(f->before, f->record, f->record_count * sizeof *f->record);
-    f->before_count = f->record_count;
-    f->merged = f->before_count == 0;
-    set_record(f, f->plan.ranges, f->plan.range_count);
-    int rc = send_plan(f);
-    if (rc < 0)
-        return rc;
-    f->planned = true;
-    wire_feed_pipeline(f, true);
-    if (f->plan.layers > 0) {
-        uint32_t committed;
-        struct pipeline_send send = {.epoch = f->epoch,
-                                     .valid_since = f->valid_since,
-                                     .rows_begin = rows_begin,
-                                     .kv_begin = kv_begin - kv_begin % KV_BLOCK_TOKENS,
-                                     .range_count = f->plan.range_count};
-        memcpy(send.ranges, f->plan.ranges, f->plan.range_count * sizeof *send.ranges);
-        f->edge_layers = TD_MAX(f->edge_layers, f->plan.layers);
-        pipeline_send(a->pipeline, f->work, &send, 0, &committed);
-    } else if (f->work) {
-        pipeline_fill(a->pipeline, f->work, a->layers);
-    }
-    return 0;
-}
-
-/* Plan anew with what is known now. */
-static int plan_again(struct flight *f)
-{
-    stop_sending(f);
-    open_work(f);
-    if (f->receiver.count > 0 && f->record_count > 0 && f->ack_cached < f->turn.ids_count) {
-        plan_as_recorded(f);
-        cap_plan(f);
-    } else {
-        f->no_edge |= !f->work; /* no memory for the job: the cloud does it */
-        make_plan(f);
-    }
-    return carry_plan_out(f, f->plan.send_begin, f->plan.send_begin);
-}
-
-/* The cloud has the generation and waits for the rest of its prompt: the plan that it has at hand goes on. */
-static int go_on_with_plan(struct flight *f, const Tandem__OpenAck *m)
-{
-    f->epoch = TD_MAX(f->epoch, m->epoch);
-    stop_sending(f);
-    open_work(f);
-    if (m->n_ranges == 0)
-        return plan_again(f);
-    f->plan = (struct plan){.range_count = (uint32_t)m->n_ranges};
-    for (uint32_t i = 0; i < f->plan.range_count; i++)
-        f->plan.ranges[i] = (struct plan_range){.first_token = m->ranges[i]->first_token,
-                                                .count = m->ranges[i]->count,
-                                                .layers = m->ranges[i]->layers,
-                                                .codec = (uint8_t)m->ranges[i]->codec,
-                                                .hidden_dtype = (uint8_t)m->ranges[i]->hidden_dtype};
-    set_record(f, f->plan.ranges, f->plan.range_count);
-    cap_plan(f);
-    return carry_plan_out(f, m->hidden_tokens, TD_MIN(m->kv_tokens, m->hidden_tokens));
 }
 
 /* ---- opening ---- */
@@ -422,7 +181,7 @@ void wire_flush(struct flight *f)
             account(f, m);
             m->payload = NULL;
         }
-        taken(f->agent, m->size);
+        plan_taken(f->agent, m->size);
         pipeline_message_free(m);
     }
 }
@@ -433,12 +192,15 @@ void wire_pipeline_event(struct flight *f, struct pipeline_event *e)
         f->edge_us += e->cost.compute_us;
         f->edge_tokens += e->cost.tokens;
         metric_add(f->agent->metrics.prefill_tokens, e->cost.tokens);
+        estimates_edge(&f->agent->estimates, e->cost.compute_us, e->cost.tokens, e->cost.layers,
+                       e->cost.position);
     }
     if (f->state != FLIGHT_OPEN || !f->stream || e->epoch < f->valid_since)
         return;
     struct pipeline_message **last = &f->pending;
     switch (e->type) {
     case PIPELINE_MESSAGES:
+        f->rows_until = TD_MAX(f->rows_until, e->rows_until);
         while (*last)
             last = &(*last)->next;
         *last = e->messages;
@@ -481,6 +243,9 @@ static int on_open_ack(struct flight *f, const Tandem__OpenAck *m)
     f->acked = true;
     f->deadline_us = 0;
     f->ack_cached = m->cached_tokens;
+    f->queue_tokens = m->queue_tokens;
+    f->load_us = m->load_us;
+    estimates_cloud(&f->agent->estimates, m->layer_ns, m->layer_slope_ns);
     if (!f->started) {
         f->cached_tokens = m->cached_tokens;
         f->cached_memory = m->cached_memory;
@@ -489,14 +254,12 @@ static int on_open_ack(struct flight *f, const Tandem__OpenAck *m)
     if (m->resumed) {
         metric_add(f->agent->metrics.resumed, 1);
         if (!m->plan_wanted) {
-            stop_sending(f);
-        } else if (go_on_with_plan(f, m) < 0) {
+            plan_stop(f);
+        } else if (plan_go_on(f, m) < 0) {
             flight_wait_again(f);
             return 0;
         }
-    } else if (!f->planned || (f->plan.layers > 0 && f->plan.send_begin != m->cached_tokens) ||
-               (f->plan.layers == 0 && f->agent->pipeline && !f->no_edge)) {
-        /* The last: k was 0 on a guess; what is really cached may make the device worth its while. */
+    } else if (!plan_fits_ack(f)) {
         if (plan_again(f) < 0) {
             flight_wait_again(f);
             return 0;
@@ -624,7 +387,12 @@ int wire_frame(struct flight *f, const struct wire_frame *frame)
         return 0;
     case FRAME_INGESTED:
         f->ingested = *frame->ingested; /* numbers only */
-        settle_record(f);
+        f->queue_tokens = f->ingested.queue_tokens;
+        f->load_us = 0;
+        estimates_cloud(&f->agent->estimates, f->ingested.layer_ns, f->ingested.layer_slope_ns);
+        plan_settle(f);
+        agent_look_at_link(f->agent);
+        plan_reconsider(f, clock_mono_us());
         return 0;
     default: /* KV_BLOCK that nobody fetched */
         return -TD_ERR_PROTOCOL;

@@ -423,7 +423,7 @@ static int take_options(struct tandem *t, const struct tandem_options *o, struct
     c->data_dir = t->data_dir;
     c->token = t->token;
     c->tls = !o->plain;
-    c->edge_layers = o->edge_layers < 0 ? AGENT_EDGE_LAYERS_UNSET : (uint32_t)o->edge_layers;
+    c->edge_layers = o->edge_layers < 0 ? PLANNER_AUTO : (uint32_t)o->edge_layers;
     c->threads = (unsigned)o->threads;
     c->kv_memory = o->kv_memory ? o->kv_memory : KV_MEMORY;
     c->chunk_tokens = CHUNK_TOKENS;

@@ -1,6 +1,8 @@
 /* planner: see planner.h. */
 #include "edge/planner.h"
 
+#define PLANNER_CANDIDATES 64 /* k: with more layers than this, every second or third is tried */
+
 static uint32_t floor_to_block(uint32_t tokens)
 {
     return tokens - tokens % KV_BLOCK_TOKENS;
@@ -17,6 +19,16 @@ uint32_t planner_guess_cached(uint32_t known_count, uint32_t prompt_count)
 {
     return floor_to_block(TD_MIN(known_count, prompt_count - 1));
 }
+
+uint32_t planner_held(const struct planner_state *s, uint32_t layers)
+{
+    uint32_t blocks = 0;
+    while (blocks < s->depth_count && s->depths[blocks] >= layers)
+        blocks++;
+    return blocks * KV_BLOCK_TOKENS;
+}
+
+/* ---- forms ---- */
 
 static bool in_mask(uint32_t mask, uint8_t bit)
 {
@@ -41,31 +53,189 @@ static bool choose_forms(const struct planner_state *s, uint8_t *codec, uint8_t 
     return in_mask(s->codec_mask, *codec) && in_mask(s->hidden_mask, *hidden_dtype);
 }
 
-static void add_range(struct plan *p, uint32_t begin, uint32_t end, uint32_t layers)
+/* ---- building plans ---- */
+
+static void add_range(struct plan *p, uint32_t begin, uint32_t end, uint32_t layers, uint8_t codec)
 {
-    if (begin == end)
+    if (begin >= end)
         return;
     p->ranges[p->range_count++] = (struct plan_range){.first_token = begin,
                                                       .count = end - begin,
                                                       .layers = layers,
-                                                      .codec = p->codec,
-                                                      .hidden_dtype = p->hidden_dtype};
+                                                      .codec = codec,
+                                                      .hidden_dtype = layers ? p->hidden_dtype : 0};
+}
+
+/* All of [cached, prompt) with k layers; KV of the tokens below kv_end is sent. A guess of what is cached may be too high: then the cloud computes
+ * what it lacks of the guessed prefix from token ids. */
+static void build(const struct planner_state *s, uint32_t layers, uint32_t kv_end, struct plan *p)
+{
+    uint32_t begin = s->cached_tokens, end = s->prompt_count;
+    p->range_count = 0;
+    p->layers = layers;
+    if (layers == 0) {
+        add_range(p, s->cached_known ? begin : 0, end, 0, 0);
+        return;
+    }
+    p->send_begin = begin;
+    p->compute_begin = TD_MIN(planner_held(s, layers), begin);
+    if (!s->cached_known)
+        add_range(p, 0, begin, 0, 0);
+    add_range(p, begin, kv_end, layers, p->codec);
+    add_range(p, TD_MAX(begin, kv_end), end, layers, PLAN_CODEC_NONE);
+}
+
+/* ---- choosing ---- */
+
+struct candidate {
+    uint32_t layers, kv_end;
+    struct plan_times times;
+};
+
+static struct plan_times foretell(const struct planner_state *s, struct plan *scratch, uint32_t layers,
+                                  uint32_t kv_end)
+{
+    build(s, layers, kv_end, scratch);
+    struct plan_progress at = {.rows = s->cached_tokens, .run = s->cached_tokens, .kv = s->cached_tokens};
+    at.catch_up = s->cached_tokens - TD_MIN(planner_held(s, layers), s->cached_tokens);
+    return plan_model_run(&s->model, scratch->ranges, scratch->range_count, &at);
+}
+
+/* Lower is better. */
+static double score(const struct planner_state *s, const struct plan_times *t)
+{
+    return t->first_us + t->t16_us + 2 * s->cloud_price * t->cloud_us;
+}
+
+/* How much KV to send: what takes longer than computing it in the cloud behind the first token is not sent. T16 falls and then rises with it, so
+ * halving finds the least. Counted in blocks, behind what is cached. */
+static struct candidate best_of_layers(const struct planner_state *s, struct plan *scratch, uint32_t layers)
+{
+    uint32_t begin = s->cached_tokens / KV_BLOCK_TOKENS;
+    uint32_t low = begin, high = (s->prompt_count + KV_BLOCK_TOKENS - 1) / KV_BLOCK_TOKENS;
+    struct candidate best = {layers, s->prompt_count, foretell(s, scratch, layers, s->prompt_count)};
+    if (s->prefer == PREFER_CLOUD_COST || layers == 0)
+        return best;
+    while (high - low > 1) {
+        uint32_t mid = (low + high) / 2;
+        struct candidate a = {layers, mid * KV_BLOCK_TOKENS,
+                              foretell(s, scratch, layers, mid * KV_BLOCK_TOKENS)};
+        uint32_t more = TD_MIN((mid + 1) * KV_BLOCK_TOKENS, s->prompt_count);
+        struct plan_times b = foretell(s, scratch, layers, more);
+        if (score(s, &a.times) < score(s, &best.times))
+            best = a;
+        if (score(s, &b) < score(s, &a.times))
+            low = mid;
+        else
+            high = mid;
+    }
+    return best;
+}
+
+/* What a plan may not be later than. */
+struct limits {
+    double first_us, t16_us;
+};
+
+static bool within(const struct plan_times *t, const struct limits *l)
+{
+    return t->first_us <= l->first_us && t->t16_us <= l->t16_us;
+}
+
+/* The least computing in the cloud: anything that is not much later than the soonest is good enough. */
+static struct candidate cheapest(const struct candidate *all, size_t count)
+{
+    struct limits patience = {all[0].times.first_us, all[0].times.t16_us};
+    for (size_t i = 1; i < count; i++) {
+        patience.first_us = TD_MIN(patience.first_us, all[i].times.first_us);
+        patience.t16_us = TD_MIN(patience.t16_us, all[i].times.t16_us);
+    }
+    patience.first_us *= PLANNER_COST_PATIENCE;
+    patience.t16_us *= PLANNER_COST_PATIENCE;
+    struct candidate best = all[0];
+    for (size_t i = 1; i < count; i++)
+        if (within(&all[i].times, &patience) && all[i].times.cloud_us < best.times.cloud_us)
+            best = all[i];
+    return best;
+}
+
+/* The first is k = 0. With a price on the cloud it may be later than that. */
+static struct candidate soonest(const struct planner_state *s, const struct candidate *all, size_t count)
+{
+    struct limits alone = {all[0].times.first_us, all[0].times.t16_us};
+    struct candidate best = all[0];
+    for (size_t i = 1; i < count; i++)
+        if ((s->cloud_price > 0 || within(&all[i].times, &alone)) &&
+            score(s, &all[i].times) < score(s, &best.times))
+            best = all[i];
+    return score(s, &best.times) < PLANNER_GAIN * score(s, &all[0].times) ? best : all[0];
+}
+
+static void choose(const struct planner_state *s, struct plan *out)
+{
+    struct candidate all[PLANNER_CANDIDATES + 1] = {best_of_layers(s, out, 0)};
+    uint32_t most = TD_MIN(s->layers_held, s->layer_count), step = most / PLANNER_CANDIDATES + 1;
+    size_t count = 1;
+    for (uint32_t layers = most; layers > 0; layers -= TD_MIN(step, layers))
+        all[count++] = best_of_layers(s, out, layers);
+    struct candidate best = s->prefer == PREFER_CLOUD_COST ? cheapest(all, count) : soonest(s, all, count);
+    build(s, best.layers, best.kv_end, out);
+    out->chosen = true;
+    out->times = best.times;
+    out->cloud_alone = all[0].times;
 }
 
 void planner_plan(const struct planner_state *s, struct plan *out)
 {
     memset(out, 0, sizeof *out);
-    uint32_t begin = s->cached_tokens, end = s->prompt_count;
-    bool possible = s->layers_wanted > 0 && choose_forms(s, &out->codec, &out->hidden_dtype);
-    if (possible && planner_catch_up_pays(s->held_tokens, begin, end)) {
-        out->layers = s->layers_wanted;
-        out->send_begin = begin;
-        out->compute_begin = TD_MIN(s->held_tokens, begin);
-    } else {
+    uint32_t k = s->layers_wanted;
+    if (s->layers_held == 0 || !choose_forms(s, &out->codec, &out->hidden_dtype))
+        k = 0;
+    if (k != PLANNER_AUTO && k > 0 &&
+        !planner_catch_up_pays(planner_held(s, k), s->cached_tokens, s->prompt_count))
+        k = 0;
+    if (k == PLANNER_AUTO)
+        choose(s, out);
+    else
+        build(s, k, s->prompt_count, out);
+    if (out->layers == 0)
         out->codec = out->hidden_dtype = 0;
-    }
-    /* A guess may be too high: then the cloud computes what it lacks of the guessed prefix from token ids. */
-    if (!s->cached_known && out->layers > 0)
-        add_range(out, 0, begin, 0);
-    add_range(out, s->cached_known || out->layers > 0 ? begin : 0, end, out->layers);
+}
+
+/* ---- under way ---- */
+
+bool planner_switch(const struct planner_state *s, const struct plan *plan, const struct plan_progress *at,
+                    const struct plan *fresh)
+{
+    struct plan_times on = plan_model_run(&s->model, plan->ranges, plan->range_count, at);
+    if (s->prefer == PREFER_CLOUD_COST)
+        return fresh->layers > plan->layers || score(s, &fresh->times) < PLANNER_SWITCH * score(s, &on);
+    return score(s, &fresh->times) < PLANNER_SWITCH * score(s, &on);
+}
+
+/* What is here stays; the rest of the KV does not come, the rest of the prompt is the cloud's. */
+static void build_leave(const struct plan *plan, const struct plan_progress *at, struct plan *out)
+{
+    uint32_t end = plan_range_end(&plan->ranges[plan->range_count - 1]);
+    uint32_t from = at->rows >= end ? end : floor_to_block(TD_MAX(at->rows, at->run));
+    struct plan_range rest = {.first_token = from, .count = end - from};
+    *out = *plan;
+    out->range_count =
+        plan_merge(plan->ranges, plan->range_count, &rest, end > from ? 1 : 0, from, out->ranges);
+    out->range_count = plan_without_kv(out->ranges, out->range_count, floor_to_block(at->kv), end);
+}
+
+bool planner_reconsider(const struct planner_state *s, const struct plan *plan,
+                        const struct plan_progress *at, struct plan *out)
+{
+    if (plan->layers == 0 || plan->range_count == 0)
+        return false;
+    struct plan_times on = plan_model_run(&s->model, plan->ranges, plan->range_count, at);
+    build_leave(plan, at, out);
+    if (out->range_count == 0 || out->range_count > LIMIT_RANGES)
+        return false;
+    struct plan_times leave = plan_model_run(&s->model, out->ranges, out->range_count, at);
+    out->times = leave;
+    out->chosen = true;
+    return score(s, &leave) < PLANNER_SWITCH * score(s, &on);
 }

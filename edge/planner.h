@@ -1,26 +1,42 @@
-/* planner: who computes which part of a prompt. A pure function from what is known to a plan; no clock, no threads, no I/O.
+/* planner: who computes which part of a prompt. Pure functions from what is known and measured to a plan; no clock, no threads, no I/O.
  *
- * This planner has a fixed split: the device computes layers [0, k) of everything that the cloud does not have cached, with one k for all
- * prompts, unless that is impossible (the cloud takes no codec or row type that the request's fidelity allows) or foolish (the device lacks so
- * much of the prefix that catching up costs more than it brings). Then k is 0 for this prompt: the cloud computes all of it from token ids.
+ * The device computes layers [0, k) of what the cloud does not have cached. k is fixed, or the planner's choice: it runs each k, and how much of the
+ * KV to send, through the model of plan_model.h and takes the plan that is best for the wish:
  *
- * To run [0, k) on a token the device needs the KV of [0, k) of every earlier token. What it holds of the prefix ends at `held_tokens`; the
+ *     latency     least time to the 1st and to the 16th token together, neither later than with k = 0
+ *     cloud-cost  least computing in the cloud, both at most PLANNER_COST_PATIENCE times as late as the best
+ *
+ * A plan must promise PLANNER_GAIN over k = 0, whose estimate has the fewest assumptions.
+ *
+ * To run [0, k) on a token the device needs the KV of [0, k) of every earlier token. What it holds of the prefix ends at `held`; the
  * cloud's cache ends at `cached_tokens`; so [held, cached) must be caught up locally first, and only [cached, prompt) is sent:
  *
  *      0 ........ held ........ cached ................ prompt
- *      |  have it  | catch up    | compute, send         |                                                                            */
+ *      |  have it  | catch up    | compute, send         |
+ *
+ * While the prompt is under way the same questions are asked again (planner_reconsider): go on, or leave what has not arrived to the cloud. */
 #ifndef TANDEM_EDGE_PLANNER_H
 #define TANDEM_EDGE_PLANNER_H
-#include "protocol/plan.h"
+#include "edge/plan_model.h"
 #include "protocol/wire.h"
 #include "shared/kv_block.h"
 
-#define PLANNER_CATCH_UP_COST 2 /* catching up may cost so many times the tokens that are left to do */
+#define PLANNER_CATCH_UP_COST                                                                                \
+    2 /* fixed k: catching up may cost so many times the tokens that are left to do */
+#define PLANNER_AUTO          UINT32_MAX
+#define PLANNER_GAIN          0.97 /* of the time with k = 0: what a plan must stay below */
+#define PLANNER_SWITCH        0.90 /* of the time of going on: what a change under way must stay below */
+#define PLANNER_COST_PATIENCE 1.2
+
+enum planner_prefer { PREFER_LATENCY, PREFER_CLOUD_COST };
 
 struct planner_state {
     uint32_t layer_count;   /* L of the model */
-    uint32_t layers_wanted; /* k of the fixed split, 0..L */
-    uint32_t held_tokens;   /* leading tokens whose KV of [0, k) is on the device; whole blocks */
+    uint32_t layers_wanted; /* k of a fixed split, 0..layers_held; PLANNER_AUTO: choose */
+    uint32_t layers_held;   /* on the device */
+    const uint16_t
+        *depths; /* [depth_count] of the prompt's leading blocks: layers of KV on the device, never rising */
+    uint32_t depth_count;
     uint32_t cached_tokens; /* leading tokens that the cloud will not compute; whole blocks, < prompt_count */
     bool cached_known; /* the cloud said so; else it is a guess, and the plan stays right if it is wrong */
     uint32_t prompt_count; /* >= 1 */
@@ -28,6 +44,11 @@ struct planner_state {
     uint8_t codec, hidden_dtype;      /* wished for: enum kv_codec, enum hidden_dtype */
     uint32_t codec_mask, hidden_mask; /* what the cloud takes: bit n is codec or type n */
     bool rows_need_f32;               /* a row did not fit the wished type */
+
+    /* for a choice */
+    enum planner_prefer prefer;
+    double cloud_price;      /* seconds of waiting that a second of the cloud is worth */
+    struct plan_model model; /* kv_size: of `codec` at this model */
 };
 
 struct plan {
@@ -37,12 +58,25 @@ struct plan {
     uint32_t compute_begin; /* with k > 0: first token that the device computes; <= send_begin */
     uint32_t send_begin;    /* with k > 0: first token whose rows and KV are sent */
     uint8_t codec, hidden_dtype;
+    bool chosen;                          /* by the model: the next two are set */
+    struct plan_times times, cloud_alone; /* foretold, from the plan's making on */
+    struct plan_model model;              /* what it was chosen by; the caller sets it */
 };
 
+/* Leading tokens whose KV of [0, layers) is on the device; whole blocks. */
+uint32_t planner_held(const struct planner_state *s, uint32_t layers);
 /* Is catching up on [held, begin) worth it, when [begin, end) is what is left to do? */
 bool planner_catch_up_pays(uint32_t held, uint32_t begin, uint32_t end);
 void planner_plan(const struct planner_state *s, struct plan *out);
 /* Before the cloud has answered: what it probably has of a prompt whose first known_count tokens it has seen. */
 uint32_t planner_guess_cached(uint32_t known_count, uint32_t prompt_count);
+
+/* Is `fresh`, chosen just now, so much better than going on with `plan` that what was done for it is thrown away? */
+bool planner_switch(const struct planner_state *s, const struct plan *plan, const struct plan_progress *at,
+                    const struct plan *fresh);
+/* A plan under way. True: *out is better by PLANNER_SWITCH. Where rows below `from` are the plan's as before; from there on the cloud goes on from token
+ * ids, and KV that had not arrived (from at->kv on) is not sent any more. Everything that waits to be sent is void then. */
+bool planner_reconsider(const struct planner_state *s, const struct plan *plan,
+                        const struct plan_progress *at, struct plan *out);
 
 #endif

@@ -19,7 +19,9 @@ static const struct config_option options[] = {
     {.name = "token-file", OPTION(token_file, CONFIG_STRING), .metavar = "FILE", .help = "credential for the cloud, in a file that only its owner can read (0600); or TANDEM_EDGE_TOKEN"},
     {.name = "token", OPTION(token, CONFIG_STRING), .metavar = "TOKEN", .help = "credential for the cloud", .secret = true},
     {.name = "plain", OPTION(plain, CONFIG_BOOL), .help = "no TLS to the cloud; for tests on one machine"},
-    {.name = "edge-layers", OPTION(edge_layers, CONFIG_INT), .fallback = "-1", .min = -1, .max = KV_LAYERS_MAX, .metavar = "K", .help = "layers that this device computes of each prompt, 0 to those that it holds; -1: 8, or all if fewer"},
+    {.name = "edge-layers", OPTION(edge_layers, CONFIG_STRING), .fallback = "auto", .metavar = "K", .help = "layers that this device computes of each prompt, 0 to those that it holds; auto: as many as pay, by what link, device and cloud are measured to do"},
+    {.name = "prefer", OPTION(prefer, CONFIG_STRING), .fallback = "latency", .metavar = "WISH", .help = "with auto: latency (the soonest reply) or cloud-cost (the least computing in the cloud, for a first token up to a fifth later)"},
+    {.name = "cloud-price", OPTION(cloud_price, CONFIG_FLOAT), .fallback = "0", .max = 1000, .metavar = "S", .help = "with auto: seconds of waiting that a second of computing in the cloud is worth"},
     {.name = "codec", OPTION(codec, CONFIG_STRING), .fallback = "l1", .metavar = "CODEC", .help = "of KV on the wire: raw, l0 (lossless), l1 (8 bits)"},
     {.name = "hidden", OPTION(hidden, CONFIG_STRING), .fallback = "f16", .metavar = "TYPE", .help = "of hidden states on the wire: f32, f16, int8"},
     {.name = "fidelity", OPTION(fidelity, CONFIG_STRING), .fallback = "visible-lossless", .metavar = "LEVEL", .help = "for requests that name none: exact, visible-lossless, any"},
@@ -99,8 +101,36 @@ int edge_accept_parse(const char *text, enum kv_accept *out)
     return rc;
 }
 
+/* "auto" or a number. */
+static int parse_layers(const char *text, uint32_t *out)
+{
+    char *end;
+    unsigned long k = strtoul(text, &end, 10);
+    *out = PLANNER_AUTO;
+    if (strcmp(text, "auto") == 0)
+        return 0;
+    if (text[0] < '0' || text[0] > '9' || *end || k > KV_LAYERS_MAX)
+        return -TD_ERR_ARG;
+    *out = (uint32_t)k;
+    return 0;
+}
+
+static int parse_prefer(const char *text, enum planner_prefer *out)
+{
+    static const struct named names[] = {{"latency", PREFER_LATENCY}, {"cloud-cost", PREFER_CLOUD_COST}};
+    int value, rc = find_name(names, TD_COUNT(names), text, &value);
+    if (rc == 0)
+        *out = (enum planner_prefer)value;
+    return rc;
+}
+
 static int check_names(struct edge_settings *s, struct td_error *err)
 {
+    if (parse_layers(s->edge_layers, &s->layers) < 0)
+        return td_fail(err, -TD_ERR_ARG, "--edge-layers %s: want auto, or a number of layers up to %d",
+                       s->edge_layers, KV_LAYERS_MAX);
+    if (parse_prefer(s->prefer, &s->prefer_id) < 0)
+        return td_fail(err, -TD_ERR_ARG, "--prefer %s: want latency or cloud-cost", s->prefer);
     if (edge_codec_parse(s->codec, &s->codec_id) < 0)
         return td_fail(err, -TD_ERR_ARG, "--codec %s: want raw, l0 or l1", s->codec);
     if (edge_hidden_parse(s->hidden, &s->hidden_id) < 0)
@@ -265,7 +295,9 @@ void edge_settings_agent(const struct edge_settings *s, struct agent_config *out
         .key_path = or_null(s->client_key),
         .tls = !s->plain,
         .token = s->token_text,
-        .edge_layers = s->edge_layers < 0 ? AGENT_EDGE_LAYERS_UNSET : (uint32_t)s->edge_layers,
+        .edge_layers = s->layers,
+        .prefer = s->prefer_id,
+        .cloud_price = s->cloud_price,
         .codec = s->codec_id,
         .hidden_dtype = s->hidden_id,
         .accept = s->accept,

@@ -14,10 +14,11 @@
 struct edge_settings {
     /* as given */
     const char *model, *model_name, *chat_template, *cloud, *ca, *client_cert, *client_key, *token_file,
-        *token, *codec, *hidden, *fidelity, *listen, *unix_socket, *api_key_file, *allow_origin, *words_file,
-        *data, *log_level;
-    int64_t edge_layers, chunk, listen_port, threads, cloud_timeout;
+        *token, *edge_layers, *prefer, *codec, *hidden, *fidelity, *listen, *unix_socket, *api_key_file,
+        *allow_origin, *words_file, *data, *log_level;
+    int64_t chunk, listen_port, threads, cloud_timeout;
     uint64_t kv_memory;
+    double cloud_price;
     bool plain, filter;
 
     /* checked */
@@ -28,6 +29,8 @@ struct edge_settings {
     char data_dir[PATH_SIZE_MAX];
     char origin_text[1024];
     const char *origins[EDGE_ORIGINS_MAX + 1]; /* NULL-terminated */
+    uint32_t layers;                           /* or PLANNER_AUTO */
+    enum planner_prefer prefer_id;
     uint8_t codec_id, hidden_id;
     enum kv_accept accept;
     enum log_level level;

@@ -66,9 +66,9 @@ struct tandem_options {
     const char *data_dir;                           /* conversations, keys; NULL: as tandem-edge */
     const char *words_path;                         /* word list; NULL: none */
     const char *chat_template;                      /* "chatml", "llama3", ...; NULL: the one in the file */
-    int32_t edge_layers;                            /* layers to run here; -1: 8, or all if fewer */
-    const char *codec;                              /* "raw", "l0", "l1"; NULL: "l1" */
-    const char *hidden;                             /* "f32", "f16", "int8"; NULL: "f16" */
+    int32_t edge_layers;      /* layers to run here; -1: as many as pay for each prompt */
+    const char *codec;        /* "raw", "l0", "l1"; NULL: "l1" */
+    const char *hidden;       /* "f32", "f16", "int8"; NULL: "f16" */
     const char *fidelity;     /* "exact", "visible-lossless", "any"; NULL: "visible-lossless" */
     int32_t threads;          /* 0: all cores */
     uint64_t kv_memory;       /* bytes; 0: 256 MiB */

@@ -62,6 +62,13 @@ bool uplink_refused(const struct uplink *u)
     return u->refused;
 }
 
+bool uplink_stats(const struct uplink *u, struct link_stats *out)
+{
+    if (u->link)
+        link_stats(u->link, out);
+    return u->link != NULL;
+}
+
 const char *uplink_why(const struct uplink *u)
 {
     return u->why;
@@ -150,8 +157,7 @@ static void on_message(void *user, const void *data, size_t size)
 
 static bool version_is_ours(const struct uplink *u, const Tandem__Version *v)
 {
-    return v->protocol == WIRE_PROTOCOL &&
-           memcmp(v->layout.data, u->config.layout_hash, TD_HASH_SIZE) == 0;
+    return v->protocol == WIRE_PROTOCOL && memcmp(v->layout.data, u->config.layout_hash, TD_HASH_SIZE) == 0;
 }
 
 static int on_welcome(struct uplink *u, const Tandem__Welcome *w)
@@ -166,7 +172,8 @@ static int on_welcome(struct uplink *u, const Tandem__Welcome *w)
     log_info(MODULE, "connected to %s:%u (node %s)", u->node_host[0] ? u->node_host : u->config.host,
              u->node_host[0] ? u->node_port : u->config.port, w->node[0] ? w->node : "unnamed");
     if (w->version->numerics != u->config.numerics)
-        log_info(MODULE, "the cloud computes with other arithmetic (numerics %u, here %u): no request can be exact",
+        log_info(MODULE,
+                 "the cloud computes with other arithmetic (numerics %u, here %u): no request can be exact",
                  w->version->numerics, u->config.numerics);
     u->config.events->ready(u->config.ctx, w);
     return 0;

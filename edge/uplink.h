@@ -55,6 +55,8 @@ void uplink_stop(struct uplink *u);
 enum uplink_state uplink_state(const struct uplink *u);
 /* The cloud said no, and will again until somebody changes something. */
 bool uplink_refused(const struct uplink *u);
+/* What the link has measured; false: there is none. */
+bool uplink_stats(const struct uplink *u, struct link_stats *out);
 /* Why the link is not there: one line, "" while it is. */
 const char *uplink_why(const struct uplink *u);
 

@@ -683,7 +683,7 @@ static void layers_beyond_the_file_are_refused(void **state)
     rig_make(&r, 3);
     assert_int_equal(agent_create(&r.config, r.cloud.loop, &r.agent, &err), -TD_ERR_ARG);
     assert_non_null(strstr(err.text, "--edge-layers 2 or fewer"));
-    r.config.edge_layers = AGENT_EDGE_LAYERS_UNSET;
+    r.config.edge_layers = PLANNER_AUTO;
     assert_int_equal(agent_create(&r.config, r.cloud.loop, &r.agent, &err), 0);
     assert_int_equal(agent_layers(r.agent), 2);
     fake_cloud_run(&r.cloud);

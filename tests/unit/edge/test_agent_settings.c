@@ -41,7 +41,7 @@ static void defaults_are_the_documented_ones(void **state)
     assert_true(a.tls);
     assert_null(a.ca_path);
     assert_string_equal(a.token, "the-secret");
-    assert_int_equal(a.edge_layers, AGENT_EDGE_LAYERS_UNSET);
+    assert_int_equal(a.edge_layers, PLANNER_AUTO);
     assert_int_equal(a.codec, KV_L1);
     assert_int_equal(a.hidden_dtype, HIDDEN_F16);
     assert_int_equal(a.accept, KV_ACCEPT_VISIBLE_LOSSLESS);

@@ -4,10 +4,23 @@
 #include <stdarg.h>
 #include <cmocka.h>
 
+#define BLOCKS 64
+static uint16_t depths[BLOCKS];
+
+/* The device holds all its layers of the first tokens. */
+static void hold(struct planner_state *s, uint32_t tokens)
+{
+    for (uint32_t i = 0; i < BLOCKS; i++)
+        depths[i] = i < tokens / KV_BLOCK_TOKENS ? 30 : 0;
+    s->depths = depths;
+    s->depth_count = BLOCKS;
+}
+
 static struct planner_state base(void)
 {
     return (struct planner_state){.layer_count = 30,
                                   .layers_wanted = 8,
+                                  .layers_held = 30,
                                   .prompt_count = 1000,
                                   .accept = KV_ACCEPT_VISIBLE_LOSSLESS,
                                   .codec = KV_L1,
@@ -37,7 +50,8 @@ static void answer_of_the_cloud_cuts_the_front_off(void **state)
 {
     (void)state;
     struct planner_state s = base();
-    s.cached_tokens = 640, s.cached_known = true, s.held_tokens = 512;
+    s.cached_tokens = 640, s.cached_known = true;
+    hold(&s, 512);
     struct plan p;
     planner_plan(&s, &p);
     assert_int_equal(p.range_count, 1);
@@ -52,7 +66,8 @@ static void what_is_held_beyond_the_cache_is_still_sent(void **state)
 {
     (void)state;
     struct planner_state s = base();
-    s.cached_tokens = 640, s.cached_known = true, s.held_tokens = 960;
+    s.cached_tokens = 640, s.cached_known = true;
+    hold(&s, 960);
     struct plan p;
     planner_plan(&s, &p);
     assert_int_equal(p.compute_begin, 640);
@@ -63,7 +78,8 @@ static void a_guess_leaves_its_prefix_to_the_cloud(void **state)
 {
     (void)state;
     struct planner_state s = base();
-    s.cached_tokens = 640, s.held_tokens = 640;
+    s.cached_tokens = 640;
+    hold(&s, 640);
     struct plan p;
     planner_plan(&s, &p);
     assert_int_equal(p.range_count, 2);
@@ -84,7 +100,8 @@ static void catching_up_has_a_price(void **state)
     assert_true(planner_catch_up_pays(64, 64, 65));
     assert_true(planner_catch_up_pays(UINT32_MAX, 64, 65));
     struct planner_state s = base();
-    s.cached_tokens = 960, s.cached_known = true, s.held_tokens = 832;
+    s.cached_tokens = 960, s.cached_known = true;
+    hold(&s, 832);
     struct plan p;
     planner_plan(&s, &p); /* 128 missing, 40 left */
     assert_int_equal(p.layers, 0);
@@ -92,7 +109,7 @@ static void catching_up_has_a_price(void **state)
     assert_int_equal(p.ranges[0].first_token, 960);
     assert_int_equal(p.ranges[0].count, 40);
     assert_int_equal(p.ranges[0].layers, 0);
-    s.held_tokens = 896; /* 64 missing, 40 left */
+    hold(&s, 896); /* 64 missing, 40 left */
     planner_plan(&s, &p);
     assert_int_equal(p.layers, 8);
     assert_int_equal(p.compute_begin, 896);
@@ -172,6 +189,249 @@ static void guess_is_whole_blocks_below_the_prompts_end(void **state)
     assert_int_equal(planner_guess_cached(999, 1000), 960);
 }
 
+/* ---- the planner's choice ---- */
+
+/* SmolLM2 on equal machines: 31.7 us a token and layer, KV in 8 bits, rows in f16. */
+static struct planner_state choosing(double mbit, double delay_ms, uint32_t prompt, double edge_ns,
+                                     double cloud_ns)
+{
+    struct planner_state s = base();
+    s.layers_wanted = PLANNER_AUTO;
+    s.prompt_count = prompt;
+    s.cached_known = true;
+    s.model = (struct plan_model){.layer_count = 30,
+                                  .edge = {edge_ns, edge_ns / 4000},
+                                  .cloud = {cloud_ns, cloud_ns / 4000},
+                                  .rate_bytes_per_us = mbit / 8,
+                                  .delay_us = delay_ms * 1e3,
+                                  .decode_us = 7400,
+                                  .row_size = {2304, 1152, 580},
+                                  .kv_size = 392,
+                                  .chunk_tokens = 64};
+    return s;
+}
+
+static struct plan_times foretold(const struct planner_state *s, uint32_t layers, uint32_t kv_end)
+{
+    struct plan_range ranges[2] = {{.count = s->prompt_count}};
+    uint32_t count = 1;
+    if (layers > 0) {
+        ranges[0] = (struct plan_range){0, kv_end, layers, KV_L1, HIDDEN_F16};
+        ranges[1] =
+            (struct plan_range){kv_end, s->prompt_count - kv_end, layers, PLAN_CODEC_NONE, HIDDEN_F16};
+        count = kv_end == 0 ? 1 : kv_end < s->prompt_count ? 2 : 1;
+        if (kv_end == 0)
+            ranges[0] = ranges[1];
+    }
+    return plan_model_run(&s->model, ranges, count, &(struct plan_progress){0});
+}
+
+static double sum(struct plan_times t)
+{
+    return t.first_us + t.t16_us;
+}
+
+static const double mbits[] = {0.5, 1, 5, 20, 50, 100, 300, 1000, 10000};
+static const double delays[] = {1, 10, 50};
+static const uint32_t prompts[] = {40, 128, 500, 2048};
+static const double speeds[][2] = {
+    {31700, 31700}, {31700, 3170}, {3170, 31700}, {200000, 500}, {31700, 63400}};
+
+#define EACH(i, list) (size_t i = 0; i < TD_COUNT(list); i++)
+
+/* Every (k, KV sent): none that respects both limits is much better than what was chosen. */
+static void choice_is_the_best_of_all(void **state)
+{
+    (void)state;
+    for
+        EACH(a, mbits)
+        for
+            EACH(b, delays)
+            for
+                EACH(c, prompts)
+                for
+                    EACH(d, speeds)
+                    {
+                        struct planner_state s =
+                            choosing(mbits[a], delays[b], prompts[c], speeds[d][0], speeds[d][1]);
+                        struct plan p;
+                        planner_plan(&s, &p);
+                        struct plan_times alone = foretold(&s, 0, 0);
+                        double best = sum(alone);
+                        for (uint32_t k = 1; k <= 30; k++)
+                            for (uint32_t kv = 0; kv < prompts[c] + 64; kv += 64) {
+                                struct plan_times t = foretold(&s, k, TD_MIN(kv, prompts[c]));
+                                if (t.first_us <= alone.first_us && t.t16_us <= alone.t16_us)
+                                    best = TD_MIN(best, sum(t));
+                            }
+                        if (sum(p.times) > best * 1.04)
+                            fail_msg(
+                                "%g Mbit/s, %g ms, %u tokens, %g:%g ns: chose k = %u, %.1f ms; best %.1f ms",
+                                mbits[a], delays[b], prompts[c], speeds[d][0], speeds[d][1], p.layers,
+                                sum(p.times) / 2e3, best / 2e3);
+                    }
+}
+
+/* The cloud alone is the better single side, unless the device does everything (k = L) sooner: never more than 5 % later than either. */
+static void never_slower_than_either_side(void **state)
+{
+    (void)state;
+    for
+        EACH(a, mbits)
+        for
+            EACH(b, delays)
+            for
+                EACH(c, prompts)
+                for
+                    EACH(d, speeds)
+                    {
+                        struct planner_state s =
+                            choosing(mbits[a], delays[b], prompts[c], speeds[d][0], speeds[d][1]);
+                        struct plan p;
+                        planner_plan(&s, &p);
+                        struct plan_times cloud = foretold(&s, 0, 0), edge = foretold(&s, 30, prompts[c]);
+                        bool edge_wins = edge.first_us <= cloud.first_us && edge.t16_us <= cloud.t16_us;
+                        assert_true(p.times.first_us <= 1.05 * cloud.first_us);
+                        assert_true(p.times.t16_us <= 1.05 * cloud.t16_us);
+                        if (edge_wins)
+                            assert_true(sum(p.times) <= 1.05 * sum(edge));
+                    }
+}
+
+static void equal_machines_share_a_prompt_over_a_fast_link(void **state)
+{
+    (void)state;
+    struct planner_state s = choosing(1000, 1, 2048, 31700, 31700);
+    struct plan p;
+    planner_plan(&s, &p);
+    assert_in_range(p.layers, 13, 17);
+    assert_true(p.times.first_us < 0.6 * p.cloud_alone.first_us);
+    s = choosing(100, 1, 2048, 31700, 31700);
+    planner_plan(&s, &p);
+    assert_true(p.times.first_us < 0.65 * p.cloud_alone.first_us);
+    assert_true(p.times.t16_us <= p.cloud_alone.t16_us);
+    s = choosing(1, 1, 2048, 31700, 31700); /* 9.4 s of rows against 2 s of computing */
+    planner_plan(&s, &p);
+    assert_int_equal(p.layers, 0);
+    assert_int_equal(p.range_count, 1);
+}
+
+static void no_kv_is_sent_that_is_computed_sooner(void **state)
+{
+    (void)state;
+    struct planner_state s = choosing(30, 1, 2048, 31700, 31700);
+    struct plan p;
+    planner_plan(&s, &p);
+    assert_true(p.layers > 0);
+    const struct plan_range *last = &p.ranges[p.range_count - 1];
+    assert_int_equal(last->codec, PLAN_CODEC_NONE);
+    assert_int_equal(last->first_token % KV_BLOCK_TOKENS, 0);
+    assert_int_equal(plan_range_end(last), 2048);
+}
+
+static void a_dear_cloud_gets_less_to_do(void **state)
+{
+    (void)state;
+    struct planner_state s = choosing(100, 1, 2048, 31700, 31700);
+    struct plan latency, cost;
+    planner_plan(&s, &latency);
+    s.prefer = PREFER_CLOUD_COST;
+    planner_plan(&s, &cost);
+    assert_true(cost.layers > latency.layers);
+    assert_true(cost.times.cloud_us <= 0.45 * latency.cloud_alone.cloud_us);
+    assert_true(cost.times.first_us <= 1.25 * latency.times.first_us);
+    for
+        EACH(i, mbits)
+        {
+            s.model.rate_bytes_per_us = mbits[i] / 8;
+            s.prefer = PREFER_LATENCY;
+            planner_plan(&s, &latency);
+            s.prefer = PREFER_CLOUD_COST;
+            planner_plan(&s, &cost);
+            assert_true(cost.times.first_us <= 1.25 * latency.times.first_us);
+            assert_true(cost.times.t16_us <= 1.25 * latency.times.t16_us);
+            assert_true(cost.times.cloud_us <= latency.times.cloud_us * 1.01);
+        }
+    s = choosing(100, 1, 2048, 31700, 31700);
+    planner_plan(&s, &latency);
+    s.cloud_price = 1;
+    planner_plan(&s, &cost);
+    assert_true(cost.layers > latency.layers);
+    assert_true(cost.times.cloud_us < latency.times.cloud_us);
+}
+
+static void a_cloud_with_a_queue_makes_the_device_do_more(void **state)
+{
+    (void)state;
+    struct planner_state s = choosing(1000, 1, 1024, 31700, 31700);
+    struct plan idle, busy;
+    planner_plan(&s, &idle);
+    s.model.queue_us = 300e3;
+    planner_plan(&s, &busy);
+    assert_true(busy.layers > idle.layers);
+}
+
+static void a_device_that_lacks_the_prefix_counts_what_it_costs(void **state)
+{
+    (void)state;
+    struct planner_state s = choosing(1000, 1, 2048, 31700, 31700);
+    struct plan p;
+    s.cached_tokens = 1920;
+    planner_plan(&s, &p);
+    assert_int_equal(p.layers, 0); /* 1,920 tokens to catch up with for 128 */
+    hold(&s, 1920);
+    planner_plan(&s, &p);
+    assert_true(p.layers > 0);
+    assert_int_equal(p.compute_begin, 1920);
+    for (uint32_t i = 0; i < BLOCKS; i++)
+        depths[i] = TD_MIN(depths[i], 5); /* held, but not deeply */
+    planner_plan(&s, &p);
+    assert_in_range(p.layers, 1, 5);
+}
+
+/* ---- under way ---- */
+
+static void a_link_that_breaks_down_leaves_the_rest_to_the_cloud(void **state)
+{
+    (void)state;
+    struct planner_state s = choosing(100, 1, 2048, 31700, 31700);
+    struct plan p, left;
+    planner_plan(&s, &p);
+    struct plan_progress at = {.computed = 640, .rows = 576, .run = 512, .kv = 320};
+    assert_false(planner_reconsider(&s, &p, &at, &left)); /* as foretold */
+    s.model.rate_bytes_per_us = 1.0 / 8;
+    assert_true(planner_reconsider(&s, &p, &at, &left));
+    assert_int_equal(left.ranges[0].first_token, 0);
+    assert_int_equal(left.ranges[0].count, 320);
+    assert_int_equal(left.ranges[0].codec, KV_L1);
+    assert_int_equal(left.ranges[1].count, 576 - 320);
+    assert_int_equal(left.ranges[1].codec, PLAN_CODEC_NONE);
+    assert_int_equal(left.ranges[1].layers, p.layers);
+    assert_int_equal(left.ranges[2].count, 2048 - 576);
+    assert_int_equal(left.ranges[2].layers, 0);
+    assert_int_equal(left.range_count, 3);
+    at = (struct plan_progress){
+        .computed = 2048, .rows = 2048, .run = 2048, .kv = 320}; /* rows are there, KV is not */
+    assert_true(planner_reconsider(&s, &p, &at, &left));
+    assert_int_equal(plan_range_end(&left.ranges[left.range_count - 1]), 2048);
+    assert_int_equal(left.ranges[left.range_count - 1].layers, p.layers);
+    assert_int_equal(left.ranges[left.range_count - 1].codec, PLAN_CODEC_NONE);
+    assert_false(planner_reconsider(&s, &left, &at, &p)); /* nothing is left to leave */
+}
+
+static void a_slow_device_leaves_the_rest_to_the_cloud(void **state)
+{
+    (void)state;
+    struct planner_state s = choosing(1000, 1, 2048, 31700, 31700);
+    struct plan p, left;
+    planner_plan(&s, &p);
+    struct plan_progress at = {.computed = 128, .rows = 128, .run = 128, .kv = 128};
+    s.model.edge.base_ns *= 20;
+    assert_true(planner_reconsider(&s, &p, &at, &left));
+    assert_int_equal(left.ranges[left.range_count - 1].layers, 0);
+    assert_int_equal(left.ranges[left.range_count - 1].first_token, 128);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -185,6 +445,15 @@ int main(void)
         cmocka_unit_test(unknown_codecs_fall_back_to_lossless),
         cmocka_unit_test(rows_that_do_not_fit_go_as_f32),
         cmocka_unit_test(guess_is_whole_blocks_below_the_prompts_end),
+        cmocka_unit_test(choice_is_the_best_of_all),
+        cmocka_unit_test(never_slower_than_either_side),
+        cmocka_unit_test(equal_machines_share_a_prompt_over_a_fast_link),
+        cmocka_unit_test(no_kv_is_sent_that_is_computed_sooner),
+        cmocka_unit_test(a_dear_cloud_gets_less_to_do),
+        cmocka_unit_test(a_cloud_with_a_queue_makes_the_device_do_more),
+        cmocka_unit_test(a_device_that_lacks_the_prefix_counts_what_it_costs),
+        cmocka_unit_test(a_link_that_breaks_down_leaves_the_rest_to_the_cloud),
+        cmocka_unit_test(a_slow_device_leaves_the_rest_to_the_cloud),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

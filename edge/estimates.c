@@ -1,0 +1,81 @@
+/* estimates: see estimates.h. */
+#include "edge/estimates.h"
+#include "shared/base.h"
+#include <math.h>
+
+#define SMOOTH 0.25 /* weight of a new value */
+
+void estimates_edge(struct estimates *e, uint64_t took_us, uint32_t tokens, uint32_t layers,
+                    uint32_t position)
+{
+    if (tokens > 0 && layers > 0)
+        line_add(&e->edge, position + tokens / 2.0, (double)took_us * 1e3 / ((double)tokens * layers));
+}
+
+void estimates_cloud(struct estimates *e, uint32_t layer_ns, uint32_t slope_ns)
+{
+    if (layer_ns == 0 && slope_ns == 0)
+        return;
+    e->cloud_ns = layer_ns;
+    e->cloud_slope_ns = slope_ns / 1024.0;
+}
+
+void estimates_link(struct estimates *e, const struct link_stats *stats, uint64_t now_us)
+{
+    e->rtt_us = stats->min_rtt_us ? stats->min_rtt_us : e->rtt_us;
+    if (stats->bulk_acked_size != e->acked_size || e->unacked_size == 0)
+        e->progress_us = now_us;
+    bool acked = stats->bulk_acked_size > e->acked_size;
+    e->acked_size = stats->bulk_acked_size;
+    e->unacked_size = stats->bulk_sent_size - stats->bulk_acked_size;
+    if (!acked || stats->rate_bytes_per_s == 0)
+        return;
+    double rate = (double)stats->rate_bytes_per_s * 1e-6;
+    double off = fabs(rate - e->rate);
+    e->rate_deviation =
+        e->rate > 0 ? e->rate_deviation + SMOOTH * (TD_MIN(off, e->rate / 2) - e->rate_deviation) : 0;
+    e->rate = rate;
+    e->rate_us = now_us;
+}
+
+void estimates_link_lost(struct estimates *e)
+{
+    e->acked_size = e->unacked_size = 0;
+}
+
+void estimates_token(struct estimates *e, bool fresh, uint64_t now_us)
+{
+    if (!fresh && e->token_us && now_us > e->token_us) {
+        double us = (double)(now_us - e->token_us);
+        e->decode_us =
+            e->decode_us > 0 ? e->decode_us + SMOOTH * (TD_MIN(us, 4 * e->decode_us) - e->decode_us) : us;
+    }
+    e->token_us = now_us;
+}
+
+static double rate_now(const struct estimates *e, uint64_t now_us)
+{
+    double rate = e->rate > 0 ? TD_MAX(e->rate - e->rate_deviation, e->rate / 4) : ESTIMATES_RATE_UNKNOWN;
+    uint64_t age_us = e->rate > 0 && now_us > e->rate_us ? now_us - e->rate_us : 0;
+    if (age_us > ESTIMATES_TRUST_US)
+        rate *= exp2(TD_MIN((double)age_us / ESTIMATES_TRUST_US - 1, 10.0));
+    uint64_t silent_us = e->unacked_size > 0 && now_us > e->progress_us ? now_us - e->progress_us : 0;
+    uint64_t allowed_us = e->rtt_us + ESTIMATES_SLACK_US;
+    if (silent_us > allowed_us)
+        rate = TD_MIN(rate, (double)e->unacked_size / (double)(silent_us - e->rtt_us));
+    return TD_MAX(rate, 1e-6);
+}
+
+void estimates_fill(const struct estimates *e, uint64_t now_us, struct plan_model *m)
+{
+    m->edge.base_ns = line_base(&e->edge);
+    m->edge.slope_ns = line_slope(&e->edge);
+    if (m->edge.base_ns + m->edge.slope_ns == 0)
+        m->edge.base_ns = ESTIMATES_COST_UNKNOWN;
+    m->cloud = m->edge; /* until it has said better */
+    if (e->cloud_ns + e->cloud_slope_ns > 0)
+        m->cloud = (struct plan_cost){e->cloud_ns, e->cloud_slope_ns};
+    m->rate_bytes_per_us = rate_now(e, now_us);
+    m->delay_us = (double)e->rtt_us / 2;
+    m->decode_us = e->decode_us > 0 ? e->decode_us : (m->cloud.base_ns * m->layer_count) * 8e-3;
+}

@@ -1,0 +1,42 @@
+/* estimates: what the planner goes by, measured: the device's and the cloud's cost of a token and layer, the uplink's rate and delay, the time of a reply
+ * token. Everything is told from outside, time too.
+ *
+ * The rate is the link's own (protocol/link_rate.c), less one deviation of its last values; and no more than what is under way has shown: bytes that
+ * have been waiting for their acknowledgement for longer than a round trip bound it from above, which tells a link that has just broken down seconds before
+ * a rate can. A rate that nobody has seen for a while is trusted less and less to be that low: so a link that was too slow once is tried again. */
+#ifndef TANDEM_EDGE_ESTIMATES_H
+#define TANDEM_EDGE_ESTIMATES_H
+#include "edge/plan_model.h"
+#include "protocol/link.h"
+#include "shared/line.h"
+
+#define ESTIMATES_RATE_UNKNOWN 6.25     /* bytes a microsecond: 50 Mbit/s, until a link has shown its own */
+#define ESTIMATES_COST_UNKNOWN 20000.0  /* nanoseconds a token and layer */
+#define ESTIMATES_TRUST_US     60000000 /* a rate is believed for so long; it then doubles in each such time */
+#define ESTIMATES_SLACK_US     60000    /* an acknowledgement may be so much later than a round trip */
+
+struct estimates {
+    struct line edge;                /* nanoseconds over the position */
+    double cloud_ns, cloud_slope_ns; /* at 0, and a position; 0: it has not said */
+    double rate, rate_deviation;     /* bytes a microsecond; 0: unknown */
+    uint64_t rate_us;                /* when bulk was acknowledged last */
+    uint64_t rtt_us;
+    uint64_t acked_size, unacked_size,
+        progress_us;  /* of the link: as told last; since when nothing was acknowledged */
+    double decode_us; /* 0: unknown */
+    uint64_t token_us;
+};
+
+/* The device ran tokens through layers, beginning at position. */
+void estimates_edge(struct estimates *e, uint64_t took_us, uint32_t tokens, uint32_t layers,
+                    uint32_t position);
+/* What OPEN_ACK and INGESTED say: nanoseconds; the slope for 1,024 positions. */
+void estimates_cloud(struct estimates *e, uint32_t layer_ns, uint32_t slope_ns);
+void estimates_link(struct estimates *e, const struct link_stats *stats, uint64_t now_us);
+void estimates_link_lost(struct estimates *e); /* another connection counts its bytes from 0 */
+/* A reply token, at now_us; fresh: the first of its reply. */
+void estimates_token(struct estimates *e, bool fresh, uint64_t now_us);
+/* Everything that is measured, into a model; layer_count, sizes and queue are the caller's. */
+void estimates_fill(const struct estimates *e, uint64_t now_us, struct plan_model *m);
+
+#endif

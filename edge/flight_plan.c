@@ -1,0 +1,359 @@
+/* flight_plan: a flight's plan: made, carried out by the prefill thread, recorded as it was executed, and thought over while it is under way.
+ *
+ * The record is what the cloud's KV was made from. Values in lossy forms depend on it, so once reply tokens are held nothing else gives the same text: a
+ * cloud that has lost the generation is sent the record again. Before the first token any plan will do. */
+#include "edge/agent_internal.h"
+#include "shared/crypto.h"
+#include "shared/log.h"
+#include <stdlib.h>
+
+#define MODULE        "edge"
+#define RECONSIDER_US 20000u /* between two looks at a plan under way */
+
+/* ---- the prefill job ---- */
+
+/* The prefill thread is gone at shutdown. */
+void plan_taken(struct agent *a, size_t size)
+{
+    if (a->pipeline)
+        pipeline_taken(a->pipeline, size);
+}
+
+static void drop_pending(struct flight *f)
+{
+    while (f->pending) {
+        struct pipeline_message *next = f->pending->next;
+        plan_taken(f->agent, f->pending->size);
+        pipeline_message_free(f->pending);
+        f->pending = next;
+    }
+}
+
+static void open_work(struct flight *f)
+{
+    struct agent *a = f->agent;
+    if (f->work || !a->pipeline)
+        return;
+    struct pipeline_work work = {.id = f->serial,
+                                 .ids = f->turn.ids,
+                                 .count = f->turn.ids_count,
+                                 .capacity = f->turn.ids_count + f->receiver.capacity,
+                                 .chain = f->turn.chain};
+    memcpy(work.principal_key, f->turn.principal_key, sizeof work.principal_key);
+    f->work = pipeline_open(a->pipeline, &work);
+    f->work_count = f->turn.ids_count;
+    crypto_wipe(work.principal_key, sizeof work.principal_key);
+}
+
+void wire_feed_pipeline(struct flight *f, bool all)
+{
+    if (!f->work)
+        return;
+    uint32_t known = f->work_count - f->turn.ids_count; /* reply tokens */
+    uint32_t count = f->finished ? TD_MIN(f->keep_count, f->receiver.count) : f->receiver.count;
+    uint32_t total = f->turn.ids_count + count;
+    if (count <= known || (!all && total / KV_BLOCK_TOKENS == f->work_count / KV_BLOCK_TOKENS))
+        return;
+    pipeline_append(f->agent->pipeline, f->work, f->receiver.ids + known, count - known);
+    f->work_count = total;
+}
+
+void wire_close_work(struct flight *f, bool keep)
+{
+    drop_pending(f);
+    if (f->work)
+        pipeline_close(f->agent->pipeline, f->work, keep);
+    f->work = NULL;
+}
+
+/* ---- the record ---- */
+
+/* What INGESTED has told goes into the record: where the last plan began, and whose KV the cloud made itself. */
+void plan_settle(struct flight *f)
+{
+    const Tandem__Ingested *m = &f->ingested;
+    struct plan_range merged[LIMIT_RANGES];
+    if (!f->merged && f->before_count > 0 && m->epoch == f->epoch) {
+        uint32_t begin = m->plan_begin - m->plan_begin % KV_BLOCK_TOKENS;
+        uint32_t count =
+            plan_merge(f->before, f->before_count, f->plan.ranges, f->plan.range_count, begin, merged);
+        if (count > 0)
+            memcpy(f->record, merged, count * sizeof *merged), f->record_count = count;
+        f->merged = true;
+    }
+    f->record_count = plan_without_kv(f->record, f->record_count, m->refill_begin, m->refill_end);
+}
+
+static void set_record(struct flight *f, const struct plan_range *ranges, uint32_t count)
+{
+    f->record_count = count;
+    memcpy(f->record, ranges, count * sizeof *ranges);
+}
+
+/* The rows and pieces that are still wanted end here; what was computed stays with the job. */
+void plan_stop(struct flight *f)
+{
+    f->valid_since = ++f->epoch;
+    drop_pending(f);
+    uplink_void(f->agent->uplink, f->stream, UINT32_MAX);
+    if (f->work)
+        pipeline_fill(f->agent->pipeline, f->work, f->agent->fill_layers);
+}
+
+/* ---- from what is known to a plan ---- */
+
+/* Bytes of KV a token and layer, in K and V together, with a piece's head. */
+static double kv_size(const struct agent *a, uint8_t codec)
+{
+    static const double bits[] = {[KV_L0] = 13.7, [KV_L1] = 8.13, [KV_L2] = 4.3};
+    double values = 2.0 * a->model->params.kv_head_count * a->model->params.head_dim;
+    return values * (codec < TD_COUNT(bits) ? bits[codec] : 16) / 8 +
+           2.0 * KV_PIECE_HEAD_SIZE / KV_BLOCK_TOKENS;
+}
+
+static void fill_model(const struct flight *f, struct planner_state *s)
+{
+    const struct agent *a = f->agent;
+    struct plan_model *m = &s->model;
+    m->layer_count = s->layer_count;
+    m->chunk_tokens = a->config.chunk_tokens;
+    for (uint8_t type = 0; type < TD_COUNT(m->row_size); type++)
+        m->row_size[type] = (double)hidden_wire_size(type, 1, a->model->params.embd_size);
+    m->kv_size = kv_size(a, s->accept == KV_ACCEPT_EXACT && s->codec != KV_RAW ? KV_L0 : s->codec);
+    estimates_fill(&a->estimates, clock_mono_us(), m);
+    m->queue_us = (double)f->queue_tokens * s->layer_count * m->cloud.base_ns * 1e-3 + (double)f->load_us;
+}
+
+static void fill_state(const struct flight *f, struct planner_state *s)
+{
+    const struct agent *a = f->agent;
+    *s = (struct planner_state){
+        .layer_count = a->model->params.layer_count,
+        .layers_wanted = f->no_edge || !a->pipeline ? 0 : a->layers_wanted,
+        .layers_held = a->pipeline ? a->layers : 0,
+        .cached_tokens = f->acked      ? f->ack_cached
+                         : f->no_cache ? 0
+                                       : planner_guess_cached(f->turn.known_count, f->turn.ids_count),
+        .cached_known = f->acked,
+        .prompt_count = f->turn.ids_count,
+        .accept = f->accept,
+        .codec = a->config.codec,
+        .hidden_dtype = a->config.hidden_dtype,
+        .codec_mask = a->codec_mask,
+        .hidden_mask = a->hidden_mask,
+        .rows_need_f32 = f->rows_need_f32,
+        .prefer = a->config.prefer,
+        .cloud_price = a->config.cloud_price,
+    };
+    fill_model(f, s);
+}
+
+/* ---- plans ---- */
+
+/* Only the prompt is planned. Reply tokens that a new stream begins with are the cloud's, from their ids, as they were when it decoded them first:
+ * with lossy forms that alone gives the same KV, and so the same text, again. */
+static void make_plan(struct flight *f, struct plan *out)
+{
+    struct agent *a = f->agent;
+    if (f->acked && f->ack_cached >= f->turn.ids_count) {
+        *out =
+            (struct plan){.range_count = 1,
+                          .ranges = {{.first_token = f->ack_cached, .count = f->open_count - f->ack_cached}}};
+        return;
+    }
+    struct planner_state state;
+    fill_state(f, &state);
+    uint32_t blocks = f->turn.ids_count / KV_BLOCK_TOKENS;
+    uint16_t *depths = a->kv ? malloc((blocks + 1) * sizeof *depths) : NULL;
+    if (depths) {
+        state.depth_count = local_kv_depths(a->kv, f->turn.chain, blocks, depths);
+        state.depths = depths;
+    }
+    planner_plan(&state, out);
+    out->model = state.model;
+    free(depths);
+}
+
+/* The layers of the record again, from what the cloud has cached on: for a cloud that has lost the generation, when tokens of it are held already. */
+static void plan_as_recorded(struct flight *f)
+{
+    uint32_t begin = f->ack_cached;
+    struct plan_range none[1];
+    f->plan = (struct plan){.send_begin = begin};
+    f->plan.range_count = plan_merge(none, 0, f->record, f->record_count, 0, f->plan.ranges);
+    while (f->plan.range_count > 0 && plan_range_end(&f->plan.ranges[0]) <= begin)
+        memmove(f->plan.ranges, f->plan.ranges + 1, --f->plan.range_count * sizeof *f->plan.ranges);
+    if (f->plan.range_count > 0 && f->plan.ranges[0].first_token < begin) {
+        f->plan.ranges[0].count = plan_range_end(&f->plan.ranges[0]) - begin;
+        f->plan.ranges[0].first_token = begin;
+    }
+}
+
+static uint32_t most_layers(const struct plan *p)
+{
+    uint32_t layers = 0;
+    for (uint32_t i = 0; i < p->range_count; i++)
+        layers = TD_MAX(layers, p->ranges[i].layers);
+    return layers;
+}
+
+/* Ranges of more layers than this device holds (another one began the generation, or no memory is left) become the cloud's. */
+static void cap_plan(struct flight *f)
+{
+    uint32_t held = f->work && !f->no_edge ? f->agent->layers : 0;
+    for (uint32_t i = 0; i < f->plan.range_count; i++)
+        if (f->plan.ranges[i].layers > held)
+            f->plan.ranges[i].layers = f->plan.ranges[i].codec = f->plan.ranges[i].hidden_dtype = 0;
+    f->plan.layers = most_layers(&f->plan);
+}
+
+static int send_plan(struct flight *f)
+{
+    Tandem__Range ranges[LIMIT_RANGES], *pointers[LIMIT_RANGES];
+    Tandem__Plan plan = TANDEM__PLAN__INIT;
+    for (uint32_t i = 0; i < f->plan.range_count; i++) {
+        const struct plan_range *r = &f->plan.ranges[i];
+        ranges[i] = (Tandem__Range)TANDEM__RANGE__INIT;
+        ranges[i].first_token = r->first_token;
+        ranges[i].count = r->count;
+        ranges[i].layers = r->layers;
+        ranges[i].codec = r->codec;
+        ranges[i].hidden_dtype = r->hidden_dtype;
+        pointers[i] = &ranges[i];
+    }
+    plan.epoch = f->epoch;
+    plan.n_ranges = f->plan.range_count;
+    plan.ranges = pointers;
+    return uplink_send(f->agent->uplink, f->stream, FRAME_PLAN, &plan.base, NULL, 0);
+}
+
+/* Tell the cloud the plan, and set the prefill thread to work on it: rows and KV from these tokens on. */
+static int carry_plan_out(struct flight *f, uint32_t rows_begin, uint32_t kv_begin)
+{
+    struct agent *a = f->agent;
+    memcpy(f->before, f->record, f->record_count * sizeof *f->record);
+    f->before_count = f->record_count;
+    f->merged = f->before_count == 0;
+    set_record(f, f->plan.ranges, f->plan.range_count);
+    int rc = send_plan(f);
+    if (rc < 0)
+        return rc;
+    f->planned = true;
+    f->plan_count++;
+    f->rows_until = rows_begin;
+    wire_feed_pipeline(f, true);
+    if (f->plan.layers > 0) {
+        uint32_t committed;
+        struct pipeline_send send = {.epoch = f->epoch,
+                                     .valid_since = f->valid_since,
+                                     .rows_begin = rows_begin,
+                                     .kv_begin = kv_begin - kv_begin % KV_BLOCK_TOKENS,
+                                     .range_count = f->plan.range_count};
+        memcpy(send.ranges, f->plan.ranges, f->plan.range_count * sizeof *send.ranges);
+        f->edge_layers = TD_MAX(f->edge_layers, f->plan.layers);
+        a->fill_layers = f->plan.layers;
+        pipeline_send(a->pipeline, f->work, &send, 0, &committed);
+    } else if (f->work) {
+        pipeline_fill(a->pipeline, f->work, a->fill_layers);
+    }
+    return 0;
+}
+
+/* Plan anew with what is known now. */
+int plan_again(struct flight *f)
+{
+    plan_stop(f);
+    open_work(f);
+    if (f->receiver.count > 0 && f->record_count > 0 && f->ack_cached < f->turn.ids_count) {
+        plan_as_recorded(f);
+        cap_plan(f);
+    } else {
+        f->no_edge |= !f->work; /* no memory for the job: the cloud does it */
+        make_plan(f, &f->plan);
+    }
+    return carry_plan_out(f, f->plan.send_begin, f->plan.send_begin);
+}
+
+/* The cloud has the generation and waits for the rest of its prompt: the plan that it has at hand goes on. */
+int plan_go_on(struct flight *f, const Tandem__OpenAck *m)
+{
+    f->epoch = TD_MAX(f->epoch, m->epoch);
+    plan_stop(f);
+    open_work(f);
+    if (m->n_ranges == 0)
+        return plan_again(f);
+    f->plan = (struct plan){.range_count = (uint32_t)m->n_ranges};
+    for (uint32_t i = 0; i < f->plan.range_count; i++)
+        f->plan.ranges[i] = (struct plan_range){.first_token = m->ranges[i]->first_token,
+                                                .count = m->ranges[i]->count,
+                                                .layers = m->ranges[i]->layers,
+                                                .codec = (uint8_t)m->ranges[i]->codec,
+                                                .hidden_dtype = (uint8_t)m->ranges[i]->hidden_dtype};
+    set_record(f, f->plan.ranges, f->plan.range_count);
+    cap_plan(f);
+    return carry_plan_out(f, m->hidden_tokens, TD_MIN(m->kv_tokens, m->hidden_tokens));
+}
+
+/* ---- under way ---- */
+
+static void progress_of(const struct flight *f, struct plan_progress *at)
+{
+    uint32_t begin = f->plan.ranges[0].first_token;
+    *at = (struct plan_progress){.computed = TD_MAX(f->rows_until, begin),
+                                 .rows = TD_MAX(f->ingested.hidden_tokens, begin),
+                                 .run = TD_MAX(f->ingested.run_tokens, begin),
+                                 .kv = TD_MAX(f->ingested.kv_tokens, begin)};
+}
+
+bool plan_fits_ack(struct flight *f)
+{
+    if (!f->planned)
+        return false;
+    if (f->agent->layers_wanted !=
+        PLANNER_AUTO) /* the last: k was 0 on a guess; what is cached may make the device worth its while */
+        return f->plan.layers > 0 ? f->plan.send_begin == f->ack_cached : !f->agent->pipeline || f->no_edge;
+    if (f->plan.layers > 0 && f->plan.send_begin != f->ack_cached)
+        return false;
+    struct planner_state state;
+    struct plan fresh;
+    struct plan_progress at;
+    fill_state(f, &state);
+    make_plan(f, &fresh);
+    progress_of(f, &at);
+    at.rows = TD_MAX(at.rows, f->ack_cached);
+    at.run = TD_MAX(at.run, f->ack_cached);
+    at.kv = TD_MAX(at.kv, f->ack_cached);
+    return !planner_switch(&state, &f->plan, &at, &fresh);
+}
+
+static bool under_way(const struct flight *f)
+{
+    const struct plan *p = &f->plan;
+    if (f->state != FLIGHT_OPEN || !f->acked || !f->planned || p->layers == 0 || f->finished)
+        return false;
+    return f->ingested.epoch == f->epoch &&
+           TD_MIN(f->ingested.hidden_tokens, f->ingested.kv_tokens) < f->turn.ids_count;
+}
+
+bool plan_reconsider(struct flight *f, uint64_t now_us)
+{
+    if (f->agent->layers_wanted != PLANNER_AUTO || !under_way(f))
+        return false;
+    if (now_us - f->reconsidered_us < RECONSIDER_US)
+        return true;
+    f->reconsidered_us = now_us;
+    struct planner_state state;
+    struct plan left;
+    struct plan_progress at;
+    fill_state(f, &state);
+    progress_of(f, &at);
+    if (!planner_reconsider(&state, &f->plan, &at, &left))
+        return true;
+    f->left_tokens = f->turn.ids_count - TD_MIN(at.kv, f->turn.ids_count);
+    plan_stop(f);
+    left.model = state.model;
+    f->plan = left;
+    if (carry_plan_out(f, at.rows, at.kv) < 0)
+        flight_wait_again(f);
+    return f->state == FLIGHT_OPEN;
+}
