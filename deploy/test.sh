@@ -7,7 +7,7 @@
 #   test.sh --list        the stages
 #
 # Each stage's output is in build/test-logs/STAGE.log. The last line counts the stages; the exit code is 0 when all passed.
-# Stages: packages build checks unit model sim fault asan tsan fuzz e2e
+# Stages: packages build checks unit arm model sim fault asan tsan fuzz e2e
 
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -16,7 +16,7 @@ here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 root=$(dirname "$here")
 cd "$root"
 
-stages=(packages build checks unit model sim fault asan tsan fuzz e2e)
+stages=(packages build checks unit arm model sim fault asan tsan fuzz e2e)
 only=()
 long=''
 while [ $# -gt 0 ]; do
@@ -54,10 +54,29 @@ labelled() { # BUILD LABELS
   ctest --test-dir "build/$1" -L "$2" --output-on-failure --no-tests=error -j "$jobs"
 }
 
+skip() { echo "$*"; exit 77; } # of a whole stage, for want of something that it needs
 stage_packages() { ./deploy/deps.sh --test && ./deploy/fetch-model.sh; }
 stage_build() { configure_and_build release; }
 stage_checks() { ./tests/checks.sh; }
 stage_unit() { labelled release unit; }
+# The CPU engine for 64-bit Arm, cross-compiled and emulated: its unit tests, on a processor with everything and on one with the least;
+# then its logits of the golden models, which must be those of this machine.
+stage_arm() {
+  local tool cpu
+  for tool in aarch64-linux-gnu-gcc qemu-aarch64; do
+    have "$tool" || skip "$tool is missing; ./deploy/deps.sh --test installs it on Debian for x86-64"
+  done
+  cmake -S tests/arm -B build/arm -G Ninja -DCMAKE_TOOLCHAIN_FILE="$root/deploy/aarch64.cmake"
+  cmake --build build/arm -j "$jobs"
+  cmake -S tests/arm -B build/arm-twin -G Ninja
+  cmake --build build/arm-twin -j "$jobs" --target logits
+  ctest --test-dir build/arm --output-on-failure --no-tests=error -j "$jobs"
+  build/arm-twin/logits >"$logs/logits-here.txt"
+  for cpu in max cortex-a53; do
+    qemu-aarch64 -cpu "$cpu" build/arm/logits >"$logs/logits-$cpu.txt"
+    diff "$logs/logits-here.txt" "$logs/logits-$cpu.txt" || { echo "the logits of $cpu are not those of this machine"; return 1; }
+  done
+}
 stage_model() { TANDEM_MODEL=$(./deploy/fetch-model.sh) labelled release model; }
 stage_sim() { labelled release sim; }
 stage_fault() { labelled release fault; }
@@ -90,7 +109,7 @@ stage_fuzz() { # as many targets at a time as there are cores: a minute together
 }
 stage_e2e() { ./tests/e2e/run.sh; }
 
-passed=0 failed=()
+passed=0 skipped=0 failed=()
 started=$SECONDS
 for stage in "${stages[@]}"; do
   begun=$SECONDS
@@ -103,6 +122,9 @@ for stage in "${stages[@]}"; do
   if [ $code -eq 0 ]; then
     passed=$((passed + 1))
     done_ "$stage passed in $((SECONDS - begun)) s"
+  elif [ $code -eq 77 ]; then
+    skipped=$((skipped + 1))
+    warn "$stage skipped: $(tail -n 1 "$logs/$stage.log")"
   else
     failed+=("$stage")
     tail -n 60 "$logs/$stage.log" >&2
@@ -112,5 +134,6 @@ for stage in "${stages[@]}"; do
 done
 echo "took $((SECONDS - started)) s"
 [ ${#failed[@]} -eq 0 ] || warn "failed: ${failed[*]}"
+[ $skipped -eq 0 ] || echo "$skipped skipped"
 echo "$passed passed, ${#failed[@]} failed"
 [ ${#failed[@]} -eq 0 ]
