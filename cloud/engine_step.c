@@ -1,6 +1,7 @@
 /* engine_step: one step. Every running sequence says what it could do (sequence.h), the scheduler says how many rows of it run, one forward() runs
  * them all, and what comes out goes back: frontiers move, logits become tokens, whole blocks become public. */
 #include "cloud/engine_internal.h"
+#include "shared/paced.h"
 #include <stdio.h>
 
 #define RATE_ROWS_MIN 32u /* a step of fewer prefill rows says little about the rate */
@@ -159,16 +160,26 @@ static uint32_t run_one_by_one(struct engine *e, uint32_t count)
     return kept;
 }
 
+static double job_work(const struct seq_job *job)
+{
+    return (double)job->rows * (job->layer_end - job->layer_begin);
+}
+
+/* Tokens times layers. */
+static double work_of(const struct engine *e, uint32_t count)
+{
+    double work = 0;
+    for (uint32_t i = 0; i < count; i++)
+        work += job_work(&e->jobs[i]);
+    return work;
+}
+
 /* Cost of a token and layer, at the mean position of what ran. */
 static void learn_cost(struct engine *e, uint32_t count, uint64_t took_us)
 {
-    double work = 0, position = 0;
-    for (uint32_t i = 0; i < count; i++) {
-        const struct seq_job *job = &e->jobs[i];
-        double part = (double)job->rows * (job->layer_end - job->layer_begin);
-        work += part;
-        position += part * (job->position + job->rows / 2.0);
-    }
+    double work = work_of(e, count), position = 0;
+    for (uint32_t i = 0; i < count; i++)
+        position += job_work(&e->jobs[i]) * (e->jobs[i].position + e->jobs[i].rows / 2.0);
     if (work > 0)
         line_add(&e->prefill_cost, position / work, (double)took_us * 1e3 / work);
 }
@@ -262,6 +273,7 @@ bool engine_step(struct engine *e)
     uint64_t start = e->clock();
     if (forward(e, 0, count) < 0)
         count = run_one_by_one(e, count);
+    paced_wait(start, work_of(e, count));
     measure(e, count, e->clock() - start);
     for (uint32_t i = 0; i < count; i++)
         take_result(e, e->picked[i], &e->jobs[i]);

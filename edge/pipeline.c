@@ -4,6 +4,7 @@
  * job still wants that epoch. Jobs are freed by the thread alone, so a step never loses its job. */
 #include "edge/pipeline_internal.h"
 #include "shared/crypto.h"
+#include "shared/paced.h"
 #include <stdlib.h>
 #include <time.h>
 
@@ -281,6 +282,7 @@ static int compute(struct pipeline *p, struct pipeline_job *job, uint32_t end, u
     rc = p->config.backend->ops->forward(p->config.backend, &(struct batch){&seq, 1});
     if (rc < 0)
         return rc;
+    paced_wait(start_us, (double)seq.row_count * layers);
     job->cost = (struct pipeline_cost){clock_mono_us() - start_us, seq.row_count, layers, seq.position};
     job->position = end;
     job->depth = TD_MIN(job->depth, layers);
