@@ -7,7 +7,8 @@
  * theirs. Replies are not reserved for: when pages run out the youngest gives up its own (preemption) and is computed again later, from ids. */
 #include "cloud/engine_internal.h"
 
-#define LOOK_UP_BLOCKS_MAX 512 /* of a prompt, asked of the remote tier at once */
+#define TOUCH_BLOCKS_MAX   4096u /* the longest context */
+#define LOOK_UP_BLOCKS_MAX 512   /* of a prompt, asked of the remote tier at once */
 
 struct found {
     uint32_t page; /* PAGE_NONE: on disk */
@@ -42,6 +43,11 @@ static bool find_block(struct engine *e, const struct sequence *s, uint32_t bloc
 {
     found->shared = in_shared && find_id(e, s, &s->blocks[block].shared, found);
     return found->shared || find_id(e, s, &s->blocks[block].own, found);
+}
+
+static const struct kv_block_id *cached_id(const struct sequence *s, uint32_t block)
+{
+    return block < s->own_from ? &s->blocks[block].shared : &s->blocks[block].own;
 }
 
 /* Whole blocks that a prefix hit may cover: the last token is always computed. */
@@ -209,6 +215,18 @@ static void count_look_up(struct engine *e, const struct sequence *s, uint32_t b
                s->ids_count / KV_BLOCK_TOKENS - TD_MIN(memory, s->ids_count / KV_BLOCK_TOKENS));
 }
 
+/* The whole blocks of the prompt, under the names that they are, or will be, known by. */
+static void touch_chain(struct engine *e, const struct sequence *s)
+{
+    struct kv_block_id chain[TOUCH_BLOCKS_MAX];
+    uint32_t count = TD_MIN(hit_blocks_max(s), TOUCH_BLOCKS_MAX);
+    if (!e->loader || s->no_cache)
+        return;
+    for (uint32_t i = 0; i < count; i++)
+        chain[i] = *cached_id(s, i);
+    tiers_touch(e->config.tiers, s->tenant, chain, count);
+}
+
 static uint32_t take_slot(struct engine *e)
 {
     uint32_t slot = 0;
@@ -266,6 +284,7 @@ static bool admit_one(struct engine *e, struct sequence *s)
         return false;
     }
     count_look_up(e, s, blocks);
+    touch_chain(e, s);
     uint64_t now = e->clock();
     s->slot = take_slot(e);
     s->admitted_us = now;
@@ -296,11 +315,6 @@ void engine_admit(struct engine *e)
 }
 
 /* --- reading from disk ---------------------------------------------------------------------------- */
-
-static const struct kv_block_id *cached_id(const struct sequence *s, uint32_t block)
-{
-    return block < s->own_from ? &s->blocks[block].shared : &s->blocks[block].own;
-}
 
 /* Blocks that were read make a prefix up to the first that was not. */
 static void finish_load(struct engine *e, struct sequence *s)

@@ -56,12 +56,19 @@ struct tier_ops {
     int (*drop)(struct tier *t, const char *tenant, const struct kv_block_id *id);
     void (*stats)(struct tier *t, struct tier_stats *out);
     void (*destroy)(struct tier *t);
+    /* A request has looked up this chain: of use to who decides what stays. May be NULL. */
+    void (*touch)(struct tier *t, const char *tenant, const struct kv_block_id *chain, size_t count);
+    /* Hard limits of a tenant; 0: none. May be NULL. */
+    void (*set_tenant)(struct tier *t, const char *tenant, uint64_t quota_size, uint64_t ttl_ms);
     /* Ask a tier that is far away, without waiting, about ids that find will be asked about. NULL where find knows. */
     void (*look_up)(struct tier *t, const char *tenant, const struct kv_block_id *ids, size_t count);
 };
 struct tier {
     const struct tier_ops *ops;
 };
+
+/* What a block costs to compute again, for policies to compare; only ratios matter. */
+float tier_block_cost_s(uint32_t block_index);
 
 /* Host memory: at most limit_size bytes of blocks. NULL without memory. */
 struct tier *tier_ram_create(uint64_t limit_size);

@@ -56,8 +56,8 @@ static void disk_destroy(struct tier *t)
 
 struct tier *tier_disk_create(struct store *s)
 {
-    static const struct tier_ops ops = {disk_find,  disk_get,     disk_put, disk_drop,
-                                        disk_stats, disk_destroy, NULL};
+    static const struct tier_ops ops = {disk_find,    disk_get, disk_put, disk_drop, disk_stats,
+                                        disk_destroy, NULL,     NULL,     NULL};
     struct disk *d = calloc(1, sizeof *d);
     if (!d)
         return NULL;

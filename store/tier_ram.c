@@ -1,11 +1,13 @@
 /* tier_ram: blocks in host memory, as encoded as they are on disk, so that the same memory holds more of them than pages would.
  *
- * One table of chains and one list from the most to the least recently used, under one lock that is held for a hash, a few compares and a
- * few pointers: a look-up takes well under a microsecond. Readers hold blocks by reference, so evicting never waits for them; such a
- * block counts here no more, and goes with its last reader.
+ * A table of chains under one lock that is held for a hash and a few compares: a look-up takes well under a microsecond. Which blocks stay
+ * is decided by policy.h. Readers hold blocks by reference, so evicting never waits for them; such a block counts here no more, and goes with its
+ * last reader.
  *
- * Invariants: size <= limit_size; an entry's block is the one that was put last and that no better one was there to keep out. */
+ * Invariants: size <= limit_size; table and policy hold the same blocks; an entry's block is the one that was put last and that no better one
+ * was there to keep out. */
 #include "shared/crypto.h"
+#include "store/policy.h"
 #include "store/tier.h"
 #include <pthread.h>
 #include <stdlib.h>
@@ -17,12 +19,12 @@
 
 struct tenant {
     struct tenant *next; /* of its bucket */
+    uint32_t number;     /* for the policy */
     char name[STORE_TENANT_MAX + 1];
 };
 
 struct entry {
     struct entry *chain; /* of its bucket */
-    struct entry *newer, *older;
     const struct tenant *tenant;
     struct tier_block *block;
 };
@@ -34,13 +36,30 @@ struct ram {
     uint32_t bucket_count; /* a power of two */
     struct entry **buckets;
     struct tenant *names[NAME_BUCKETS]; /* kept for the tier's life: there are few */
-    struct entry ends;                  /* of the list: ends.older is the newest, ends.newer the oldest */
+    struct tenant **tenants;            /* [tenant_count], by number - 1 */
+    uint32_t tenant_count;
+    struct policy *policy;
     struct tier_stats stats;
 };
 
 /* ---- look-up, with the lock --------------------------------------------------------------------------------- */
 
-static const struct tenant *find_tenant(struct ram *m, const char *name, bool make)
+static struct tenant *make_tenant(struct ram *m, struct tenant **bucket, const char *name)
+{
+    struct tenant **grown = realloc(m->tenants, (m->tenant_count + 1) * sizeof(struct tenant *));
+    m->tenants = grown ? grown : m->tenants;
+    struct tenant *t = grown ? calloc(1, sizeof *t) : NULL;
+    if (!t)
+        return NULL;
+    strcpy(t->name, name);
+    t->next = *bucket;
+    *bucket = t;
+    m->tenants[m->tenant_count++] = t;
+    t->number = m->tenant_count;
+    return t;
+}
+
+static struct tenant *find_tenant(struct ram *m, const char *name, bool make)
 {
     uint32_t hash = 2166136261u;
     for (const char *p = name; *p; p++)
@@ -48,12 +67,7 @@ static const struct tenant *find_tenant(struct ram *m, const char *name, bool ma
     struct tenant **bucket = &m->names[hash % NAME_BUCKETS], *t = *bucket;
     while (t && strcmp(t->name, name) != 0)
         t = t->next;
-    if (!t && make && strlen(name) <= STORE_TENANT_MAX && (t = calloc(1, sizeof *t))) {
-        strcpy(t->name, name);
-        t->next = *bucket;
-        *bucket = t;
-    }
-    return t;
+    return t || !make || strlen(name) > STORE_TENANT_MAX ? t : make_tenant(m, bucket, name);
 }
 
 /* Devices know the key of their own namespace and so can choose ids: the seed keeps them from choosing buckets. */
@@ -78,38 +92,34 @@ static struct entry *find_entry(struct ram *m, const char *tenant, const struct 
     return t ? *find_link(m, t, id) : NULL;
 }
 
-static void unlist(struct entry *e)
-{
-    e->newer->older = e->older;
-    e->older->newer = e->newer;
-}
-
-static void list_first(struct ram *m, struct entry *e)
-{
-    e->newer = &m->ends;
-    e->older = m->ends.older;
-    e->older->newer = e;
-    m->ends.older = e;
-}
-
+/* The policy forgets it elsewhere. */
 static void remove_link(struct ram *m, struct entry **link)
 {
     struct entry *e = *link;
     *link = e->chain;
-    unlist(e);
     m->size -= tier_block_size(e->block);
     m->count--;
     tier_block_release(e->block);
     free(e);
 }
 
-static void make_room(struct ram *m, uint64_t size)
+static uint64_t now_ms(void)
 {
-    while (m->size + size > m->limit_size && m->ends.newer != &m->ends) {
-        const struct entry *oldest = m->ends.newer;
-        remove_link(m, find_link(m, oldest->tenant, &oldest->block->block.id));
+    return clock_mono_us() / 1000;
+}
+
+/* Let go what the policy says, for `incoming` (NULL: only to keep the limits). 0: it may come in. */
+static int make_room(struct ram *m, const struct policy_block *incoming)
+{
+    struct policy_victim victim;
+    int rc;
+    while ((rc = policy_room(m->policy, incoming, now_ms(), &victim)) == 1) {
+        struct entry **link = find_link(m, m->tenants[victim.tenant - 1], &victim.id);
+        if (*link)
+            remove_link(m, link);
         m->stats.evictions++;
     }
+    return rc;
 }
 
 /* ---- the interface ------------------------------------------------------------------------------------------ */
@@ -141,44 +151,64 @@ static int ram_get(struct tier *t, const char *tenant, const struct kv_block_id 
     struct ram *m = (struct ram *)t;
     pthread_mutex_lock(&m->lock);
     struct entry *e = find_entry(m, tenant, id);
-    if (e) {
-        unlist(e);
-        list_first(m, e);
+    if (e)
         *out = tier_block_hold(e->block);
-    }
     pthread_mutex_unlock(&m->lock);
     return e ? 0 : -TD_ERR_NOTFOUND;
 }
 
-/* With the lock; 0: it is in, or an equal or better one was. */
-static int insert(struct ram *m, const char *tenant, struct tier_block *b)
+static void add(struct ram *m, const struct tenant *t, struct entry *e, struct tier_block *b)
 {
-    uint64_t size = tier_block_size(b);
-    const struct tenant *t = find_tenant(m, tenant, true);
-    if (!t)
-        return -TD_ERR_NOMEM;
-    struct entry **link = find_link(m, t, &b->block.id);
-    if (*link) {
-        const struct store_block *there = &(*link)->block->block;
-        enum tier_choice choice = tier_choose(there->quality, there->layer_begin, there->layer_end,
-                                              b->block.quality, b->block.layer_begin, b->block.layer_end);
-        if (choice != TIER_REPLACE)
-            return choice == TIER_KEEP ? 0 : -TD_ERR_EXISTS;
-        remove_link(m, link);
-    }
-    if (size > m->limit_size)
-        return -TD_ERR_FULL;
-    struct entry *e = malloc(sizeof *e);
-    if (!e)
-        return -TD_ERR_NOMEM;
-    make_room(m, size);
     struct entry **bucket = bucket_of(m, &b->block.id);
     *e = (struct entry){.chain = *bucket, .tenant = t, .block = tier_block_hold(b)};
     *bucket = e;
-    list_first(m, e);
-    m->size += size;
+    m->size += tier_block_size(b);
     m->count++;
     m->stats.puts++;
+}
+
+/* A better copy takes the place of one that the policy has let in already. */
+static void replace(struct ram *m, struct entry *e, struct tier_block *b)
+{
+    m->size += tier_block_size(b) - tier_block_size(e->block);
+    tier_block_release(e->block);
+    e->block = tier_block_hold(b);
+    m->stats.puts++;
+}
+
+/* With the lock; 0: it is in, or an equal or better one was. -TD_ERR_NOSPACE: not worth what would have to go. */
+static int insert(struct ram *m, const char *tenant, struct tier_block *b)
+{
+    const struct tenant *t = find_tenant(m, tenant, true);
+    if (!t)
+        return -TD_ERR_NOMEM;
+    struct policy_block incoming = {.id = b->block.id,
+                                    .parent = b->block.parent,
+                                    .tenant = t->number,
+                                    .size = (uint32_t)tier_block_size(b),
+                                    .cost_s = tier_block_cost_s(b->block.block_index)};
+    struct entry *there = *find_link(m, t, &b->block.id);
+    if (there) {
+        const struct store_block *s = &there->block->block;
+        enum tier_choice choice = tier_choose(s->quality, s->layer_begin, s->layer_end, b->block.quality,
+                                              b->block.layer_begin, b->block.layer_end);
+        if (choice != TIER_REPLACE)
+            return choice == TIER_KEEP ? 0 : -TD_ERR_EXISTS;
+        replace(m, there, b);
+        policy_insert(m->policy, &incoming, now_ms()); /* held already: only its size changes */
+        make_room(m, NULL);
+        return 0;
+    }
+    int rc = make_room(m, &incoming);
+    struct entry *e = rc == 0 ? malloc(sizeof *e) : NULL;
+    if (rc == 0 && !e)
+        rc = -TD_ERR_NOMEM;
+    rc = rc < 0 ? rc : policy_insert(m->policy, &incoming, now_ms());
+    if (rc < 0) {
+        free(e);
+        return rc;
+    }
+    add(m, t, e, b);
     return 0;
 }
 
@@ -187,7 +217,7 @@ static int ram_put(struct tier *t, const char *tenant, struct tier_block *b, sto
     struct ram *m = (struct ram *)t;
     pthread_mutex_lock(&m->lock);
     int rc = insert(m, tenant, b);
-    m->stats.put_failures += rc < 0 && rc != -TD_ERR_EXISTS;
+    m->stats.put_failures += rc == -TD_ERR_NOMEM;
     pthread_mutex_unlock(&m->lock);
     if (rc == 0 && done)
         done(ctx, 0);
@@ -201,8 +231,10 @@ static int ram_drop(struct tier *t, const char *tenant, const struct kv_block_id
     const struct tenant *owner = find_tenant(m, tenant, false);
     struct entry **link = owner ? find_link(m, owner, id) : NULL;
     bool found = link && *link;
-    if (found)
+    if (found) {
+        policy_forget(m->policy, owner->number, id);
         remove_link(m, link);
+    }
     pthread_mutex_unlock(&m->lock);
     return found ? 0 : -TD_ERR_NOTFOUND;
 }
@@ -219,42 +251,59 @@ static void ram_stats(struct tier *t, struct tier_stats *out)
     pthread_mutex_unlock(&m->lock);
 }
 
+static void ram_touch(struct tier *t, const char *tenant, const struct kv_block_id *chain, size_t count)
+{
+    struct ram *m = (struct ram *)t;
+    pthread_mutex_lock(&m->lock);
+    const struct tenant *owner = find_tenant(m, tenant, true);
+    if (owner)
+        policy_touch(m->policy, owner->number, chain, count, now_ms());
+    pthread_mutex_unlock(&m->lock);
+}
+
+static void ram_set_tenant(struct tier *t, const char *tenant, uint64_t quota_size, uint64_t ttl_ms)
+{
+    struct ram *m = (struct ram *)t;
+    pthread_mutex_lock(&m->lock);
+    const struct tenant *owner = find_tenant(m, tenant, true);
+    if (owner && policy_set_tenant(m->policy, owner->number, quota_size, ttl_ms) == 0)
+        make_room(m, NULL);
+    pthread_mutex_unlock(&m->lock);
+}
+
 static void ram_destroy(struct tier *t)
 {
     struct ram *m = (struct ram *)t;
-    while (m->ends.newer != &m->ends) {
-        const struct entry *e = m->ends.newer;
-        remove_link(m, find_link(m, e->tenant, &e->block->block.id));
-    }
-    for (size_t i = 0; i < NAME_BUCKETS; i++)
-        while (m->names[i]) {
-            struct tenant *next = m->names[i]->next;
-            free(m->names[i]);
-            m->names[i] = next;
-        }
+    for (size_t i = 0; m->buckets && i < m->bucket_count; i++)
+        while (m->buckets[i])
+            remove_link(m, &m->buckets[i]);
+    for (uint32_t i = 0; i < m->tenant_count; i++)
+        free(m->tenants[i]);
     pthread_mutex_destroy(&m->lock);
+    policy_destroy(m->policy);
+    free(m->tenants);
     free(m->buckets);
     free(m);
 }
 
 struct tier *tier_ram_create(uint64_t limit_size)
 {
-    static const struct tier_ops ops = {ram_find, ram_get, ram_put, ram_drop, ram_stats, ram_destroy, NULL};
+    static const struct tier_ops ops = {ram_find,    ram_get,   ram_put,        ram_drop, ram_stats,
+                                        ram_destroy, ram_touch, ram_set_tenant, NULL};
     struct ram *m = calloc(1, sizeof *m);
-    uint32_t buckets = BUCKETS_MIN;
-    while (buckets < BUCKETS_MAX && (uint64_t)buckets * BUCKET_BYTES < limit_size)
-        buckets *= 2;
-    if (!m || !(m->buckets = calloc(buckets, sizeof(struct entry *))) ||
-        crypto_random(&m->seed, sizeof m->seed) < 0) {
-        if (m)
-            free(m->buckets);
-        free(m);
+    if (!m)
         return NULL;
-    }
     m->tier.ops = &ops;
     m->limit_size = limit_size;
-    m->bucket_count = buckets;
-    m->ends.newer = m->ends.older = &m->ends;
     pthread_mutex_init(&m->lock, NULL);
+    m->bucket_count = BUCKETS_MIN;
+    while (m->bucket_count < BUCKETS_MAX && (uint64_t)m->bucket_count * BUCKET_BYTES < limit_size)
+        m->bucket_count *= 2;
+    m->buckets = calloc(m->bucket_count, sizeof(struct entry *));
+    if (!m->buckets || crypto_random(&m->seed, sizeof m->seed) < 0 ||
+        policy_create(&(struct policy_config){.limit_size = limit_size}, &m->policy) < 0) {
+        ram_destroy(&m->tier);
+        return NULL;
+    }
     return &m->tier;
 }

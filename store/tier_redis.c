@@ -533,8 +533,8 @@ static void redis_destroy(struct tier *t)
 
 static void init(struct redis *r, const struct tier_redis_config *c)
 {
-    static const struct tier_ops ops = {redis_find,  redis_get,     redis_put,    redis_drop,
-                                        redis_stats, redis_destroy, redis_look_up};
+    static const struct tier_ops ops = {redis_find,    redis_get, redis_put, redis_drop,   redis_stats,
+                                        redis_destroy, NULL,      NULL,      redis_look_up};
     pthread_condattr_t monotonic;
     r->tier.ops = &ops;
     r->store = c->store;

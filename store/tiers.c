@@ -176,6 +176,20 @@ int tiers_put(struct tiers *t, const char *tenant, struct tier_block *b, store_d
     return rc;
 }
 
+void tiers_touch(struct tiers *t, const char *tenant, const struct kv_block_id *chain, size_t count)
+{
+    for (enum tier_kind kind = 0; kind < TIER_COUNT; kind++)
+        if (t->list[kind] && t->list[kind]->ops->touch)
+            t->list[kind]->ops->touch(t->list[kind], tenant, chain, count);
+}
+
+void tiers_set_tenant(struct tiers *t, enum tier_kind kind, const char *tenant, uint64_t quota_size,
+                      uint64_t ttl_ms)
+{
+    if (t->list[kind] && t->list[kind]->ops->set_tenant)
+        t->list[kind]->ops->set_tenant(t->list[kind], tenant, quota_size, ttl_ms);
+}
+
 int tiers_drop(struct tiers *t, const char *tenant, const struct kv_block_id *id)
 {
     int rc = -TD_ERR_NOTFOUND;

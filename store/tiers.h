@@ -51,6 +51,11 @@ int tiers_get(struct tiers *t, const char *tenant, const struct kv_block_id *id,
               const struct tiers_want *want, struct tier_block **out, enum tier_kind *from);
 /* The block may be in any tier behind this. done: as store_put. */
 int tiers_put(struct tiers *t, const char *tenant, struct tier_block *b, store_done done, void *ctx);
+/* A request has looked up this chain, first block first; held or not, its blocks count as used. */
+void tiers_touch(struct tiers *t, const char *tenant, const struct kv_block_id *chain, size_t count);
+/* Hard limits of a tenant in one tier; 0: none. What is over goes at once. ttl_ms: since the last use. */
+void tiers_set_tenant(struct tiers *t, enum tier_kind kind, const char *tenant, uint64_t quota_size,
+                      uint64_t ttl_ms);
 int tiers_drop(struct tiers *t, const char *tenant, const struct kv_block_id *id);
 void tiers_stats(struct tiers *t, enum tier_kind kind, struct tier_stats *out);
 const char *tier_name(enum tier_kind kind); /* "ram", "disk", "remote": also the label of metrics */

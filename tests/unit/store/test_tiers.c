@@ -105,7 +105,31 @@ static void ram_is_bounded(void **state)
     tier_block_release(first);
     t->ops->destroy(t);
     t = tier_ram_create(size - 1); /* a block that can never fit */
-    assert_int_equal(put(t, "acme", 1, quality_exact), -TD_ERR_FULL);
+    assert_int_equal(put(t, "acme", 1, quality_exact), -TD_ERR_NOSPACE);
+    t->ops->destroy(t);
+}
+
+/* A tenant pays for its quota with its own blocks. */
+static void ram_keeps_quotas(void **state)
+{
+    (void)state;
+    struct tier *t = tier_ram_create(1 << 20);
+    struct fixture_block f;
+    struct tier_block *b = block_make(1, quality_exact, &f);
+    uint64_t size = tier_block_size(b);
+    struct tier_stats stats;
+    assert_int_equal(t->ops->put(t, "other", b, NULL, NULL), 0);
+    t->ops->set_tenant(t, "acme", 3 * size, 0);
+    for (uint64_t seed = 2; seed < 20; seed++)
+        put(t, "acme", seed, quality_exact);
+    t->ops->stats(t, &stats);
+    assert_int_equal(stats.blocks, 4);
+    struct store_block_info info;
+    assert_int_equal(t->ops->find(t, "other", &f.id, &info), 0);
+    t->ops->set_tenant(t, "acme", size, 0); /* less: what is over goes at once */
+    t->ops->stats(t, &stats);
+    assert_int_equal(stats.blocks, 2);
+    tier_block_release(b);
     t->ops->destroy(t);
 }
 
@@ -402,6 +426,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(ram_keeps_and_gives),
         cmocka_unit_test(ram_is_bounded),
+        cmocka_unit_test(ram_keeps_quotas),
         cmocka_unit_test(ram_replaces_by_quality),
         cmocka_unit_test(hung_tier_is_a_miss_and_heals),
         cmocka_unit_test(waiting_in_line_is_not_sickness),
