@@ -6,7 +6,7 @@
 struct bench_settings {
     const char *model, *isa, *device, *shape, *dtype;
     int64_t threads, prompt, gen, repeat, batch, chunk, swap;
-    bool json;
+    bool json, deterministic;
 };
 
 #define FIELD(name) offsetof(struct bench_settings, name)
@@ -94,6 +94,10 @@ static const struct config_option OPTIONS[] = {
      .max = 1 << 20,
      .metavar = "TOKENS",
      .help = "also move the KV of so many tokens between a GPU's pages and host memory"},
+    {.name = "deterministic",
+     .type = CONFIG_BOOL,
+     .offset = FIELD(deterministic),
+     .help = "a GPU's arithmetic that depends on nothing beside a row"},
     {.name = "json",
      .type = CONFIG_BOOL,
      .offset = FIELD(json),
@@ -151,6 +155,7 @@ static int engine(const struct bench_settings *s)
         .dtype = s->dtype,
         .batch_count = (uint32_t)s->batch,
         .chunk_tokens = (uint32_t)s->chunk,
+        .deterministic = s->deterministic,
         .swap_tokens = (uint32_t)s->swap,
     };
     if (bench_engine(&options, &r, &err) < 0)
@@ -199,6 +204,8 @@ int cli_bench(int argc, char **argv)
     int rest_count = 0, code = CLI_USAGE;
     if (argc > 1 && !strcmp(argv[1], "trace"))
         return cli_bench_trace(argc - 1, argv + 1);
+    if (argc > 1 && !strcmp(argv[1], "codec"))
+        return cli_bench_codec(argc - 1, argv + 1);
     if (cli_load(&SPEC, argc, argv, &s, &config, &rest, &rest_count, &code) != 0)
         return code;
     if (rest_count != 1 || strcmp(rest[0], "engine") != 0 || (!s.model[0] && !s.shape[0]))

@@ -5,7 +5,6 @@
  * additions between them, and larger steps go through memory. */
 #include "shared/kv_codec.h"
 #if defined(__x86_64__)
-#include <cpuid.h>
 #include <immintrin.h>
 
 #define AVX2    __attribute__((target("avx2,f16c")))
