@@ -191,10 +191,12 @@ TILE_INLINE void rows_quantised(const uint32_t type, const unsigned rows, const 
                                 const struct activations *a, size_t row, float *const *out,
                                 uint32_t tile_begin, uint32_t tile_end)
 {
-    const size_t blocks = m->columns / NUMERICS_BLOCK;
+    const size_t blocks = m->columns / NUMERICS_BLOCK,
+                 fit =
+                     PANEL_SIZE / PANEL_ROW_SIZE / rows; /* a multiple of the 8 that K types want together */
     _Alignas(64) uint8_t panel[PANEL_SIZE];
-    for (size_t begin = 0; begin < blocks; begin += PANEL_BLOCKS) {
-        const size_t count = TD_MIN(blocks - begin, (size_t)PANEL_BLOCKS);
+    for (size_t begin = 0; begin < blocks; begin += fit) {
+        const size_t count = TD_MIN(blocks - begin, fit);
         panel_fill(a, row, rows, begin, count, weight_code_offset(type), panel);
         for (uint32_t tile = tile_begin; tile < tile_end; tile++)
             tile_quantised(type, rows, m, panel, begin, count, out, tile);
