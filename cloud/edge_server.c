@@ -74,7 +74,7 @@ static int welcome(struct edge_connection *c)
     m.principal_key = (ProtobufCBinaryData){CRYPTO_KEY_SIZE, c->own_key};
     m.node_epoch = s->node_epoch;
     m.context_max = s->context_max;
-    m.codec_mask = 1u << KV_L0 | 1u << KV_L1 | 1u << KV_RAW;
+    m.codec_mask = KV_CODEC_MASK;
     m.hidden_mask = 1u << HIDDEN_F32 | 1u << HIDDEN_F16 | 1u << HIDDEN_INT8;
     m.node = (char *)s->node;
     int rc = link_send(c->link, FRAME_WELCOME, 0, &m.base, NULL, 0);

@@ -18,7 +18,7 @@ static int check_range(const struct sequence *s, const struct seq_model *m, cons
     if (!last && plan_range_end(r) % KV_BLOCK_TOKENS != 0)
         return td_fail(err, -TD_ERR_PROTOCOL,
                        "the plan has an edge range that ends at token %u, within a block", plan_range_end(r));
-    bool known = r->codec <= KV_L1 || r->codec == KV_RAW || r->codec == PLAN_CODEC_NONE;
+    bool known = r->codec <= KV_L2 || r->codec == KV_RAW || r->codec == PLAN_CODEC_NONE;
     if (!known || r->hidden_dtype > HIDDEN_INT8)
         return td_fail(err, -TD_ERR_PROTOCOL,
                        "the plan has a range of codec %u and hidden type %u, which are not known here",

@@ -188,6 +188,9 @@ static int open_model(struct agent *a, struct td_error *err)
         (rc = gguf_fingerprint(a->file, a->model->fingerprint, a->config.progress, a->config.progress_ctx,
                                err)) < 0)
         return rc;
+    if (!a->config.codec_unchecked &&
+        (rc = kv_level_allowed(a->config.codec, a->config.model_path, a->model->fingerprint, err)) < 0)
+        return rc;
     if (a->config.model_name)
         snprintf(a->model_name, sizeof a->model_name, "%s", a->config.model_name);
     else
@@ -268,6 +271,7 @@ static int start_prefill(struct agent *a, struct td_error *err)
     struct pipeline_config pipeline = {.backend = backend,
                                        .kv = a->kv,
                                        .chunk_tokens = a->config.chunk_tokens,
+                                       .codec_tables = {a->config.codec->table[0], a->config.codec->table[1]},
                                        .sink = sink_event,
                                        .ctx = a};
     memcpy(pipeline.fingerprint, a->env.fingerprint, TD_HASH_SIZE);
@@ -326,7 +330,7 @@ static int make_uplink(struct agent *a, struct td_error *err)
         .numerics = KV_NUMERICS_CPU_V1,
         .layer_count = a->model->params.layer_count,
         .layers_held = a->model->layers_held,
-        .codec_mask = 1u << KV_L0 | 1u << KV_L1 | 1u << KV_RAW,
+        .codec_mask = KV_CODEC_MASK,
         .hidden_mask = 1u << HIDDEN_F32 | 1u << HIDDEN_F16 | 1u << HIDDEN_INT8,
         .events = &uplink_events,
         .ctx = a,

@@ -13,6 +13,7 @@
 #include "edge/planner.h"
 #include "protocol/api.h"
 #include "protocol/link.h"
+#include "shared/kv_record.h"
 
 #define AGENT_FLIGHTS_MAX 256u
 
@@ -27,7 +28,9 @@ struct agent_config { /* strings are borrowed for the agent's life */
     uint32_t edge_layers; /* k, or PLANNER_AUTO */
     enum planner_prefer prefer;
     double cloud_price; /* planner.h */
-    uint8_t codec, hidden_dtype;
+    const struct kv_level *codec;
+    bool codec_unchecked; /* whatever the model's quality record says */
+    uint8_t hidden_dtype;
     enum kv_accept accept; /* for requests that name none */
     uint32_t chunk_tokens; /* a multiple of KV_BLOCK_TOKENS */
     unsigned threads;      /* of the prefill backend; 0: all cores */

@@ -111,6 +111,13 @@ static double kv_size(const struct agent *a, uint8_t codec)
            2.0 * KV_PIECE_HEAD_SIZE / KV_BLOCK_TOKENS;
 }
 
+/* The agent's codec, or L1 where the request does not take lossier ones. */
+static uint8_t codec_for(const struct agent *a, enum kv_accept accept)
+{
+    uint8_t codec = a->config.codec->codec;
+    return codec > KV_L1 && codec != KV_RAW && accept != KV_ACCEPT_ANY ? KV_L1 : codec;
+}
+
 static void fill_model(const struct flight *f, struct planner_state *s)
 {
     const struct agent *a = f->agent;
@@ -137,7 +144,7 @@ static void fill_state(const struct flight *f, struct planner_state *s)
         .cached_known = f->acked,
         .prompt_count = f->turn.ids_count,
         .accept = f->accept,
-        .codec = a->config.codec,
+        .codec = codec_for(a, f->accept),
         .hidden_dtype = a->config.hidden_dtype,
         .codec_mask = a->codec_mask,
         .hidden_mask = a->hidden_mask,

@@ -384,7 +384,7 @@ static int take_names(struct tandem *t, const struct tandem_options *o, struct t
 {
     struct agent_config *c = &t->config;
     if (edge_codec_parse(o->codec ? o->codec : "l1", &c->codec) < 0)
-        return td_fail(err, -TD_ERR_ARG, "codec: want raw, l0 or l1");
+        return td_fail(err, -TD_ERR_ARG, "codec: want " KV_LEVEL_NAMES);
     if (edge_hidden_parse(o->hidden ? o->hidden : "f16", &c->hidden_dtype) < 0)
         return td_fail(err, -TD_ERR_ARG, "hidden: want f32, f16 or int8");
     if (edge_accept_parse(o->fidelity ? o->fidelity : "visible-lossless", &c->accept) < 0)

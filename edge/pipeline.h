@@ -62,6 +62,7 @@ struct pipeline_config {
     struct backend *backend; /* taken over, also when creation fails */
     struct local_kv *kv;     /* borrowed, as long as the pipeline */
     uint32_t chunk_tokens;   /* a multiple of KV_BLOCK_TOKENS, at most the backend's rows */
+    uint8_t codec_tables[2]; /* of K and V at L2 */
     uint8_t fingerprint[TD_HASH_SIZE], layout_hash[TD_HASH_SIZE];
     /* 0: taken; -TD_ERR_FULL: tried again soon; anything else: the event is dropped. */
     int (*sink)(void *ctx, struct pipeline_event *event);

@@ -107,6 +107,7 @@ int emit_block(struct pipeline *p, uint32_t page, uint32_t block_index, uint32_t
             struct kv_piece_head head = {
                 .codec = codec,
                 .is_value = is_value,
+                .table = codec == KV_L2 ? p->config.codec_tables[is_value] : 0,
                 .quality = {.numerics = (uint8_t)b->ops->numerics, .provenance = KV_FROM_DEVICE},
                 .block_index = block_index,
                 .token_count = (uint16_t)token_count,

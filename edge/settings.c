@@ -22,7 +22,8 @@ static const struct config_option options[] = {
     {.name = "edge-layers", OPTION(edge_layers, CONFIG_STRING), .fallback = "auto", .metavar = "K", .help = "layers that this device computes of each prompt, 0 to those that it holds; auto: as many as pay, by what link, device and cloud are measured to do"},
     {.name = "prefer", OPTION(prefer, CONFIG_STRING), .fallback = "latency", .metavar = "WISH", .help = "with auto: latency (the soonest reply) or cloud-cost (the least computing in the cloud, for a first token up to a fifth later)"},
     {.name = "cloud-price", OPTION(cloud_price, CONFIG_FLOAT), .fallback = "0", .max = 1000, .metavar = "S", .help = "with auto: seconds of waiting that a second of computing in the cloud is worth"},
-    {.name = "codec", OPTION(codec, CONFIG_STRING), .fallback = "l1", .metavar = "CODEC", .help = "of KV on the wire: raw, l0 (lossless), l1 (8 bits)"},
+    {.name = "codec", OPTION(codec, CONFIG_STRING), .fallback = "l1", .metavar = "CODEC", .help = "of KV on the wire: raw, l0 (lossless), l1 (8 bits); for requests that accept any fidelity also l2 (4 bits), l2-k5 (K: 5 bits), l2-5bit: the others get l1 then"},
+    {.name = "codec-unchecked", OPTION(codec_unchecked, CONFIG_BOOL), .help = "use --codec also where the model has no quality record (tandem bench codec) that shows no visible loss"},
     {.name = "hidden", OPTION(hidden, CONFIG_STRING), .fallback = "f16", .metavar = "TYPE", .help = "of hidden states on the wire: f32, f16, int8"},
     {.name = "fidelity", OPTION(fidelity, CONFIG_STRING), .fallback = "visible-lossless", .metavar = "LEVEL", .help = "for requests that name none: exact, visible-lossless, any"},
     {.name = "chunk", OPTION(chunk, CONFIG_INT), .fallback = "64", .min = KV_BLOCK_TOKENS, .max = 4096, .metavar = "TOKENS", .help = "prompt tokens computed and sent at a time, a multiple of 64"},
@@ -73,13 +74,10 @@ static int find_name(const struct named *list, size_t count, const char *text, i
     return -TD_ERR_ARG;
 }
 
-int edge_codec_parse(const char *text, uint8_t *out)
+int edge_codec_parse(const char *text, const struct kv_level **out)
 {
-    static const struct named names[] = {{"raw", KV_RAW}, {"l0", KV_L0}, {"l1", KV_L1}};
-    int value, rc = find_name(names, TD_COUNT(names), text, &value);
-    if (rc == 0)
-        *out = (uint8_t)value;
-    return rc;
+    *out = kv_level_find(text);
+    return *out ? 0 : -TD_ERR_ARG;
 }
 
 int edge_hidden_parse(const char *text, uint8_t *out)
@@ -131,8 +129,8 @@ static int check_names(struct edge_settings *s, struct td_error *err)
                        s->edge_layers, KV_LAYERS_MAX);
     if (parse_prefer(s->prefer, &s->prefer_id) < 0)
         return td_fail(err, -TD_ERR_ARG, "--prefer %s: want latency or cloud-cost", s->prefer);
-    if (edge_codec_parse(s->codec, &s->codec_id) < 0)
-        return td_fail(err, -TD_ERR_ARG, "--codec %s: want raw, l0 or l1", s->codec);
+    if (edge_codec_parse(s->codec, &s->level_kv) < 0)
+        return td_fail(err, -TD_ERR_ARG, "--codec %s: want %s", s->codec, KV_LEVEL_NAMES);
     if (edge_hidden_parse(s->hidden, &s->hidden_id) < 0)
         return td_fail(err, -TD_ERR_ARG, "--hidden %s: want f32, f16 or int8", s->hidden);
     if (edge_accept_parse(s->fidelity, &s->accept) < 0)
@@ -298,7 +296,8 @@ void edge_settings_agent(const struct edge_settings *s, struct agent_config *out
         .edge_layers = s->layers,
         .prefer = s->prefer_id,
         .cloud_price = s->cloud_price,
-        .codec = s->codec_id,
+        .codec = s->level_kv,
+        .codec_unchecked = s->codec_unchecked,
         .hidden_dtype = s->hidden_id,
         .accept = s->accept,
         .chunk_tokens = (uint32_t)s->chunk,

@@ -19,7 +19,7 @@ struct edge_settings {
     int64_t chunk, listen_port, threads, cloud_timeout;
     uint64_t kv_memory;
     double cloud_price;
-    bool plain, filter;
+    bool plain, filter, codec_unchecked;
 
     /* checked */
     char cloud_host[256];
@@ -31,7 +31,8 @@ struct edge_settings {
     const char *origins[EDGE_ORIGINS_MAX + 1]; /* NULL-terminated */
     uint32_t layers;                           /* or PLANNER_AUTO */
     enum planner_prefer prefer_id;
-    uint8_t codec_id, hidden_id;
+    const struct kv_level *level_kv; /* --codec */
+    uint8_t hidden_id;
     enum kv_accept accept;
     enum log_level level;
 };
@@ -41,7 +42,7 @@ int edge_settings_load(int argc, char **argv, struct edge_settings *out, struct 
                        struct td_error *err);
 /* "host:port", "[address]:port" or "host". */
 int edge_parse_address(const char *text, char *host, size_t size, uint16_t *port, struct td_error *err);
-int edge_codec_parse(const char *text, uint8_t *out);  /* "raw", "l0", "l1" */
+int edge_codec_parse(const char *text, const struct kv_level **out); /* KV_LEVEL_NAMES */
 int edge_hidden_parse(const char *text, uint8_t *out); /* "f32", "f16", "int8" */
 int edge_accept_parse(const char *text, enum kv_accept *out);
 /* Is it a name or address of this very machine? */

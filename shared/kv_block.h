@@ -51,6 +51,8 @@ enum kv_codec {            /* also fidelity: the worst level that values went th
                 KV_L4 = 4,
                 KV_RAW = 15, /* f16 as it is; fidelity equals KV_L0 */
 };
+/* What this version takes on the wire: bit n is codec n. */
+#define KV_CODEC_MASK (1u << KV_L0 | 1u << KV_L1 | 1u << KV_L2 | 1u << KV_RAW)
 enum kv_numerics { KV_NUMERICS_CPU_V1 = 1, KV_NUMERICS_CUDA_DET_V1 = 2, KV_NUMERICS_CUDA_FAST = 3 };
 enum kv_provenance { KV_FROM_CLOUD = 0, KV_FROM_DEVICE = 1 };
 enum kv_accept { KV_ACCEPT_EXACT = 0, KV_ACCEPT_VISIBLE_LOSSLESS = 1 /* default */, KV_ACCEPT_ANY = 2 };

@@ -23,7 +23,7 @@ static void test_welcome(void **state)
     assert_true(f.welcome->node_epoch == fx.service.node_epoch);
     assert_string_equal(f.welcome->node, "test-node");
     assert_int_equal(f.welcome->context_max, FIXTURE_CONTEXT);
-    assert_int_equal(f.welcome->codec_mask, 1 << KV_L0 | 1 << KV_L1 | 1 << KV_RAW);
+    assert_int_equal(f.welcome->codec_mask, 1 << KV_L0 | 1 << KV_L1 | 1 << KV_L2 | 1 << KV_RAW);
     edge_client_close(c);
 }
 

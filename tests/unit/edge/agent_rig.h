@@ -194,7 +194,7 @@ static inline void rig_make(struct rig *r, uint32_t layers)
                                       .cloud_port = r->cloud.port,
                                       .token = "secret",
                                       .edge_layers = layers,
-                                      .codec = KV_L1,
+                                      .codec = kv_level_find("l1"),
                                       .hidden_dtype = HIDDEN_F16,
                                       .accept = KV_ACCEPT_VISIBLE_LOSSLESS,
                                       .chunk_tokens = 64,

@@ -205,7 +205,7 @@ static void bad_arguments_are_refused(void **state)
     struct tandem_options o = l.options;
     o.codec = "l7";
     assert_int_equal(tandem_open(&o, &none, error, sizeof error), -TANDEM_ERR_ARG);
-    assert_string_equal(error, "codec: want raw, l0 or l1");
+    assert_string_equal(error, "codec: want raw, l0, l1, l2, l2-k5 or l2-5bit");
     o = l.options;
     o.token = NULL;
     assert_int_equal(tandem_open(&o, &none, error, sizeof error), -TANDEM_ERR_ARG);
