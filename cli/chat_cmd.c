@@ -13,7 +13,7 @@ struct chat_settings {
     const char *conversation, *system, *model;
     int64_t max_tokens, seed;
     double temperature;
-    bool stats;
+    bool stats, explain;
 };
 #define FIELD(name) offsetof(struct chat_settings, name)
 static const struct config_option OPTIONS[] = {
@@ -61,6 +61,10 @@ static const struct config_option OPTIONS[] = {
      .type = CONFIG_BOOL,
      .offset = FIELD(stats),
      .help = "after each reply: tokens, cached tokens, times"},
+    {.name = "explain",
+     .type = CONFIG_BOOL,
+     .offset = FIELD(explain),
+     .help = "after each reply: the plan, what it was made by, and what happened"},
 };
 static const struct config_spec SPEC = {
     .program = "tandem chat",
@@ -167,6 +171,40 @@ static void print_stats(const struct chat *c)
         timing(c, "uplink_bytes") / 1024);
 }
 
+static double member(const json_t *o, const char *name)
+{
+    return json_number_value(json_object_get(o, name));
+}
+
+/* What the device decided, by which estimates, and what came of it. A node that is asked directly plans nothing. */
+static void print_plan(const struct chat *c)
+{
+    const json_t *plan = json_object_get(c->timings, "plan"), *e = json_object_get(plan, "estimates");
+    if (!plan) {
+        fprintf(stderr, "[no plan: no device had a part in this prompt]\n");
+        return;
+    }
+    fprintf(stderr,
+            "[plan: %.0f layers here of %.0f prompt tokens from token %.0f on; KV of %.0f of them sent%s]\n",
+            member(plan, "layers"), member(plan, "tokens"), member(plan, "first_token"),
+            member(plan, "kv_tokens"), e ? "" : "; the number of layers was given");
+    if (e)
+        fprintf(stderr,
+                "[estimates: first token %.0f ms, 16th %.0f ms (the cloud alone: %.0f, %.0f); a token and "
+                "layer %.1f "
+                "us here, %.1f us there; uplink %.1f Mbit/s, %.1f ms; queue %.0f ms]\n",
+                member(e, "first_token_ms"), member(e, "t16_ms"), member(e, "cloud_alone_first_token_ms"),
+                member(e, "cloud_alone_t16_ms"), member(e, "edge_layer_us"), member(e, "cloud_layer_us"),
+                member(e, "uplink_mbit"), member(e, "delay_ms"), member(e, "queue_ms"));
+    fprintf(stderr,
+            "[what happened: first token %.0f ms, 16th %.0f ms; computing %.0f ms here, %.0f ms there; %.1f "
+            "KiB sent; "
+            "%.0f tokens recomputed there; %.0f plans, %.0f tokens left to the cloud under way]\n",
+            timing(c, "first_token_ms"), timing(c, "t16_ms"), timing(c, "edge_prefill_ms"),
+            timing(c, "cloud_prefill_ms"), timing(c, "uplink_bytes") / 1024, timing(c, "recomputed_tokens"),
+            member(plan, "plans"), member(plan, "left_to_cloud_tokens"));
+}
+
 /* One turn: 0, or -1 with the error shown. */
 static int say(struct chat *c, const char *message)
 {
@@ -194,8 +232,10 @@ static int say(struct chat *c, const char *message)
     fputs("\n", c->transcript);
     if (rc < 0)
         cli_fail("chat", &err);
-    else if (c->settings->stats)
+    if (rc == 0 && c->settings->stats)
         print_stats(c);
+    if (rc == 0 && c->settings->explain)
+        print_plan(c);
     return rc < 0 ? -1 : 0;
 }
 

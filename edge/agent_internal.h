@@ -114,10 +114,9 @@ struct flight {
     bool merged;
     uint32_t rows_until; /* the prefill thread has handed on rows below */
     uint64_t reconsidered_us;
-    uint32_t queue_tokens; /* ahead of this one in the cloud, as it said last */
-    uint64_t load_us;      /* until it has loaded what is cached, as OPEN_ACK said */
-    uint32_t plan_count,
-        left_tokens; /* for timings: plans that were sent; tokens whose KV or more was left to the cloud under way */
+    uint32_t queue_tokens;            /* ahead of this one in the cloud, as it said last */
+    uint64_t load_us;                 /* until it has loaded what is cached, as OPEN_ACK said */
+    struct api_plan shown;            /* for timings */
     Tandem__Ingested ingested;        /* the last of this stream */
     bool rows_need_f32, no_edge;      /* what went wrong before on this flight */
     struct pipeline_job *work;        /* NULL: none */
@@ -127,7 +126,7 @@ struct flight {
     /* for usage and timings */
     uint32_t cached_tokens, cached_memory, cached_disk;
     uint32_t edge_layers, edge_tokens; /* edge_tokens: rows that were run for the cloud */
-    uint64_t edge_us, first_token_us, last_token_us, uplink_size, uplink_raw_size;
+    uint64_t edge_us, first_token_us, t16_us, last_token_us, uplink_size, uplink_raw_size;
     struct api_timings timings;
 };
 

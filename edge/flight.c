@@ -201,6 +201,10 @@ static void move_generation(struct flight *f, struct flight *old)
     f->before_count = old->before_count;
     f->merged = old->merged;
     f->ingested = old->ingested;
+    f->rows_until = old->rows_until;
+    f->queue_tokens = old->queue_tokens;
+    f->load_us = old->load_us;
+    f->shown = old->shown;
     f->rows_need_f32 = old->rows_need_f32;
     f->no_edge = old->no_edge;
     f->work = old->work;
@@ -262,7 +266,10 @@ bool flight_deliver(struct flight *f, const int32_t *ids, uint32_t count,
         f->first_token_us = now_us;
         metric_observe(f->agent->metrics.first_token, (double)(now_us - f->begun_us) * 1e-6);
     }
+    estimates_token(&f->agent->estimates, f->last_token_us == 0, now_us);
     f->last_token_us = now_us;
+    if (f->t16_us == 0 && f->receiver.count >= 16)
+        f->t16_us = now_us;
     metric_add(f->agent->metrics.generated_tokens, count);
     if (f->finished || !f->sink)
         return true;
@@ -285,6 +292,7 @@ static void fill_timings(struct flight *f, uint32_t count)
     t->edge_prefill_ms = ms(f->edge_us);
     t->edge_layers = f->edge_layers;
     t->edge_prefill_tokens = f->edge_tokens;
+    t->plan = f->shown;
     t->uplink_bytes = f->uplink_size;
     t->uplink_raw_bytes = f->uplink_raw_size;
     t->cached_memory_tokens = f->cached_memory;
@@ -292,6 +300,7 @@ static void fill_timings(struct flight *f, uint32_t count)
     t->total_ms = ms(now_us - f->begun_us);
     if (f->first_token_us) {
         t->first_token_ms = ms(f->first_token_us - f->begun_us);
+        t->t16_ms = f->t16_us ? ms(f->t16_us - f->begun_us) : 0;
         t->decode_ms = ms(f->last_token_us - f->first_token_us);
         t->tokens_per_s = count > 1 && t->decode_ms > 0 ? (count - 1) * 1e3 / t->decode_ms : 0;
     }

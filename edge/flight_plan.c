@@ -246,7 +246,7 @@ static int carry_plan_out(struct flight *f, uint32_t rows_begin, uint32_t kv_beg
     if (rc < 0)
         return rc;
     f->planned = true;
-    f->plan_count++;
+    f->shown.plan_count++;
     f->rows_until = rows_begin;
     wire_feed_pipeline(f, true);
     if (f->plan.layers > 0) {
@@ -266,6 +266,34 @@ static int carry_plan_out(struct flight *f, uint32_t rows_begin, uint32_t kv_beg
     return 0;
 }
 
+/* What the client is told of a plan, should it ask. */
+static void show_plan(struct flight *f)
+{
+    const struct plan *p = &f->plan;
+    struct api_plan *shown = &f->shown;
+    *shown = (struct api_plan){.chosen = p->chosen,
+                               .layers = p->layers,
+                               .first_token = p->range_count ? p->ranges[0].first_token : 0,
+                               .plan_count = shown->plan_count,
+                               .left_tokens = shown->left_tokens};
+    for (uint32_t i = 0; i < p->range_count; i++) {
+        const struct plan_range *r = &p->ranges[i];
+        shown->token_count += r->count;
+        shown->kv_tokens += r->layers > 0 && r->codec != PLAN_CODEC_NONE ? r->count : 0;
+    }
+    if (!p->chosen)
+        return;
+    shown->first_token_ms = p->times.first_us * 1e-3;
+    shown->t16_ms = p->times.t16_us * 1e-3;
+    shown->cloud_first_token_ms = p->cloud_alone.first_us * 1e-3;
+    shown->cloud_t16_ms = p->cloud_alone.t16_us * 1e-3;
+    shown->edge_layer_us = p->model.edge.base_ns * 1e-3;
+    shown->cloud_layer_us = p->model.cloud.base_ns * 1e-3;
+    shown->uplink_mbit = p->model.rate_bytes_per_us * 8;
+    shown->delay_ms = p->model.delay_us * 1e-3;
+    shown->queue_ms = p->model.queue_us * 1e-3;
+}
+
 /* Plan anew with what is known now. */
 int plan_again(struct flight *f)
 {
@@ -278,6 +306,7 @@ int plan_again(struct flight *f)
         f->no_edge |= !f->work; /* no memory for the job: the cloud does it */
         make_plan(f, &f->plan);
     }
+    show_plan(f);
     return carry_plan_out(f, f->plan.send_begin, f->plan.send_begin);
 }
 
@@ -356,7 +385,7 @@ bool plan_reconsider(struct flight *f, uint64_t now_us)
     progress_of(f, &at);
     if (!planner_reconsider(&state, &f->plan, &at, &left))
         return true;
-    f->left_tokens = f->turn.ids_count - TD_MIN(at.kv, f->turn.ids_count);
+    f->shown.left_tokens = f->turn.ids_count - TD_MIN(at.kv, f->turn.ids_count);
     plan_stop(f);
     left.model = state.model;
     f->plan = left;

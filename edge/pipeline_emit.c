@@ -97,6 +97,13 @@ static int emit_piece(struct pipeline *p, const uint16_t *values, struct kv_piec
     return 0;
 }
 
+/* L1 stands in for lossier levels where a request wants better, so its table does not come from the settings. */
+static uint8_t kv_table(const struct pipeline *p, uint8_t codec, uint8_t is_value)
+{
+    return codec == KV_L1 ? kv_level_find("l1")->table[is_value]
+           : codec == KV_L2 ? p->config.codec_tables[is_value] : 0;
+}
+
 int emit_block(struct pipeline *p, uint32_t page, uint32_t block_index, uint32_t token_count, uint32_t layers,
                uint8_t codec, struct pipeline_message **list)
 {
@@ -107,7 +114,7 @@ int emit_block(struct pipeline *p, uint32_t page, uint32_t block_index, uint32_t
             struct kv_piece_head head = {
                 .codec = codec,
                 .is_value = is_value,
-                .table = codec == KV_L2 ? p->config.codec_tables[is_value] : 0,
+                .table = kv_table(p, codec, is_value),
                 .quality = {.numerics = (uint8_t)b->ops->numerics, .provenance = KV_FROM_DEVICE},
                 .block_index = block_index,
                 .token_count = (uint16_t)token_count,

@@ -43,7 +43,7 @@ int edge_settings_load(int argc, char **argv, struct edge_settings *out, struct 
 /* "host:port", "[address]:port" or "host". */
 int edge_parse_address(const char *text, char *host, size_t size, uint16_t *port, struct td_error *err);
 int edge_codec_parse(const char *text, const struct kv_level **out); /* KV_LEVEL_NAMES */
-int edge_hidden_parse(const char *text, uint8_t *out); /* "f32", "f16", "int8" */
+int edge_hidden_parse(const char *text, uint8_t *out);               /* "f32", "f16", "int8" */
 int edge_accept_parse(const char *text, enum kv_accept *out);
 /* Is it a name or address of this very machine? */
 bool edge_is_loopback(const char *host);

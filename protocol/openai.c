@@ -148,6 +148,36 @@ static json_t *usage_of(const struct api_usage *u)
                      "cached_tokens", (json_int_t)u->cached_tokens);
 }
 
+static json_t *plan_of(const struct api_plan *p)
+{
+    json_t *o = json_object();
+    put(o, "layers", json_integer(p->layers));
+    put(o, "first_token", json_integer(p->first_token));
+    put(o, "tokens", json_integer(p->token_count));
+    put(o, "kv_tokens", json_integer(p->kv_tokens));
+    put(o, "plans", json_integer(p->plan_count));
+    put(o, "left_to_cloud_tokens", json_integer(p->left_tokens));
+    if (!p->chosen)
+        return o;
+    const struct {
+        const char *name;
+        double value;
+    } foretold[] = {{"first_token_ms", p->first_token_ms},
+                    {"t16_ms", p->t16_ms},
+                    {"cloud_alone_first_token_ms", p->cloud_first_token_ms},
+                    {"cloud_alone_t16_ms", p->cloud_t16_ms},
+                    {"edge_layer_us", p->edge_layer_us},
+                    {"cloud_layer_us", p->cloud_layer_us},
+                    {"uplink_mbit", p->uplink_mbit},
+                    {"delay_ms", p->delay_ms},
+                    {"queue_ms", p->queue_ms}};
+    json_t *estimates = json_object();
+    for (size_t i = 0; i < TD_COUNT(foretold); i++)
+        put(estimates, foretold[i].name, real(foretold[i].value));
+    put(o, "estimates", estimates);
+    return o;
+}
+
 static json_t *timings_of(const struct api_timings *t)
 {
     const struct {
@@ -158,6 +188,7 @@ static json_t *timings_of(const struct api_timings *t)
                  {"queue_ms", t->queue_ms},
                  {"load_ms", t->load_ms},
                  {"first_token_ms", t->first_token_ms},
+                 {"t16_ms", t->t16_ms},
                  {"decode_ms", t->decode_ms},
                  {"total_ms", t->total_ms},
                  {"tokens_per_s", t->tokens_per_s}};
@@ -177,6 +208,8 @@ static json_t *timings_of(const struct api_timings *t)
         put(o, times[i].name, real(times[i].value));
     for (size_t i = 0; i < TD_COUNT(counts); i++)
         put(o, counts[i].name, json_integer((json_int_t)counts[i].value));
+    if (t->plan.plan_count > 0)
+        put(o, "plan", plan_of(&t->plan));
     return o;
 }
 

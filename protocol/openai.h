@@ -51,12 +51,22 @@ void api_request_free(struct api_request *r);
 struct api_usage {
     uint32_t prompt_tokens, completion_tokens, cached_tokens;
 };
+struct api_plan { /* of a device that planned: what it chose, why, and what became of it */
+    bool chosen;  /* by the planner; else k was given, and there are no estimates */
+    uint32_t layers, first_token, token_count,
+        kv_tokens;                             /* k; the prompt tokens planned; of these, whose KV is sent */
+    double first_token_ms, t16_ms;             /* foretold: to the first and to the 16th token */
+    double cloud_first_token_ms, cloud_t16_ms; /* the same with nothing done on the device */
+    double edge_layer_us, cloud_layer_us, uplink_mbit, delay_ms, queue_ms; /* what it went by */
+    uint32_t plan_count, left_tokens; /* plans that were sent; tokens that were left to the cloud under way */
+};
 struct api_timings { /* milliseconds / counts of one reply; 0 where it does not apply */
-    double edge_prefill_ms, cloud_prefill_ms, queue_ms, load_ms, first_token_ms, decode_ms, total_ms,
+    double edge_prefill_ms, cloud_prefill_ms, queue_ms, load_ms, first_token_ms, t16_ms, decode_ms, total_ms,
         tokens_per_s;
     uint64_t uplink_bytes, uplink_raw_bytes;
     uint32_t edge_layers, edge_prefill_tokens, cloud_prefill_tokens, recomputed_tokens, cached_memory_tokens,
         cached_disk_tokens;
+    struct api_plan plan; /* plan_count 0: none */
 };
 struct api_token_logprob {
     const char *text;

@@ -475,7 +475,7 @@ static void bad_plans_are_refused(void **state)
         {{0, 64, 1, KV_L0, 0}, {128, 72, 1, KV_L0, 0}},    /* a hole */
         {{0, 128, 1, KV_L0, 0}, {64, 136, 1, KV_L0, 0}},   /* overlap */
         {{0, 64, 3, KV_L0, 0}, {64, 136, 1, KV_L0, 0}},    /* more layers than there are */
-        {{0, 64, 1, KV_L2, 0}, {64, 136, 1, KV_L0, 0}},    /* unknown codec */
+        {{0, 64, 1, KV_L3, 0}, {64, 136, 1, KV_L0, 0}},    /* unknown codec */
         {{0, 64, 1, KV_L0, 3}, {64, 136, 1, KV_L0, 0}},    /* unknown type */
         {{0, 64, 1, KV_L0, 0}, {64, 100, 1, KV_L0, 0}},    /* not to the end */
         {{0, 64, 1, KV_L0, 0}, {64, 137, 1, KV_L0, 0}},    /* beyond the end */
