@@ -5,7 +5,7 @@
  *   1. A block is worth something only while all its ancestors are held: a request's hits are its leading run. So only leaves (no held
  *      child) are evicted, and a block whose parent was refused is refused.
  *   2. Value = recompute seconds x chance of reuse a second / bytes. The chance is learned while running, for each kind of block
- *      (policy.c says which) by the time since its last use, from all blocks held and from ghosts: the ids and times of blocks that
+ *      (policy_learn.h says which) by the time since its last use, from all blocks held and from ghosts: the ids and times of blocks that
  *      were refused or evicted not long ago.
  *   3. What is not worth more than the least valuable leaf is not let in; then nothing needs to be moved for it.
  *   4. Pinned blocks and their ancestors never go. A tenant over its quota pays with its own blocks. Idle for longer than its
@@ -19,7 +19,8 @@
  *     if (rc == 0) { store it; policy_insert(p, &block, now_ms); }
  *     else            it is not worth it: do without, and without all that follow in the chain
  *
- * and now and then, with NULL for the block, to get rid of what has expired. Cost of a call: O(log n) amortised for each block that it is given,
+ * and about once a second with NULL for the block, to get rid of what has expired and to let time pass in small steps (after an idle night a
+ * million entries would grow older in one call, for half a second). Cost of a call: O(log n) amortised for each block that it is given,
  * and LEARN_KINDS comparisons for each victim. Memory: POLICY_ENTRY_SIZE_MAX for each block held or remembered; see policy_config. */
 #ifndef TANDEM_STORE_POLICY_H
 #define TANDEM_STORE_POLICY_H
@@ -29,8 +30,7 @@
 #define POLICY_TENANTS_MAX 4096
 /* Bytes of memory for each block held or remembered, hash table included. */
 #define POLICY_ENTRY_SIZE_MAX 136
-/* Ghosts remembered, or as many as blocks are held if that is more. Half of it gains and loses 1 %; as many as are held and no more loses up to a
- * quarter of what a cache of 3 % gains over LRU. */
+/* Ghosts remembered, or as many as blocks are held if that is more. Measured: a quarter of it loses up to 10 % of the hits. */
 #define POLICY_GHOSTS_MIN 65536
 
 struct policy;

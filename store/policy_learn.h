@@ -20,9 +20,8 @@
     4 /* turns of a conversation that are told apart; the last stands for all deeper ones */
 
 /* Measured defaults; what other values gained and lost: tests/bench/RESULTS.md, "Cache policy on traces". */
-#define LEARN_FIRST_STAGE_MS 4000
-#define LEARN_PRIOR_BLOCKS                                                                                   \
-    200 /* a kind is believed against all kinds together from about so many blocks on */
+#define LEARN_FIRST_STAGE_MS  4000
+#define LEARN_PRIOR_BLOCKS    50 /* a kind against all kinds together: how much is counted in before its own */
 #define LEARN_POOL_BLOCKS     10     /* all kinds together, against the stage before */
 #define LEARN_FIRST_CHANCE    0.001  /* of a stage when nothing is known */
 #define LEARN_REFRESH_TOUCHES 16     /* requests between two computations of the values */
