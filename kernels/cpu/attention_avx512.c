@@ -357,11 +357,25 @@ static void run_vectors(const struct attention_job *job, uint32_t begin, uint32_
         combine(job, begin + r, first == 0, max[r], sum[r], s);
 }
 
+/* In decode a page comes from memory and is read once: V is asked for before K is used, the next K before V. */
+static void prefetch_page(const uint16_t *values, uint32_t head_dim)
+{
+    for (size_t at = 0; at < (size_t)KV_BLOCK_TOKENS * head_dim; at += 32)
+        _mm_prefetch((const char *)(values + at), _MM_HINT_T1);
+}
+
 static void run_split(const struct attention_job *job, uint32_t first, const struct split_scratch *s)
 {
     const uint16_t *k = job->kv + job->pages[first / KV_BLOCK_TOKENS] * job->page_stride;
     const uint32_t most = is_direct(job) ? DIRECT_VECTORS : VECTORS;
-    if (!is_direct(job))
+    if (is_direct(job)) {
+        if (first == 0)
+            prefetch_page(k, job->head_dim);
+        prefetch_page(k + job->v_offset, job->head_dim);
+        if (first + KV_BLOCK_TOKENS <= job->positions[job->vector_count / job->group - 1])
+            prefetch_page(job->kv + job->pages[first / KV_BLOCK_TOKENS + 1] * job->page_stride,
+                          job->head_dim);
+    } else
         open_split(job, k, seen_count(job, job->vector_count - 1, first), s);
     for (uint32_t i = 0; i < job->vector_count;) {
         uint32_t count = seen_count(job, i, first), rows = 1;
@@ -370,6 +384,15 @@ static void run_split(const struct attention_job *job, uint32_t first, const str
         if (count > 0)
             run_vectors(job, i, rows, first, count, k, s);
         i += rows;
+    }
+}
+
+AVX512 static void scale_vector(float *x, float factor, uint32_t count)
+{
+    for (uint32_t i = 0; i < count; i += 16) {
+        const __mmask16 mask = avx512_first(count - i);
+        _mm512_mask_storeu_ps(x + i, mask,
+                              _mm512_mul_ps(_mm512_maskz_loadu_ps(mask, x + i), _mm512_set1_ps(factor)));
     }
 }
 
@@ -383,10 +406,7 @@ void avx512_attention(const struct attention_job *job, void *scratch)
     uint32_t last = job->positions[(job->vector_count - 1) / job->group];
     for (uint32_t first = 0; first <= last; first += KV_BLOCK_TOKENS)
         run_split(job, first, &s);
-    for (uint32_t i = 0; i < job->vector_count; i++) {
-        float *out = out_vector(job, i), inverse = 1.0f / s.sum[i];
-        for (uint32_t k = 0; k < job->head_dim; k++)
-            out[k] = out[k] * inverse;
-    }
+    for (uint32_t i = 0; i < job->vector_count; i++)
+        scale_vector(out_vector(job, i), 1.0f / s.sum[i], job->head_dim);
 }
 #endif

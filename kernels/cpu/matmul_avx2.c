@@ -185,8 +185,8 @@ AVX2_INLINE void rows_quantised(const uint32_t type, const unsigned rows, const 
 {
     const size_t blocks = m->columns / NUMERICS_BLOCK;
     _Alignas(64) uint8_t panel[PANEL_SIZE];
-    for (size_t begin = 0; begin < blocks; begin += PANEL_BLOCKS) {
-        const size_t count = TD_MIN(blocks - begin, (size_t)PANEL_BLOCKS);
+    for (size_t begin = 0; begin < blocks; begin += PANEL_BLOCKS(rows)) {
+        const size_t count = TD_MIN(blocks - begin, PANEL_BLOCKS(rows));
         panel_fill(a, row, rows, begin, count, weight_code_offset(type), panel);
         for (uint32_t tile = tile_begin; tile < tile_end; tile++)
             tile_quantised(type, rows, m, panel, begin, count, out, tile);

@@ -13,7 +13,8 @@
 #include "kernels/cpu/panel.h"
 #include "kernels/cpu/tiles.h"
 
-#define VECTOR 64 /* bytes */
+#define VECTOR            64 /* bytes */
+#define PREFETCH_DISTANCE 16384
 
 AVX512_INLINE __m512i load64(const uint8_t *p)
 {
@@ -134,6 +135,19 @@ static void split_starts(uint8_t *panel, unsigned rows, size_t blocks)
         }
 }
 
+/* With few rows memory is what a product waits for, and two streams, codes and heads, are too many for the processor's
+ * own prefetching across pages. Behind a tile comes the next one, so codes are simply asked for some way ahead, into the second-level cache. */
+AVX512_INLINE void prefetch_block(const uint32_t type, const unsigned b, const uint8_t *unit,
+                                  const uint8_t *head, size_t tile)
+{
+    const unsigned lines = tile_unit_vectors(type) / tile_unit_blocks(type);
+#pragma GCC unroll 8
+    for (unsigned i = 0; i < lines; i++)
+        _mm_prefetch((const char *)unit + PREFETCH_DISTANCE + VECTOR * (b * lines + i), _MM_HINT_T1);
+    if (VECTOR * b < tile_head_size(type, AVX512_TILE_ROWS))
+        _mm_prefetch((const char *)head + tile + VECTOR * b, _MM_HINT_T1);
+}
+
 /* One tile, blocks [begin, begin + count). */
 AVX512_INLINE void tile_quantised(const uint32_t type, const unsigned rows, const struct cpu_matrix *m,
                                   const uint8_t *panel, size_t begin, size_t count, float *const *out,
@@ -141,8 +155,9 @@ AVX512_INLINE void tile_quantised(const uint32_t type, const unsigned rows, cons
 {
     const unsigned inner = tile_unit_blocks(type);
     const size_t unit_size = (size_t)VECTOR * tile_unit_vectors(type),
-                 head_size = tile_head_size(type, AVX512_TILE_ROWS);
-    const uint8_t *base = (const uint8_t *)m->packed + tile_size(type, m->columns, AVX512_TILE_ROWS) * tile,
+                 head_size = tile_head_size(type, AVX512_TILE_ROWS),
+                 size = tile_size(type, m->columns, AVX512_TILE_ROWS);
+    const uint8_t *base = (const uint8_t *)m->packed + size * tile,
                   *unit = base + unit_size * (begin / inner),
                   *head = base + tile_codes_size(type, m->columns, AVX512_TILE_ROWS) +
                           head_size * (begin / inner);
@@ -152,10 +167,14 @@ AVX512_INLINE void tile_quantised(const uint32_t type, const unsigned rows, cons
 #pragma GCC unroll 8
     for (unsigned r = 0; r < rows; r++)
         acc[r] = begin == 0 ? _mm512_setzero_ps() : _mm512_maskz_loadu_ps(held, out[r] + at);
-    for (size_t block = 0; block < count; block += inner, unit += unit_size, head += head_size)
+    for (size_t block = 0; block < count; block += inner, unit += unit_size, head += head_size) {
 #pragma GCC unroll 8
-        for (unsigned b = 0; b < inner; b++, panel += (size_t)PANEL_ROW_SIZE * rows)
+        for (unsigned b = 0; b < inner; b++, panel += (size_t)PANEL_ROW_SIZE * rows) {
+            if (rows <= 4)
+                prefetch_block(type, b, unit, head, size);
             block_add(type, rows, b, unit, head, panel, acc);
+        }
+    }
 #pragma GCC unroll 8
     for (unsigned r = 0; r < rows; r++)
         _mm512_mask_storeu_ps(out[r] + at, held, acc[r]);
@@ -168,8 +187,8 @@ AVX512_INLINE void rows_quantised(const uint32_t type, const unsigned rows, cons
     const int32_t offset = type == GGUF_Q8_0 ? 128 : weight_code_offset(type);
     const size_t blocks = m->columns / NUMERICS_BLOCK;
     _Alignas(64) uint8_t panel[PANEL_SIZE];
-    for (size_t begin = 0; begin < blocks; begin += PANEL_BLOCKS) {
-        const size_t count = TD_MIN(blocks - begin, (size_t)PANEL_BLOCKS);
+    for (size_t begin = 0; begin < blocks; begin += PANEL_BLOCKS(rows)) {
+        const size_t count = TD_MIN(blocks - begin, PANEL_BLOCKS(rows));
         panel_fill(a, row, rows, begin, count, offset, panel);
         if (type == GGUF_Q6_K)
             split_starts(panel, rows, count);
@@ -232,6 +251,11 @@ AVX512_INLINE void tiles_float(const uint32_t type, const unsigned rows, const u
 #pragma GCC unroll 4
         for (unsigned t = 0; t < tiles; t++)
             w[t] = load_weights(type, weights + size * t + column_size * column);
+        if (rows <= 4 && (column_size == VECTOR || column % 2 == 0)) /* a line of each tile */
+#pragma GCC unroll 4
+            for (unsigned t = 0; t < tiles; t++)
+                _mm_prefetch((const char *)weights + size * t + column_size * column + PREFETCH_DISTANCE / 4,
+                             _MM_HINT_T1);
 #pragma GCC unroll 8
         for (unsigned r = 0; r < rows; r++) {
             __m512 y = _mm512_set1_ps(x[r][column]);

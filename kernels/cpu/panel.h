@@ -5,13 +5,15 @@
 #define TANDEM_KERNELS_CPU_PANEL_H
 #include "kernels/cpu/ops.h"
 
-#define PANEL_BLOCKS   32 /* blocks of 32 columns; a multiple of the 8 that K types want together */
-#define PANEL_ROWS_MAX 8
+#define PANEL_ROWS_MAX   8
+#define PANEL_ROW_BLOCKS 256 /* row by row of 32 columns: fewer rows, longer pieces */
+#define PANEL_BLOCKS(rows)                                                                                   \
+    (PANEL_ROW_BLOCKS / (size_t)(rows)) /* a multiple of the 8 that K types want together */
 
 /* A block of `rows` rows: q i8[rows][32], d f32[rows], s f32[rows], start i32[rows], half i32[rows]. start: what a sum of
  * unsigned codes begins with to come out centred, -offset * sum(q). half: sum(q of the first 16 columns). */
 #define PANEL_ROW_SIZE    48
-#define PANEL_SIZE        (PANEL_BLOCKS * PANEL_ROWS_MAX * PANEL_ROW_SIZE)
+#define PANEL_SIZE        (PANEL_ROW_BLOCKS * PANEL_ROW_SIZE)
 #define PANEL_D(rows)     (32 * (size_t)(rows))
 #define PANEL_S(rows)     (36 * (size_t)(rows))
 #define PANEL_START(rows) (40 * (size_t)(rows))
