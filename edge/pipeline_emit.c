@@ -1,5 +1,6 @@
 /* pipeline_emit: from computed rows and pages to messages ready for the wire. Runs on the prefill thread only. */
 #include "edge/pipeline_internal.h"
+#include "shared/kv_record.h"
 #include <stdlib.h>
 
 void pipeline_message_free(struct pipeline_message *m)
@@ -100,8 +101,9 @@ static int emit_piece(struct pipeline *p, const uint16_t *values, struct kv_piec
 /* L1 stands in for lossier levels where a request wants better, so its table does not come from the settings. */
 static uint8_t kv_table(const struct pipeline *p, uint8_t codec, uint8_t is_value)
 {
-    return codec == KV_L1 ? kv_level_find("l1")->table[is_value]
-           : codec == KV_L2 ? p->config.codec_tables[is_value] : 0;
+    return codec == KV_L1   ? kv_level_find("l1")->table[is_value]
+           : codec == KV_L2 ? p->config.codec_tables[is_value]
+                            : 0;
 }
 
 int emit_block(struct pipeline *p, uint32_t page, uint32_t block_index, uint32_t token_count, uint32_t layers,

@@ -45,7 +45,7 @@ void kv_principal_key(const uint8_t tenant_chain_key[32], const char *principal,
 
 enum kv_codec {            /* also fidelity: the worst level that values went through */
                 KV_L0 = 0, /* lossless: byte planes split, exponent plane through zstd */
-                KV_L1 = 1, /* int8, u8 log scale a group of 64 */
+                KV_L1 = 1, /* int8, u8 log scale a group of 64 or 128 */
                 KV_L2 = 2, /* Hadamard, 4 or 5 bits, u8 log scale a group of 64 */
                 KV_L3 = 3,
                 KV_L4 = 4,
@@ -87,7 +87,7 @@ struct kv_piece_head { /* serialised as 64 bytes little-endian, order as here; s
     uint8_t version;   /* 1 */
     uint8_t codec;     /* enum kv_codec */
     uint8_t is_value;  /* 0: K, 1: V */
-    uint8_t table;     /* L2: 0 for 4 bits a value, 1 for 5; otherwise 0 */
+    uint8_t table;     /* L1: a scale for 64 (0) or 128 values (1); L2: 4 bits (0) or 5 (1); otherwise 0 */
     struct kv_quality quality;
     uint32_t block_index; /* position / KV_BLOCK_TOKENS */
     uint16_t first_token; /* within the block */

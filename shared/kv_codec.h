@@ -9,6 +9,7 @@
 #include "shared/kv_block.h"
 
 #define KV_L0_HEAD_SIZE 8
+#define KV_TABLES       2 /* of L1: a scale for 64 or for 128 values; of L2: 4 or 5 bits */
 
 struct ZSTD_CCtx_s;
 struct ZSTD_DCtx_s;
@@ -26,22 +27,28 @@ int kv_l0_decode(struct kv_codec_scratch *s, struct span payload, uint16_t *dst,
 /* The planes of a payload, `count` bytes each; joined they are what kv_l0_decode gives. */
 int kv_l0_planes(struct kv_codec_scratch *s, struct span payload, size_t count, uint8_t *high, uint8_t *low);
 
-static inline size_t kv_l1_group_count(size_t count)
+#define KV_L1_GROUP_MAX (2 * KV_GROUP)
+/* Values that share a scale: table 0 is 64, table 1 is 128. */
+static inline size_t kv_l1_group(unsigned table)
 {
-    return (count + KV_GROUP - 1) / KV_GROUP;
+    return (size_t)KV_GROUP << table;
 }
-static inline size_t kv_l1_size(size_t count)
+static inline size_t kv_l1_group_count(size_t count, unsigned table)
 {
-    return kv_l1_group_count(count) + count;
+    return (count + kv_l1_group(table) - 1) / kv_l1_group(table);
 }
-int64_t kv_l1_encode(const uint16_t *src, size_t count, uint8_t *dst, size_t capacity);
-int kv_l1_decode(struct span payload, uint16_t *dst, size_t count);
+static inline size_t kv_l1_size(size_t count, unsigned table)
+{
+    return kv_l1_group_count(count, table) + count;
+}
+int64_t kv_l1_encode(const uint16_t *src, size_t count, unsigned table, uint8_t *dst, size_t capacity);
+int kv_l1_decode(struct span payload, unsigned table, uint16_t *dst, size_t count);
 
-/* One implementation of L1's inner loops, over whole groups: src and dst hold group_count * KV_GROUP values.
- * encode returns false at a non-finite value, decode at q = -128. */
+/* One implementation of L1's inner loops, over whole groups: src and dst hold `count` values, a multiple of `group`, which is
+ * 64 or 128. encode returns false at a non-finite value, decode at q = -128. */
 struct kv_l1_ops {
-    bool (*encode)(const uint16_t *src, size_t group_count, uint8_t *scales, int8_t *q);
-    bool (*decode)(const uint8_t *scales, const int8_t *q, size_t group_count, uint16_t *dst);
+    bool (*encode)(const uint16_t *src, size_t count, size_t group, uint8_t *scales, int8_t *q);
+    bool (*decode)(const uint8_t *scales, const int8_t *q, size_t count, size_t group, uint16_t *dst);
 };
 extern const struct kv_l1_ops kv_l1_portable;
 const struct kv_l1_ops *kv_l1_avx2(void); /* NULL where the CPU (or the build) lacks AVX2 and F16C */
@@ -74,8 +81,6 @@ static inline int kv_round_even(float x)
 
 /* ---- L2 ---------------------------------------------------------------------------------------------------
  */
-
-#define KV_L2_TABLES 2 /* table 0: 4 bits, 1: 5 bits */
 
 /* What the head says about the payload's parts; KV_FORMAT.md has the letters. */
 struct kv_l2_form {

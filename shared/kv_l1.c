@@ -1,4 +1,4 @@
-/* kv_l1: int8 with one log-spaced scale for 64 values. Two implementations of the inner loops, plain C and
+/* kv_l1: int8 with one log-spaced scale for 64 or 128 values. Two implementations of the inner loops, plain C and
  * AVX2 with F16C, which give the same bits: each value goes through exactly one f32 product and one rounding
  * to nearest-even in either.
  *
@@ -55,11 +55,11 @@ uint8_t kv_l1_scale_index(uint16_t max_bits)
 /* ---- plain C ----------------------------------------------------------------------------------------------
  */
 
-static bool encode_portable(const uint16_t *src, size_t group_count, uint8_t *scales, int8_t *q)
+static bool encode_portable(const uint16_t *src, size_t count, size_t group, uint8_t *scales, int8_t *q)
 {
-    for (size_t g = 0; g < group_count; g++, src += KV_GROUP, q += KV_GROUP) {
+    for (size_t g = 0; g < count / group; g++, src += group, q += group) {
         uint16_t max = 0;
-        for (size_t i = 0; i < KV_GROUP; i++) {
+        for (size_t i = 0; i < group; i++) {
             uint16_t magnitude = src[i] & 0x7fff;
             max = magnitude > max ? magnitude : max;
         }
@@ -67,7 +67,7 @@ static bool encode_portable(const uint16_t *src, size_t group_count, uint8_t *sc
             return false;
         scales[g] = scale_index(max);
         float inverse = inverse_of(scales[g]);
-        for (size_t i = 0; i < KV_GROUP; i++) {
+        for (size_t i = 0; i < group; i++) {
             int rounded = kv_round_even(f16_to_f32(src[i]) * inverse);
             q[i] = (int8_t)(rounded < -127 ? -127 : rounded > 127 ? 127 : rounded);
         }
@@ -75,12 +75,12 @@ static bool encode_portable(const uint16_t *src, size_t group_count, uint8_t *sc
     return true;
 }
 
-static bool decode_portable(const uint8_t *scales, const int8_t *q, size_t group_count, uint16_t *dst)
+static bool decode_portable(const uint8_t *scales, const int8_t *q, size_t count, size_t group, uint16_t *dst)
 {
     bool good = true;
-    for (size_t g = 0; g < group_count; g++, q += KV_GROUP, dst += KV_GROUP) {
+    for (size_t g = 0; g < count / group; g++, q += group, dst += group) {
         float scale = scale_of(scales[g]);
-        for (size_t i = 0; i < KV_GROUP; i++) {
+        for (size_t i = 0; i < group; i++) {
             good &= q[i] != -128;
             /* + 0.0f turns the -0 of a negative q under scale 0 into +0 and changes nothing else. */
             dst[i] = f32_to_f16((float)q[i] * scale + 0.0f);
@@ -125,18 +125,20 @@ AVX2 static inline __m256i quantise8_avx2(const uint16_t *src, __m256 inverse)
     return _mm256_cvtps_epi32(_mm256_mul_ps(x, inverse));
 }
 
-AVX2 static bool encode_avx2(const uint16_t *src, size_t group_count, uint8_t *scales, int8_t *q)
+AVX2 static bool encode_avx2(const uint16_t *src, size_t count, size_t group, uint8_t *scales, int8_t *q)
 {
     /* Two rounds of packs interleave 128-bit lanes; this puts each run of four values back in its place. */
     const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
     const __m256i least = _mm256_set1_epi8(-127);
-    for (size_t g = 0; g < group_count; g++) {
+    for (size_t g = 0; g < count / group; g++) {
         uint16_t max = max_magnitude_avx2(src);
+        for (size_t i = KV_GROUP; i < group; i += KV_GROUP)
+            max = TD_MAX(max, max_magnitude_avx2(src + i));
         if (max >= 0x7c00)
             return false;
         scales[g] = scale_index(max);
         __m256 inverse = _mm256_set1_ps(inverse_of(scales[g]));
-        for (size_t i = 0; i < 2; i++, src += 32, q += 32) {
+        for (size_t i = 0; i < group; i += 32, src += 32, q += 32) {
             __m256i a = _mm256_packs_epi32(quantise8_avx2(src, inverse), quantise8_avx2(src + 8, inverse));
             __m256i b =
                 _mm256_packs_epi32(quantise8_avx2(src + 16, inverse), quantise8_avx2(src + 24, inverse));
@@ -147,17 +149,18 @@ AVX2 static bool encode_avx2(const uint16_t *src, size_t group_count, uint8_t *s
     return true;
 }
 
-AVX2 static bool decode_avx2(const uint8_t *scales, const int8_t *q, size_t group_count, uint16_t *dst)
+AVX2 static bool decode_avx2(const uint8_t *scales, const int8_t *q, size_t count, size_t group,
+                             uint16_t *dst)
 {
     const __m256i refused = _mm256_set1_epi8(-128);
     const __m256 zero = _mm256_setzero_ps();
     __m256i bad = _mm256_setzero_si256();
-    for (size_t g = 0; g < group_count; g++, q += KV_GROUP, dst += KV_GROUP) {
+    for (size_t g = 0; g < count / group; g++, q += group, dst += group) {
         __m256 scale = _mm256_set1_ps(scale_of(scales[g]));
-        for (size_t i = 0; i < KV_GROUP; i += 32)
+        for (size_t i = 0; i < group; i += 32)
             bad = _mm256_or_si256(bad,
                                   _mm256_cmpeq_epi8(_mm256_loadu_si256((const __m256i *)(q + i)), refused));
-        for (size_t i = 0; i < KV_GROUP; i += 8) {
+        for (size_t i = 0; i < group; i += 8) {
             __m256 x = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)(q + i))));
             x = _mm256_add_ps(_mm256_mul_ps(x, scale), zero);
             _mm_storeu_si128((__m128i *)(dst + i), _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT));
@@ -196,44 +199,44 @@ static const struct kv_l1_ops *ops_best(void)
     return fast ? fast : &kv_l1_portable;
 }
 
-int64_t kv_l1_encode(const uint16_t *src, size_t count, uint8_t *dst, size_t capacity)
+int64_t kv_l1_encode(const uint16_t *src, size_t count, unsigned table, uint8_t *dst, size_t capacity)
 {
-    if (capacity < kv_l1_size(count))
+    if (capacity < kv_l1_size(count, table))
         return -TD_ERR_NOSPACE;
     const struct kv_l1_ops *ops = ops_best();
-    size_t whole = count / KV_GROUP, rest = count % KV_GROUP;
+    size_t group = kv_l1_group(table), rest = count % group, whole = count - rest;
     uint8_t *scales = dst;
-    int8_t *q = (int8_t *)(dst + kv_l1_group_count(count));
-    if (!ops->encode(src, whole, scales, q))
+    int8_t *q = (int8_t *)(dst + kv_l1_group_count(count, table));
+    if (!ops->encode(src, whole, group, scales, q))
         return -TD_ERR_FORMAT;
     if (rest) { /* a short last group is a whole one filled with zeros, which change no maximum */
-        uint16_t values[KV_GROUP] = {0};
-        int8_t tail[KV_GROUP];
-        memcpy(values, src + whole * KV_GROUP, rest * sizeof *values);
-        if (!ops->encode(values, 1, scales + whole, tail))
+        uint16_t values[KV_L1_GROUP_MAX] = {0};
+        int8_t tail[KV_L1_GROUP_MAX];
+        memcpy(values, src + whole, rest * sizeof *values);
+        if (!ops->encode(values, group, group, scales + whole / group, tail))
             return -TD_ERR_FORMAT;
-        memcpy(q + whole * KV_GROUP, tail, rest);
+        memcpy(q + whole, tail, rest);
     }
-    return (int64_t)kv_l1_size(count);
+    return (int64_t)kv_l1_size(count, table);
 }
 
-int kv_l1_decode(struct span payload, uint16_t *dst, size_t count)
+int kv_l1_decode(struct span payload, unsigned table, uint16_t *dst, size_t count)
 {
-    if (payload.size != kv_l1_size(count))
+    if (payload.size != kv_l1_size(count, table))
         return -TD_ERR_FORMAT;
     const struct kv_l1_ops *ops = ops_best();
-    size_t whole = count / KV_GROUP, rest = count % KV_GROUP;
+    size_t group = kv_l1_group(table), rest = count % group, whole = count - rest;
     const uint8_t *scales = payload.data;
-    const int8_t *q = (const int8_t *)(payload.data + kv_l1_group_count(count));
-    if (!ops->decode(scales, q, whole, dst))
+    const int8_t *q = (const int8_t *)(payload.data + kv_l1_group_count(count, table));
+    if (!ops->decode(scales, q, whole, group, dst))
         return -TD_ERR_FORMAT;
     if (rest) {
-        int8_t tail[KV_GROUP] = {0};
-        uint16_t values[KV_GROUP];
-        memcpy(tail, q + whole * KV_GROUP, rest);
-        if (!ops->decode(scales + whole, tail, 1, values))
+        int8_t tail[KV_L1_GROUP_MAX] = {0};
+        uint16_t values[KV_L1_GROUP_MAX];
+        memcpy(tail, q + whole, rest);
+        if (!ops->decode(scales + whole / group, tail, group, group, values))
             return -TD_ERR_FORMAT;
-        memcpy(dst + whole * KV_GROUP, values, rest * sizeof *values);
+        memcpy(dst + whole, values, rest * sizeof *values);
     }
     return 0;
 }

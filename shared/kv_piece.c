@@ -95,11 +95,10 @@ static int head_check(const struct kv_piece_head *h)
     if (h->kv_head_count == 0 || h->kv_head_count > KV_HEADS_MAX || h->head_dim == 0 ||
         h->head_dim > KV_HEAD_DIM_MAX)
         return -TD_ERR_SHAPE;
-    if (h->codec == KV_L2)
-        return h->table < KV_L2_TABLES ? 0 : -TD_ERR_UNSUPPORTED;
-    return h->codec > KV_L2 && h->codec != KV_RAW ? -TD_ERR_UNSUPPORTED
-           : h->table != 0                        ? -TD_ERR_UNSUPPORTED
-                                                  : 0;
+    bool has_tables = h->codec == KV_L1 || h->codec == KV_L2;
+    if ((h->codec > KV_L2 && h->codec != KV_RAW) || h->table >= (has_tables ? KV_TABLES : 1))
+        return -TD_ERR_UNSUPPORTED;
+    return 0;
 }
 
 static void head_write(const struct kv_piece_head *h, uint8_t out[KV_PIECE_HEAD_SIZE])
@@ -193,7 +192,7 @@ size_t kv_piece_bound(const struct kv_shape *shape, uint32_t token_count)
     const struct kv_l2_form largest = {.head_count = shape->kv_head_count,
                                        .token_count = token_count,
                                        .dim = shape->head_dim,
-                                       .bits = 4 + KV_L2_TABLES - 1,
+                                       .bits = 4 + KV_TABLES - 1,
                                        .wide = true};
     size_t l0 = KV_L0_HEAD_SIZE + 2 * kv_piece_values(shape, token_count), l2 = kv_l2_size(&largest);
     return KV_PIECE_HEAD_SIZE + TD_MAX(l0, l2); /* L2 is the longer one for very short rows alone */
@@ -234,7 +233,7 @@ int64_t kv_piece_encode(struct kv_codec_scratch *s, struct kv_piece_head *head, 
     size_t room = capacity - KV_PIECE_HEAD_SIZE;
     struct kv_l2_form form = kv_l2_form_of(head);
     int64_t size = head->codec == KV_L0   ? kv_l0_encode(s, src, count, payload, room)
-                   : head->codec == KV_L1 ? kv_l1_encode(src, count, payload, room)
+                   : head->codec == KV_L1 ? kv_l1_encode(src, count, head->table, payload, room)
                    : head->codec == KV_L2 ? kv_l2_encode(s, &form, src, payload, room)
                                           : raw_encode(src, count, payload, room);
     if (size < 0)
@@ -261,7 +260,7 @@ int kv_piece_decode(struct kv_codec_scratch *s, const struct kv_piece_head *head
     case KV_L0:
         return kv_l0_decode(s, payload, dst, count);
     case KV_L1:
-        return kv_l1_decode(payload, dst, count);
+        return kv_l1_decode(payload, head->table, dst, count);
     case KV_L2: {
         struct kv_l2_form form = kv_l2_form_of(head);
         return kv_l2_decode(&form, payload, dst);

@@ -12,7 +12,7 @@
 #define PATH_SIZE_MAX  4096
 
 const struct kv_level KV_LEVEL_LIST[KV_LEVELS] = {
-    {"raw", KV_RAW, {0, 0}}, {"l0", KV_L0, {0, 0}},    {"l1", KV_L1, {0, 0}},
+    {"raw", KV_RAW, {0, 0}}, {"l0", KV_L0, {0, 0}},    {"l1", KV_L1, {1, 1}},
     {"l2", KV_L2, {0, 0}},   {"l2-k5", KV_L2, {1, 0}}, {"l2-5bit", KV_L2, {1, 1}},
 };
 

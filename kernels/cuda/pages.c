@@ -260,7 +260,7 @@ static int check_piece(const struct cuda_backend *b, const struct page_piece *pi
 static int pack_payload(struct cuda_backend *b, struct packing *k, const struct page_piece *piece,
                         struct cuda_piece *out)
 {
-    size_t n = out->value_count, groups = kv_l1_group_count(n);
+    size_t n = out->value_count, groups = kv_l1_group_count(n, 0);
     uint8_t *body = k->bytes + k->used;
     out->body = k->used;
     out->side = k->used + rounded(piece->head.codec == KV_RAW ? 2 * n : n);
@@ -276,11 +276,12 @@ static int pack_payload(struct cuda_backend *b, struct packing *k, const struct 
         out->form = CUDA_PIECE_PLANES;
         return kv_l0_planes(b->paging->scratch, piece->payload, n, side, body);
     case KV_L1:
-        if (piece->payload.size != kv_l1_size(n))
+        if (piece->payload.size != kv_l1_size(n, piece->head.table))
             return -TD_ERR_FORMAT;
         out->form = CUDA_PIECE_L1;
-        memcpy(side, piece->payload.data, groups);
-        memcpy(body, (const uint8_t *)piece->payload.data + groups, n);
+        for (size_t g = 0; g < groups; g++) /* the kernel wants one for 64 values in either table */
+            side[g] = piece->payload.data[g >> piece->head.table];
+        memcpy(body, piece->payload.data + piece->payload.size - n, n);
         return 0;
     default:
         return -TD_ERR_UNSUPPORTED;

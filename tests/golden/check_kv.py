@@ -69,11 +69,12 @@ def scale_index(largest):
     return 255
 
 
-def l1_encode(f16):
+def l1_encode(f16, table=0):
     values = floats(f16)
     scales, qs = bytearray(), bytearray()
-    for at in range(0, len(values), 64):
-        group = values[at : at + 64]
+    step = 64 << table
+    for at in range(0, len(values), step):
+        group = values[at : at + step]
         s = scale_index(max(abs(x) for x in group))
         scales.append(s)
         for x in group:
@@ -82,13 +83,13 @@ def l1_encode(f16):
     return bytes(scales + qs)
 
 
-def l1_decode(payload, count):
-    groups = -(-count // 64)
+def l1_decode(payload, count, table):
+    groups = -(-count // (64 << table))
     assert len(payload) == groups + count, "L1: wrong size"
     out = b""
     for i, q in enumerate(struct.unpack(f"<{count}b", payload[groups:])):
         assert q != -128, "L1: -128"
-        s = payload[i // 64]
+        s = payload[i // (64 << table)]
         out += struct.pack("<e", f32(q * power(s - 183)) + 0.0) if s else b"\0\0"
     return out
 
@@ -133,7 +134,7 @@ def piece(codec, payload, shape, block_index=5, first=0, layer=7, is_value=0, qu
 
 def parse(data):
     fields = HEAD.unpack_from(data)
-    assert fields[0] == 0x4B564454 and fields[1] == 1 and fields[4] <= (fields[2] == L2) and fields[15] == 0 and fields[18] == bytes(28)
+    assert fields[0] == 0x4B564454 and fields[1] == 1 and fields[4] <= (fields[2] in (L1, L2)) and fields[15] == 0 and fields[18] == bytes(28)
     payload = data[64:]
     assert fields[16] == len(payload), "wrong size"
     assert fields[17] == crc32c(data[:32] + bytes(4) + data[36:]), "wrong checksum"
@@ -155,7 +156,7 @@ def decode(data):
         return payload
     if head["codec"] == L2:
         return kv_l2.decode(payload, l2_form(head), power)
-    return l1_decode(payload, count) if head["codec"] == L1 else l0_decode(payload, count)
+    return l1_decode(payload, count, head["table"]) if head["codec"] == L1 else l0_decode(payload, count)
 
 
 def sample_values():
@@ -217,8 +218,10 @@ def make():
         ("l0_even", L0, bf16_like, shape, {}),
         ("l1", L1, src, shape, {}),
         ("l1_tail", L1, tail, (1, 3, 30), {"block_index": 4000000000, "first": 61, "layer": 1023, "quality": (1, 3, 1, 0)}),
+        ("l1_wide", L1, src, shape, {"table": 1}),
+        ("l1_wide_tail", L1, src[400 : 400 + 2 * 300], (2, 5, 30), {"table": 1}),
     ):
-        payload = l0_encode(values, name == "l0_even") if codec == L0 else l1_encode(values) if codec == L1 else values
+        payload = l0_encode(values, name == "l0_even") if codec == L0 else l1_encode(values, extra.get("table", 0)) if codec == L1 else values
         data = piece(codec, payload, size, **extra)
         (HERE / f"{name}.piece").write_bytes(data)
         (HERE / f"{name}.f16").write_bytes(decode(data))
@@ -236,7 +239,7 @@ def check():
         src = path.with_suffix(".src.f16")
         if src.exists():
             head, f16 = parse(data)[0], src.read_bytes()
-            again = kv_l2.encode(f16, l2_form(head), power) if head["codec"] == L2 else l1_encode(f16)
+            again = kv_l2.encode(f16, l2_form(head), power) if head["codec"] == L2 else l1_encode(f16, head["table"])
             assert again == data[64:], f"{path.name}: encodes differently"
         print("ok", path.name)
     # The constants in shared/kv_l1.c.

@@ -82,7 +82,8 @@ static void swap_scales(const struct kv_piece_head *head, uint8_t *payload)
 {
     if (head->codec != KV_L1)
         return;
-    for (size_t i = 0; i + 1 < (size_t)head->token_count * head->kv_head_count * head->head_dim / KV_GROUP;
+    for (size_t i = 0;
+         i + 1 < (size_t)head->token_count * head->kv_head_count * head->head_dim / (KV_GROUP << head->table);
          i += 2) {
         uint8_t kept = payload[i];
         payload[i] = payload[i + 1];
@@ -129,7 +130,7 @@ static void test_widened_weights_are_the_same_model(void **state)
     struct bench_codec_options options = {.threads = 1, .level_mask = bit("raw") | bit("l1")};
     struct codec_window w = windows[0];
     assert_int_equal(bench_codec(m, &w, 1, &options, &r, &err), 0);
-    assert_true(of(&r, "raw")->kl_mean == 0 && of(&r, "l1")->kl_mean < 0.001);
+    assert_true(of(&r, "raw")->kl_mean == 0 && of(&r, "l1")->kl_mean < 0.005);
     free(memory);
     model_free(m);
     gguf_close(small);

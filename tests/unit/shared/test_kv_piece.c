@@ -73,8 +73,9 @@ static void reseal(uint8_t *piece, size_t size)
 static void test_golden_pieces_decode(void **state)
 {
     (void)state;
-    static const char *const names[] = {"raw",      "l0",      "l0_even",       "l1",     "l1_tail",     "l2",
-                                        "l2_first", "l2_5bit", "l2_5bit_first", "l2_odd", "l2_odd_first"};
+    static const char *const names[] = {"raw",           "l0",           "l0_even",     "l1",       "l1_tail",
+                                        "l1_wide",       "l1_wide_tail", "l2",          "l2_first", "l2_5bit",
+                                        "l2_5bit_first", "l2_odd",       "l2_odd_first"};
     struct kv_codec_scratch *s = scratch_for(2, 128);
     for (size_t i = 0; i < TD_COUNT(names); i++) {
         char name[64];
@@ -137,6 +138,8 @@ static void test_golden_encoding(void **state)
     assert_encodes_to("raw.piece", "raw.f16");
     assert_encodes_to("l1.piece", "l1.src.f16");
     assert_encodes_to("l1_tail.piece", "l1_tail.src.f16");
+    assert_encodes_to("l1_wide.piece", "l1_wide.src.f16");
+    assert_encodes_to("l1_wide_tail.piece", "l1_wide_tail.src.f16");
     assert_encodes_to("l2.piece", "l2.src.f16");
     assert_encodes_to("l2_first.piece", "l2_first.src.f16");
     assert_encodes_to("l2_5bit.piece", "l2_5bit.src.f16");
@@ -173,10 +176,10 @@ static void test_scale_index_is_the_smallest_that_holds(void **state)
     }
 }
 
-static void assert_l1_bound(const uint16_t *src, const uint16_t *out, size_t count)
+static void assert_l1_bound(const uint16_t *src, const uint16_t *out, size_t count, size_t group)
 {
-    for (size_t at = 0; at < count; at += KV_GROUP) {
-        size_t end = TD_MIN(count, at + KV_GROUP);
+    for (size_t at = 0; at < count; at += group) {
+        size_t end = TD_MIN(count, at + group);
         double max = 0;
         for (size_t i = at; i < end; i++)
             max = fmax(max, fabs((double)f16_to_f32(src[i])));
@@ -195,13 +198,15 @@ static void test_l1_error_bound_at_every_size(void **state)
     (void)state;
     enum { COUNT = 1 << 16 };
     uint16_t *src = malloc(COUNT * 2), *out = malloc(COUNT * 2);
-    uint8_t *payload = malloc(kv_l1_size(COUNT));
+    uint8_t *payload = malloc(kv_l1_size(COUNT, 0));
     for (size_t i = 0; i < COUNT; i++) /* each group has its own magnitude, subnormal to 2^15 */
         src[i] = f32_to_f16(ldexpf(rng_normal() / 8, (int)(i / KV_GROUP * 41 % 40) - 24));
-    int64_t size = kv_l1_encode(src, COUNT, payload, kv_l1_size(COUNT));
-    assert_int_equal(size, kv_l1_size(COUNT));
-    assert_int_equal(kv_l1_decode((struct span){payload, (size_t)size}, out, COUNT), 0);
-    assert_l1_bound(src, out, COUNT);
+    for (unsigned table = 0; table < KV_TABLES; table++) {
+        int64_t size = kv_l1_encode(src, COUNT, table, payload, kv_l1_size(COUNT, table));
+        assert_int_equal(size, COUNT + COUNT / (KV_GROUP << table));
+        assert_int_equal(kv_l1_decode((struct span){payload, (size_t)size}, table, out, COUNT), 0);
+        assert_l1_bound(src, out, COUNT, (size_t)KV_GROUP << table);
+    }
     free(payload);
     free(out);
     free(src);
@@ -212,17 +217,14 @@ static void test_l1_saturates_only_above_65024(void **state)
     (void)state;
     uint16_t src[3] = {f32_to_f16(65504), f32_to_f16(-65504), f32_to_f16(-65024)}, out[3];
     uint8_t payload[4];
-    assert_int_equal(kv_l1_encode(src, 3, payload, sizeof payload), 4);
-    assert_int_equal(kv_l1_decode((struct span){payload, 4}, out, 3), 0);
+    assert_int_equal(kv_l1_encode(src, 3, 1, payload, sizeof payload), 4);
+    assert_int_equal(kv_l1_decode((struct span){payload, 4}, 1, out, 3), 0);
     assert_true(f16_to_f32(out[0]) == 65024 && f16_to_f32(out[1]) == -65024 && f16_to_f32(out[2]) == -65024);
 }
 
-static void test_l1_twins_give_the_same_bits(void **state)
+static void assert_l1_twins(size_t group)
 {
-    (void)state;
     const struct kv_l1_ops *fast = kv_l1_avx2();
-    if (!fast)
-        skip();
     enum { GROUPS = 2048, COUNT = GROUPS * KV_GROUP };
     uint16_t *src = malloc(COUNT * 2), *a = malloc(COUNT * 2), *b = malloc(COUNT * 2);
     uint8_t *scales_a = malloc(GROUPS), *scales_b = malloc(GROUPS);
@@ -232,26 +234,35 @@ static void test_l1_twins_give_the_same_bits(void **state)
         if (i / KV_GROUP % 2 || (src[i] & 0x7c00) == 0x7c00)
             src[i] = f32_to_f16(ldexpf(rng_normal(), (int)(i / KV_GROUP) % 37 - 24));
     }
-    assert_true(kv_l1_portable.encode(src, GROUPS, scales_a, q_a));
-    assert_true(fast->encode(src, GROUPS, scales_b, q_b));
-    assert_memory_equal(scales_a, scales_b, GROUPS);
+    assert_true(kv_l1_portable.encode(src, GROUPS * KV_GROUP, group, scales_a, q_a));
+    assert_true(fast->encode(src, GROUPS * KV_GROUP, group, scales_b, q_b));
+    assert_memory_equal(scales_a, scales_b, COUNT / group);
     assert_memory_equal(q_a, q_b, COUNT);
     for (size_t i = 0; i < GROUPS; i++) /* every scale, not only likely ones */
         scales_a[i] = (uint8_t)i;
-    assert_true(kv_l1_portable.decode(scales_a, q_a, GROUPS, a));
-    assert_true(fast->decode(scales_a, q_a, GROUPS, b));
+    assert_true(kv_l1_portable.decode(scales_a, q_a, GROUPS * KV_GROUP, group, a));
+    assert_true(fast->decode(scales_a, q_a, GROUPS * KV_GROUP, group, b));
     assert_memory_equal(a, b, COUNT * 2);
-    for (size_t at = 0; at < KV_GROUP; at++) {
-        int8_t bad[KV_GROUP] = {0};
+    for (size_t at = 0; at < group; at++) {
+        int8_t bad[KV_L1_GROUP_MAX] = {0};
         bad[at] = -128;
-        assert_false(kv_l1_portable.decode(scales_a, bad, 1, a));
-        assert_false(fast->decode(scales_a, bad, 1, b));
-        uint16_t infinite[KV_GROUP] = {0};
+        assert_false(kv_l1_portable.decode(scales_a, bad, group, group, a));
+        assert_false(fast->decode(scales_a, bad, group, group, b));
+        uint16_t infinite[KV_L1_GROUP_MAX] = {0};
         infinite[at] = at % 2 ? 0xfc00 : 0x7e00;
-        assert_false(kv_l1_portable.encode(infinite, 1, scales_a, q_a));
-        assert_false(fast->encode(infinite, 1, scales_a, q_a));
+        assert_false(kv_l1_portable.encode(infinite, group, group, scales_a, q_a));
+        assert_false(fast->encode(infinite, group, group, scales_a, q_a));
     }
     free(q_b), free(q_a), free(scales_b), free(scales_a), free(b), free(a), free(src);
+}
+
+static void test_l1_twins_give_the_same_bits(void **state)
+{
+    (void)state;
+    if (!kv_l1_avx2())
+        skip();
+    assert_l1_twins(KV_GROUP);
+    assert_l1_twins(KV_L1_GROUP_MAX);
 }
 
 static void test_l1_refuses(void **state)
@@ -259,17 +270,17 @@ static void test_l1_refuses(void **state)
     (void)state;
     uint16_t values[70] = {0};
     uint8_t payload[72] = {0};
-    assert_int_equal(kv_l1_encode(values, 70, payload, 71), -TD_ERR_NOSPACE);
+    assert_int_equal(kv_l1_encode(values, 70, 0, payload, 71), -TD_ERR_NOSPACE);
     values[69] = 0x7c00; /* in the short last group */
-    assert_int_equal(kv_l1_encode(values, 70, payload, 72), -TD_ERR_FORMAT);
-    assert_int_equal(kv_l1_decode((struct span){payload, 71}, values, 70), -TD_ERR_FORMAT);
+    assert_int_equal(kv_l1_encode(values, 70, 0, payload, 72), -TD_ERR_FORMAT);
+    assert_int_equal(kv_l1_decode((struct span){payload, 71}, 0, values, 70), -TD_ERR_FORMAT);
     payload[71] = 0x80;
-    assert_int_equal(kv_l1_decode((struct span){payload, 72}, values, 70), -TD_ERR_FORMAT);
+    assert_int_equal(kv_l1_decode((struct span){payload, 72}, 0, values, 70), -TD_ERR_FORMAT);
     payload[71] = 0;
     payload[2] = 0x80;
-    assert_int_equal(kv_l1_decode((struct span){payload, 72}, values, 70), -TD_ERR_FORMAT);
+    assert_int_equal(kv_l1_decode((struct span){payload, 72}, 0, values, 70), -TD_ERR_FORMAT);
     payload[2] = 0xff; /* q = -1 under scale 0 */
-    assert_int_equal(kv_l1_decode((struct span){payload, 72}, values, 70), 0);
+    assert_int_equal(kv_l1_decode((struct span){payload, 72}, 0, values, 70), 0);
     assert_int_equal(values[0], 0);
 }
 
@@ -399,7 +410,7 @@ static void test_parse_refuses_fields(void **state)
         {5, 14, -TD_ERR_FORMAT},
         {5, 16, -TD_ERR_FORMAT},
         {6, 2, -TD_ERR_FORMAT},
-        {7, 1, -TD_ERR_UNSUPPORTED},
+        {7, 2, -TD_ERR_UNSUPPORTED},
         {8, 0, -TD_ERR_FORMAT},
         {8, 5, -TD_ERR_FORMAT},
         {9, 0, -TD_ERR_FORMAT},
