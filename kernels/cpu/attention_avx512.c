@@ -174,10 +174,17 @@ AVX512 static void product(uint32_t rows, const float *a, size_t a_stride, const
     }
 }
 
-/* --- decode: straight from the page ------------------------------------------------------------ */
+/* --- decode: straight from the page; what comes next is asked for meanwhile ------------------------------------------------------------ */
+
+AVX512_INLINE void prefetch_values(const uint16_t *values, const unsigned count)
+{
+#pragma GCC unroll 8
+    for (unsigned i = 0; i < count; i += 32)
+        _mm_prefetch((const char *)(values + i), _MM_HINT_T0);
+}
 
 AVX512_INLINE void scores_rows(const unsigned rows, const float *q, size_t q_stride, const uint16_t *k,
-                               uint32_t count, uint32_t head_dim, float *p)
+                               uint32_t count, uint32_t head_dim, const uint16_t *next, float *p)
 {
     for (uint32_t t = 0; t < count; t += 16) {
         __m512 acc[DIRECT_VECTORS];
@@ -187,6 +194,7 @@ AVX512_INLINE void scores_rows(const unsigned rows, const float *q, size_t q_str
         for (uint32_t i = 0; i < head_dim; i += 16) {
             __m512 x[16];
             const uint32_t values = TD_MIN(head_dim - i, 16u);
+            prefetch_values(next + (size_t)t * head_dim + 16 * (size_t)i, 256);
             load_turned(k + (size_t)t * head_dim + i, head_dim, avx512_first(values), x);
 #pragma GCC unroll 2
             for (unsigned half = 0; half < 16; half += 8) {
@@ -207,7 +215,7 @@ AVX512_INLINE void scores_rows(const unsigned rows, const float *q, size_t q_str
 
 AVX512_INLINE void values_strip(const unsigned rows, const unsigned vectors, const float *p,
                                 const uint16_t *v, uint32_t count, uint32_t head_dim, __mmask16 mask,
-                                float *o, size_t width)
+                                const uint16_t *next, float *o, size_t width)
 {
     __m512 acc[DIRECT_VECTORS * 4];
 #pragma GCC unroll 16
@@ -217,6 +225,8 @@ AVX512_INLINE void values_strip(const unsigned rows, const unsigned vectors, con
 #pragma GCC unroll 4
         for (unsigned j = 0; j < vectors; j++) {
             __m512 x = load_f16(mask, v + (size_t)t * head_dim + 16 * j);
+            if (j % 2 == 0)
+                prefetch_values(next + (size_t)t * head_dim + 16 * j, 32);
 #pragma GCC unroll 4
             for (unsigned r = 0; r < rows; r++)
                 acc[r * vectors + j] = _mm512_fmadd_ps(_mm512_set1_ps(p[r * (size_t)KV_BLOCK_TOKENS + t]), x,
@@ -231,25 +241,26 @@ AVX512_INLINE void values_strip(const unsigned rows, const unsigned vectors, con
 }
 
 AVX512_INLINE void values_rows(const unsigned rows, const float *p, const uint16_t *v, uint32_t count,
-                               uint32_t head_dim, float *o, size_t width)
+                               uint32_t head_dim, const uint16_t *next, float *o, size_t width)
 {
     uint32_t i = 0;
     for (; i + 64 <= head_dim; i += 64)
-        values_strip(rows, 4, p, v + i, count, head_dim, 0xffff, o + i, width);
+        values_strip(rows, 4, p, v + i, count, head_dim, 0xffff, next + i, o + i, width);
     for (; i < head_dim; i += 16)
-        values_strip(rows, 1, p, v + i, count, head_dim, avx512_first(head_dim - i), o + i, width);
+        values_strip(rows, 1, p, v + i, count, head_dim, avx512_first(head_dim - i), next + i, o + i, width);
 }
 
 #define DIRECT(rows)                                                                                         \
     AVX512 static void scores_direct_##rows(const float *q, size_t q_stride, const uint16_t *k,              \
-                                            uint32_t count, uint32_t head_dim, float *p)                     \
+                                            uint32_t count, uint32_t head_dim, const uint16_t *next,         \
+                                            float *p)                                                        \
     {                                                                                                        \
-        scores_rows(rows, q, q_stride, k, count, head_dim, p);                                               \
+        scores_rows(rows, q, q_stride, k, count, head_dim, next, p);                                         \
     }                                                                                                        \
     AVX512 static void values_direct_##rows(const float *p, const uint16_t *v, uint32_t count,               \
-                                            uint32_t head_dim, float *o, size_t width)                       \
+                                            uint32_t head_dim, const uint16_t *next, float *o, size_t width) \
     {                                                                                                        \
-        values_rows(rows, p, v, count, head_dim, o, width);                                                  \
+        values_rows(rows, p, v, count, head_dim, next, o, width);                                            \
     }
 DIRECT(1)
 DIRECT(2)
@@ -258,9 +269,9 @@ DIRECT(4)
 
 static const struct {
     void (*scores)(const float *q, size_t q_stride, const uint16_t *k, uint32_t count, uint32_t head_dim,
-                   float *p);
-    void (*values)(const float *p, const uint16_t *v, uint32_t count, uint32_t head_dim, float *o,
-                   size_t width);
+                   const uint16_t *next, float *p);
+    void (*values)(const float *p, const uint16_t *v, uint32_t count, uint32_t head_dim, const uint16_t *next,
+                   float *o, size_t width);
 } direct[DIRECT_VECTORS] = {{scores_direct_1, values_direct_1},
                             {scores_direct_2, values_direct_2},
                             {scores_direct_3, values_direct_3},
@@ -335,54 +346,43 @@ AVX512 static void combine(const struct attention_job *job, uint32_t vector, boo
     }
 }
 
-/* Vectors [begin, begin + rows), which all see `count` positions of the split whose K is at k. */
+/* Vectors [begin, begin + rows), which all see `count` positions of the split whose K is at k; next: K of the next. */
 static void run_vectors(const struct attention_job *job, uint32_t begin, uint32_t rows, uint32_t first,
-                        uint32_t count, const uint16_t *k, const struct split_scratch *s)
+                        uint32_t count, const uint16_t *k, const uint16_t *next,
+                        const struct split_scratch *s)
 {
     const float *q = s->q + begin * s->width;
     float *p = s->p + (size_t)begin * KV_BLOCK_TOKENS, *o = s->o + begin * s->width;
     float max[VECTORS], sum[VECTORS];
     if (is_direct(job))
-        direct[rows - 1].scores(q, s->width, k, count, job->head_dim, p);
+        direct[rows - 1].scores(q, s->width, k, count, job->head_dim, k + job->v_offset, p);
     else
         product(rows, q, s->width, s->k, KV_BLOCK_TOKENS, job->head_dim, (uint32_t)align_up(count, 16), p,
                 KV_BLOCK_TOKENS);
     for (uint32_t r = 0; r < rows; r++)
         sum[r] = split_softmax(p + (size_t)r * KV_BLOCK_TOKENS, count, &max[r]);
     if (is_direct(job))
-        direct[rows - 1].values(p, k + job->v_offset, count, job->head_dim, o, s->width);
+        direct[rows - 1].values(p, k + job->v_offset, count, job->head_dim, next, o, s->width);
     else
         product(rows, p, KV_BLOCK_TOKENS, s->v, s->width, count, (uint32_t)s->width, o, s->width);
     for (uint32_t r = 0; r < rows; r++)
         combine(job, begin + r, first == 0, max[r], sum[r], s);
 }
 
-/* In decode a page comes from memory and is read once: V is asked for before K is used, the next K before V. */
-static void prefetch_page(const uint16_t *values, uint32_t head_dim)
-{
-    for (size_t at = 0; at < (size_t)KV_BLOCK_TOKENS * head_dim; at += 32)
-        _mm_prefetch((const char *)(values + at), _MM_HINT_T1);
-}
-
 static void run_split(const struct attention_job *job, uint32_t first, const struct split_scratch *s)
 {
     const uint16_t *k = job->kv + job->pages[first / KV_BLOCK_TOKENS] * job->page_stride;
+    const bool is_last = first + KV_BLOCK_TOKENS > job->positions[job->vector_count / job->group - 1];
+    const uint16_t *next = is_last ? k : job->kv + job->pages[first / KV_BLOCK_TOKENS + 1] * job->page_stride;
     const uint32_t most = is_direct(job) ? DIRECT_VECTORS : VECTORS;
-    if (is_direct(job)) {
-        if (first == 0)
-            prefetch_page(k, job->head_dim);
-        prefetch_page(k + job->v_offset, job->head_dim);
-        if (first + KV_BLOCK_TOKENS <= job->positions[job->vector_count / job->group - 1])
-            prefetch_page(job->kv + job->pages[first / KV_BLOCK_TOKENS + 1] * job->page_stride,
-                          job->head_dim);
-    } else
+    if (!is_direct(job))
         open_split(job, k, seen_count(job, job->vector_count - 1, first), s);
     for (uint32_t i = 0; i < job->vector_count;) {
         uint32_t count = seen_count(job, i, first), rows = 1;
         while (rows < most && i + rows < job->vector_count && seen_count(job, i + rows, first) == count)
             rows++;
         if (count > 0)
-            run_vectors(job, i, rows, first, count, k, s);
+            run_vectors(job, i, rows, first, count, k, next, s);
         i += rows;
     }
 }
