@@ -20,7 +20,7 @@
  *     else            it is not worth it: do without, and without all that follow in the chain
  *
  * and about once a second with NULL for the block, to get rid of what has expired and to let time pass in small steps (after an idle night a
- * million entries would grow older in one call, for half a second). Cost of a call: O(log n) amortised for each block that it is given,
+ * million entries would grow older in one call, for 0.7 s). Cost of a call: O(log n) amortised for each block that it is given,
  * and LEARN_KINDS comparisons for each victim. Memory: POLICY_ENTRY_SIZE_MAX for each block held or remembered; see policy_config. */
 #ifndef TANDEM_STORE_POLICY_H
 #define TANDEM_STORE_POLICY_H
