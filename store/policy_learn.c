@@ -9,10 +9,10 @@ static double width_ms(const struct learn *l, int stage)
 
 static void compute_values(struct learn *l)
 {
-    double pooled[LEARN_STAGES], chance[LEARN_STAGES];
+    double pooled[LEARN_STAGES], chance[LEARN_STAGES], before = LEARN_FIRST_CHANCE;
     for (int s = 0; s < LEARN_STAGES; s++) {
-        double before = s ? pooled[s - 1] : LEARN_FIRST_CHANCE;
-        pooled[s] = (l->pool[s].used + LEARN_POOL_BLOCKS * before) / (l->pool[s].entered + LEARN_POOL_BLOCKS);
+        before = (l->pool[s].used + LEARN_POOL_BLOCKS * before) / (l->pool[s].entered + LEARN_POOL_BLOCKS);
+        pooled[s] = before;
     }
     for (int k = 0; k < LEARN_KINDS; k++) {
         const struct learn_cell *c = l->cells[k];
