@@ -14,8 +14,8 @@
 struct split_scratch {
     size_t width;     /* head_dim rounded up to 16 */
     float *k, *v;     /* [width][64], [64][width] */
-    float *p;         /* [vectors][64] scores, then probabilities */
-    float *o;         /* [vectors][width] of this split */
+    float *p;         /* [VECTORS][64] scores, then probabilities */
+    float *o;         /* [VECTORS][width] of this split */
     float *q;         /* [vectors][width] */
     float *max, *sum; /* [vectors] running */
 };
@@ -28,8 +28,8 @@ static size_t vectors_max(uint32_t group)
 size_t avx512_attention_scratch(uint32_t head_dim, uint32_t group)
 {
     size_t vectors = vectors_max(group), width = align_up(head_dim, 16);
-    return sizeof(float) * (2 * (size_t)KV_BLOCK_TOKENS * width + vectors * (KV_BLOCK_TOKENS + 2 * width) +
-                            2 * align_up(vectors, 16));
+    return sizeof(float) * (2 * KV_BLOCK_TOKENS * width + VECTORS * (KV_BLOCK_TOKENS + width) +
+                            vectors * width + 2 * align_up(vectors, 16));
 }
 
 static struct split_scratch split_scratch_at(void *memory, uint32_t head_dim, uint32_t group)
@@ -39,8 +39,8 @@ static struct split_scratch split_scratch_at(void *memory, uint32_t head_dim, ui
     s.k = memory;
     s.v = s.k + KV_BLOCK_TOKENS * width;
     s.p = s.v + KV_BLOCK_TOKENS * width;
-    s.o = s.p + vectors * KV_BLOCK_TOKENS;
-    s.q = s.o + vectors * width;
+    s.o = s.p + VECTORS * KV_BLOCK_TOKENS;
+    s.q = s.o + VECTORS * width;
     s.max = s.q + vectors * width;
     s.sum = s.max + align_up(vectors, 16);
     return s;
@@ -320,9 +320,8 @@ static float *out_vector(const struct attention_job *job, uint32_t vector)
 }
 
 AVX512 static void combine(const struct attention_job *job, uint32_t vector, bool is_first, float max,
-                           float sum, const struct split_scratch *s)
+                           float sum, const float *o, const struct split_scratch *s)
 {
-    const float *o = s->o + vector * s->width;
     float *out = out_vector(job, vector);
     if (is_first) {
         memcpy(out, o, sizeof(float) * job->head_dim);
@@ -352,7 +351,7 @@ static void run_vectors(const struct attention_job *job, uint32_t begin, uint32_
                         const struct split_scratch *s)
 {
     const float *q = s->q + begin * s->width;
-    float *p = s->p + (size_t)begin * KV_BLOCK_TOKENS, *o = s->o + begin * s->width;
+    float *p = s->p, *o = s->o;
     float max[VECTORS], sum[VECTORS];
     if (is_direct(job))
         direct[rows - 1].scores(q, s->width, k, count, job->head_dim, k + job->v_offset, p);
@@ -366,7 +365,13 @@ static void run_vectors(const struct attention_job *job, uint32_t begin, uint32_
     else
         product(rows, p, KV_BLOCK_TOKENS, s->v, s->width, count, (uint32_t)s->width, o, s->width);
     for (uint32_t r = 0; r < rows; r++)
-        combine(job, begin + r, first == 0, max[r], sum[r], s);
+        combine(job, begin + r, first == 0, max[r], sum[r], o + r * s->width, s);
+}
+
+static void ask_for(const uint16_t *values, uint32_t head_dim)
+{
+    for (size_t at = 0; at < (size_t)KV_BLOCK_TOKENS * head_dim; at += 32)
+        _mm_prefetch((const char *)(values + at), _MM_HINT_T1);
 }
 
 static void run_split(const struct attention_job *job, uint32_t first, const struct split_scratch *s)
@@ -375,8 +380,11 @@ static void run_split(const struct attention_job *job, uint32_t first, const str
     const bool is_last = first + KV_BLOCK_TOKENS > job->positions[job->vector_count / job->group - 1];
     const uint16_t *next = is_last ? k : job->kv + job->pages[first / KV_BLOCK_TOKENS + 1] * job->page_stride;
     const uint32_t most = is_direct(job) ? DIRECT_VECTORS : VECTORS;
-    if (!is_direct(job))
+    if (!is_direct(job)) {
         open_split(job, k, seen_count(job, job->vector_count - 1, first), s);
+        ask_for(next, job->head_dim); /* long before they are opened */
+        ask_for(next + job->v_offset, job->head_dim);
+    }
     for (uint32_t i = 0; i < job->vector_count;) {
         uint32_t count = seen_count(job, i, first), rows = 1;
         while (rows < most && i + rows < job->vector_count && seen_count(job, i + rows, first) == count)
