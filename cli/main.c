@@ -11,7 +11,10 @@ static const struct {
     {"conv", "ls | show | rm: stored conversations", cli_conv},
     {"model", "inspect | fingerprint | verify | slice: model files", cli_model},
     {"store", "ls | verify: a KV store's directory", cli_store},
-    {"bench", "engine | codec | trace: how fast this machine runs a model; what KV levels do to it; what a cache would have hit", cli_bench},
+    {"bench",
+     "engine | codec | trace: how fast this machine runs a model; what KV levels do to it; what a cache "
+     "would have hit",
+     cli_bench},
 };
 
 static void print_help(FILE *out)
