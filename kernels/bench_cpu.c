@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <sys/mman.h>
 
-#define READ_SIZE       ((size_t)192 << 20) /* of one sample */
+#define READ_SIZE       ((size_t)128 << 20) /* of one sample */
 #define READ_TASK_SIZE  ((size_t)2 << 20)
 #define SPIN_ROUNDS     200000u /* under a millisecond */
 #define SPIN_TASKS_EACH 4       /* a thread */
@@ -105,13 +105,13 @@ static uint32_t fill_families(const struct bench_cpu *b, const struct cpu_profil
     for (size_t i = 0; i < CPU_FAMILY_COUNT; i++)
         total_us += p->families[i].time_us;
     for (size_t i = 0; i < CPU_FAMILY_COUNT && count < BENCH_FAMILIES_MAX; i++) {
-        double us = (double)p->families[i].time_us, peak = family_peak(b, i, r);
-        if (us <= 0)
+        if (p->families[i].time_us == 0 && p->families[i].ops <= 0)
             continue;
+        double us = (double)TD_MAX(p->families[i].time_us, 1u), peak = family_peak(b, i, r);
         struct bench_family *f = &out[count++];
         name_family(i, f->name, sizeof f->name);
         f->ms = us * 1e-3 / runs;
-        f->share = us / (double)total_us;
+        f->share = us / (double)TD_MAX(total_us, 1u);
         f->gop_s = p->families[i].ops / us * 1e-3;
         f->gb_s = p->families[i].bytes / us * 1e-3;
         f->of_peak = peak > 0 ? f->gop_s / peak : 0;

@@ -22,10 +22,56 @@ static void rates_of_a_tiny_model(void **state)
     assert_true(r.prefill_tps > 0 && r.decode_tps > 0 && r.load_s > 0);
     assert_int_equal(r.threads, 2);
     assert_string_equal(r.isa, cpu_backend_isa());
+    assert_true(r.first_token_s > r.load_s && r.read_gb_s > 0);
     o.gen_tokens = 0, o.isa = "portable";
     assert_int_equal(bench_engine(&o, &r, &err), 0);
     assert_true(r.prefill_tps > 0 && r.decode_tps == 0);
     assert_string_equal(r.isa, "portable");
+}
+
+static const struct bench_family *family(const struct bench_family *families, uint32_t count,
+                                         const char *name)
+{
+    for (uint32_t i = 0; i < count; i++)
+        if (strcmp(families[i].name, name) == 0)
+            return &families[i];
+    fail_msg("no family %s", name);
+    return NULL;
+}
+
+/* Work is what shapes say, time is all of it. */
+static void families_add_up(void **state)
+{
+    (void)state;
+    struct bench_engine_options o = {.model_path = MODEL, .threads = 2, .prompt_tokens = 70, .gen_tokens = 3};
+    struct bench_engine_result r;
+    struct td_error err = {0};
+    assert_int_equal(bench_engine(&o, &r, &err), 0);
+    double share = 0, ms = 0;
+    for (uint32_t i = 0; i < r.prefill_family_count; i++)
+        share += r.prefill_families[i].share, ms += r.prefill_families[i].ms;
+    assert_true(share > 0.999 && share < 1.001);
+    assert_true(ms <= r.prefill_ms + 0.1);
+    struct gguf *file;
+    struct model *m;
+    assert_int_equal(gguf_open(MODEL, &file, &err), 0);
+    assert_int_equal(model_load(file, &m, &err), 0);
+    const struct model_params *p = &m->params;
+    const double q = p->head_count * p->head_dim, kv = p->kv_head_count * p->head_dim;
+    const double weights = p->embd_size * (2 * q + 2 * kv + 3.0 * p->ffn_size), tokens = o.prompt_tokens;
+    const struct bench_family *products = family(r.prefill_families, r.prefill_family_count, "products Q4_1");
+    /* the last layer's rows that nobody asks for go no further than K and V */
+    double all = 2 * weights * tokens * p->layer_count;
+    double rest = 2 * (weights - p->embd_size * (q + 2 * kv)) * (tokens - 1);
+    double got = products->gop_s * products->ms * 1e6;
+    assert_true(got > 0.999 * (all - rest) && got < 1.001 * (all - rest));
+    const struct bench_family *attention = family(r.prefill_families, r.prefill_family_count, "attention");
+    double seen = (p->layer_count - 1) * tokens * (tokens + 1) / 2 + tokens;
+    got = attention->gop_s * attention->ms * 1e6;
+    assert_true(got > 0.999 * 4 * q * seen && got < 1.001 * 4 * q * seen);
+    assert_true(family(r.decode_families, r.decode_family_count, "logits")->gb_s > 0);
+    model_free(m);
+    gguf_close(file);
 }
 
 static void check_fails(struct bench_engine_options o, int code, const char *word)
@@ -50,6 +96,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(rates_of_a_tiny_model),
+        cmocka_unit_test(families_add_up),
         cmocka_unit_test(what_cannot_run_says_why),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

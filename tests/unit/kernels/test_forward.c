@@ -1,5 +1,6 @@
 /* forward: the invariance rule. A row's logits have the same bits however its prompt was cut, whatever else is in the batch, on any
  * number of threads, from any instruction set, and wherever its prefix came from; and a bad batch is a code that leaves pages alone. */
+#include "kernels/cpu/ops.h"
 #include "tests/unit/kernels/models.h"
 #include <math.h>
 
@@ -60,10 +61,16 @@ static void chunks_threads_and_instruction_sets(void **state)
             }
             free(logits), run_close(&r);
         }
-        float *logits = new_logits(&f.run, TOKENS);
-        run_chunks(&f.run, f.ids, TOKENS, 37, f.run.pages, logits);
-        check_rows(&f, logits, 0, TOKENS, "portable in chunks");
-        free(logits), reference_close(&f);
+        const struct cpu_ops *ops;
+        for (size_t i = 0; (ops = cpu_ops_at(i)); i++) {
+            struct run r;
+            run_open(&r, names[n], 2, ops->name);
+            float *logits = new_logits(&r, TOKENS);
+            run_chunks(&r, f.ids, TOKENS, 37, r.pages, logits);
+            check_rows(&f, logits, 0, TOKENS, ops->name);
+            free(logits), run_close(&r);
+        }
+        reference_close(&f);
     }
 }
 

@@ -157,6 +157,9 @@ static void products_have_the_same_bits(void **state)
             compare_tables(all_types[t], unit * (1 + (uint32_t)i % 5), outputs[i % 6], rows[i / 6], false);
         for (uint32_t r = 1; unit > 1 && r < 6; r++)
             compare_tables(all_types[t], unit * 2, 17, r, true);
+        for (uint32_t r = 1; unit > 1 && r < 16;
+             r = 2 * r + 1) /* more columns than a panel has, for 1 to 8 rows */
+            compare_tables(all_types[t], 8192 / (r + 1) * 2 + 256, 19, r, false);
     }
     static const uint32_t odd[] = {1, 5, 255, 256, 257, 511, 700}; /* panels of float weights */
     for (size_t t = 0; t < 3; t++)
