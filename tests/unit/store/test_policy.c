@@ -574,6 +574,36 @@ static void test_recovery_in_any_order(void **state)
     policy_destroy(r.p);
 }
 
+static void test_blocks_are_limited_like_bytes(void **state)
+{
+    (void)state;
+    struct rig r;
+    struct policy_victim victim;
+    rig_init(&r, 100, 2);
+    request(&r, 1, 1, 2);
+    struct policy_block dear = block_of(1, 12, 0, 1);
+    dear.cost_s = 1000;
+    assert_int_equal(policy_room(r.p, &dear, r.now_ms, &victim), 1);
+    assert_int_equal(policy_room(r.p, &dear, r.now_ms, &victim), 0);
+    assert_int_equal(policy_insert(r.p, &dear, r.now_ms), 0);
+    policy_destroy(r.p);
+}
+
+static void test_parent_does_not_expire_under_its_child(void **state)
+{
+    (void)state;
+    struct rig r;
+    struct policy_victim victim;
+    rig_init(&r, 100, 0);
+    policy_set_tenant(r.p, 1, 0, 1000);
+    request(&r, 1, 1, 1);
+    r.now_ms += 5000;
+    struct policy_block child = block_of(1, 2, 1, 1);
+    assert_int_equal(policy_room(r.p, &child, r.now_ms, &victim), 0);
+    assert_true(holds(&r, 1, 1));
+    policy_destroy(r.p);
+}
+
 static void test_size_of_a_held_block_changes(void **state)
 {
     (void)state;
@@ -605,6 +635,8 @@ int main(void)
         cmocka_unit_test(test_ghosts_remember_uses_and_are_bounded),
         cmocka_unit_test(test_learns_what_comes_back),
         cmocka_unit_test(test_recovery_in_any_order),
+        cmocka_unit_test(test_blocks_are_limited_like_bytes),
+        cmocka_unit_test(test_parent_does_not_expire_under_its_child),
         cmocka_unit_test(test_size_of_a_held_block_changes),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
