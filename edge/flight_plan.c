@@ -105,7 +105,8 @@ void plan_stop(struct flight *f)
 /* Bytes of KV a token and layer, in K and V together, with a piece's head. */
 static double kv_size(const struct agent *a, uint8_t codec)
 {
-    static const double bits[] = {[KV_L0] = 13.7, [KV_L1] = 8.13, [KV_L2] = 4.3};
+    const uint8_t *table = a->config.codec->table;
+    const double bits[] = {[KV_L0] = 13.7, [KV_L1] = 8.07, [KV_L2] = 4.21 + 0.5 * (table[0] + table[1])};
     double values = 2.0 * a->model->params.kv_head_count * a->model->params.head_dim;
     return values * (codec < TD_COUNT(bits) ? bits[codec] : 16) / 8 +
            2.0 * KV_PIECE_HEAD_SIZE / KV_BLOCK_TOKENS;
