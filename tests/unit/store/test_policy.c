@@ -599,7 +599,8 @@ static void test_parent_does_not_expire_under_its_child(void **state)
     request(&r, 1, 1, 1);
     r.now_ms += 5000;
     struct policy_block child = block_of(1, 2, 1, 1);
-    assert_int_equal(policy_room(r.p, &child, r.now_ms, &victim), 0);
+    for (int turn = 0; turn < 2; turn++) /* one tenant's TTL is looked at in each call */
+        assert_int_equal(policy_room(r.p, &child, r.now_ms, &victim), 0);
     assert_true(holds(&r, 1, 1));
     policy_destroy(r.p);
 }
