@@ -114,9 +114,10 @@ struct flight {
     bool merged;
     uint32_t rows_until; /* the prefill thread has handed on rows below */
     uint64_t reconsidered_us;
-    uint32_t queue_tokens;            /* ahead of this one in the cloud, as it said last */
-    uint64_t load_us;                 /* until it has loaded what is cached, as OPEN_ACK said */
-    struct api_plan shown;            /* for timings */
+    uint32_t queue_tokens; /* ahead of this one in the cloud, as it said last */
+    uint64_t load_us;      /* until it has loaded what is cached, as OPEN_ACK said */
+    bool leaving;          /* the last plan leaves the rest to the cloud, which may not have heard of it */
+    struct api_plan shown; /* for timings */
     Tandem__Ingested ingested;        /* the last of this stream */
     bool rows_need_f32, no_edge;      /* what went wrong before on this flight */
     struct pipeline_job *work;        /* NULL: none */

@@ -53,7 +53,7 @@ void estimates_token(struct estimates *e, bool fresh, uint64_t now_us)
     e->token_us = now_us;
 }
 
-static double rate_now(const struct estimates *e, uint64_t now_us)
+double estimates_rate(const struct estimates *e, uint64_t now_us)
 {
     double rate = e->rate > 0 ? TD_MAX(e->rate - e->rate_deviation, e->rate / 4) : ESTIMATES_RATE_UNKNOWN;
     uint64_t age_us = e->rate > 0 && now_us > e->rate_us ? now_us - e->rate_us : 0;
@@ -66,6 +66,18 @@ static double rate_now(const struct estimates *e, uint64_t now_us)
     return TD_MAX(rate, 1e-6);
 }
 
+double estimates_backlog_us(const struct estimates *e, uint64_t now_us)
+{
+    return (double)e->unacked_size / estimates_rate(e, now_us);
+}
+
+void estimates_set_rate(struct estimates *e, double rate, uint64_t now_us)
+{
+    e->rate = rate;
+    e->rate_deviation = 0;
+    e->rate_us = now_us;
+}
+
 void estimates_fill(const struct estimates *e, uint64_t now_us, struct plan_model *m)
 {
     m->edge.base_ns = line_base(&e->edge);
@@ -75,7 +87,7 @@ void estimates_fill(const struct estimates *e, uint64_t now_us, struct plan_mode
     m->cloud = m->edge; /* until it has said better */
     if (e->cloud_ns + e->cloud_slope_ns > 0)
         m->cloud = (struct plan_cost){e->cloud_ns, e->cloud_slope_ns};
-    m->rate_bytes_per_us = rate_now(e, now_us);
+    m->rate_bytes_per_us = estimates_rate(e, now_us);
     m->delay_us = (double)e->rtt_us / 2;
     m->decode_us = e->decode_us > 0 ? e->decode_us : (m->cloud.base_ns * m->layer_count) * 8e-3;
 }

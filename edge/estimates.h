@@ -12,7 +12,7 @@
 
 #define ESTIMATES_RATE_UNKNOWN 6.25     /* bytes a microsecond: 50 Mbit/s, until a link has shown its own */
 #define ESTIMATES_COST_UNKNOWN 20000.0  /* nanoseconds a token and layer */
-#define ESTIMATES_TRUST_US     60000000 /* a rate is believed for so long; it then doubles in each such time */
+#define ESTIMATES_TRUST_US     20000000 /* a rate is believed for so long; it then doubles in each such time */
 #define ESTIMATES_SLACK_US     60000    /* an acknowledgement may be so much later than a round trip */
 
 struct estimates {
@@ -34,6 +34,12 @@ void estimates_edge(struct estimates *e, uint64_t took_us, uint32_t tokens, uint
 void estimates_cloud(struct estimates *e, uint32_t layer_ns, uint32_t slope_ns);
 void estimates_link(struct estimates *e, const struct link_stats *stats, uint64_t now_us);
 void estimates_link_lost(struct estimates *e); /* another connection counts its bytes from 0 */
+/* Bytes a microsecond, as it is believed now. */
+double estimates_rate(const struct estimates *e, uint64_t now_us);
+/* How long what is under way takes at that rate. */
+double estimates_backlog_us(const struct estimates *e, uint64_t now_us);
+/* Believe this rate from now on: the link is started anew because it has come to this. */
+void estimates_set_rate(struct estimates *e, double rate, uint64_t now_us);
 /* A reply token, at now_us; fresh: the first of its reply. */
 void estimates_token(struct estimates *e, bool fresh, uint64_t now_us);
 /* Everything that is measured, into a model; layer_count, sizes and queue are the caller's. */

@@ -9,6 +9,8 @@
 
 #define MODULE        "edge"
 #define RECONSIDER_US 20000u /* between two looks at a plan under way */
+#define BACKLOG_US                                                                                           \
+    400000u /* what is under way takes longer than this: a new connection gets a plan there sooner */
 
 /* ---- the prefill job ---- */
 
@@ -247,6 +249,7 @@ static int carry_plan_out(struct flight *f, uint32_t rows_begin, uint32_t kv_beg
     if (rc < 0)
         return rc;
     f->planned = true;
+    f->leaving = false;
     f->shown.plan_count++;
     f->rows_until = rows_begin;
     wire_feed_pipeline(f, true);
@@ -261,8 +264,9 @@ static int carry_plan_out(struct flight *f, uint32_t rows_begin, uint32_t kv_beg
         f->edge_layers = TD_MAX(f->edge_layers, f->plan.layers);
         a->fill_layers = f->plan.layers;
         pipeline_send(a->pipeline, f->work, &send, 0, &committed);
-    } else if (f->work) {
-        pipeline_fill(a->pipeline, f->work, a->fill_layers);
+    } else if (
+        f->work) { /* where computing here does not pay it is not done on the quiet either, not while the cloud works */
+        pipeline_fill(a->pipeline, f->work, f->plan.chosen ? 0 : a->fill_layers);
     }
     return 0;
 }
@@ -311,6 +315,26 @@ int plan_again(struct flight *f)
     return carry_plan_out(f, f->plan.send_begin, f->plan.send_begin);
 }
 
+/* Tokens that the device was to see to, and now is not. */
+static void count_left(struct flight *f, const struct plan_progress *at)
+{
+    f->shown.left_tokens = f->turn.ids_count - TD_MIN(at->kv, f->turn.ids_count);
+}
+
+/* The link came back, but perhaps not as it was. */
+static void leave_if_better(struct flight *f, const struct plan_progress *at)
+{
+    struct planner_state state;
+    struct plan left;
+    if (f->agent->layers_wanted != PLANNER_AUTO)
+        return;
+    fill_state(f, &state);
+    if (!planner_reconsider(&state, &f->plan, at, &left))
+        return;
+    count_left(f, at);
+    f->plan = left;
+}
+
 /* The cloud has the generation and waits for the rest of its prompt: the plan that it has at hand goes on. */
 int plan_go_on(struct flight *f, const Tandem__OpenAck *m)
 {
@@ -328,7 +352,10 @@ int plan_go_on(struct flight *f, const Tandem__OpenAck *m)
                                                 .hidden_dtype = (uint8_t)m->ranges[i]->hidden_dtype};
     set_record(f, f->plan.ranges, f->plan.range_count);
     cap_plan(f);
-    return carry_plan_out(f, m->hidden_tokens, TD_MIN(m->kv_tokens, m->hidden_tokens));
+    struct plan_progress at = {
+        .computed = m->hidden_tokens, .rows = m->hidden_tokens, .kv = TD_MIN(m->kv_tokens, m->hidden_tokens)};
+    leave_if_better(f, &at);
+    return carry_plan_out(f, at.rows, at.kv);
 }
 
 /* ---- under way ---- */
@@ -372,9 +399,25 @@ static bool under_way(const struct flight *f)
            TD_MIN(f->ingested.hidden_tokens, f->ingested.kv_tokens) < f->turn.ids_count;
 }
 
+/* What is under way keeps the link so long that a new connection is sooner there. The plan is then thought over again. */
+static bool restart_link(struct agent *a, uint64_t now_us)
+{
+    if (estimates_backlog_us(&a->estimates, now_us) < BACKLOG_US)
+        return false;
+    double rate = estimates_rate(&a->estimates, now_us);
+    estimates_set_rate(&a->estimates, rate, now_us);
+    uplink_restart(a->uplink, (uint64_t)(rate * 1e6));
+    return true;
+}
+
 bool plan_reconsider(struct flight *f, uint64_t now_us)
 {
-    if (f->agent->layers_wanted != PLANNER_AUTO || !under_way(f))
+    struct agent *a = f->agent;
+    if (f->leaving && f->state == FLIGHT_OPEN && f->ingested.epoch != f->epoch) {
+        restart_link(a, now_us); /* the cloud has not heard of it yet */
+        return true;
+    }
+    if (a->layers_wanted != PLANNER_AUTO || !under_way(f))
         return false;
     if (now_us - f->reconsidered_us < RECONSIDER_US)
         return true;
@@ -384,13 +427,15 @@ bool plan_reconsider(struct flight *f, uint64_t now_us)
     struct plan_progress at;
     fill_state(f, &state);
     progress_of(f, &at);
-    if (!planner_reconsider(&state, &f->plan, &at, &left))
+    if (!planner_reconsider(&state, &f->plan, &at, &left) || restart_link(a, now_us))
         return true;
-    f->shown.left_tokens = f->turn.ids_count - TD_MIN(at.kv, f->turn.ids_count);
+    count_left(f, &at);
     plan_stop(f);
     left.model = state.model;
     f->plan = left;
     if (carry_plan_out(f, at.rows, at.kv) < 0)
         flight_wait_again(f);
+    else
+        f->leaving = true;
     return f->state == FLIGHT_OPEN;
 }

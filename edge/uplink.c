@@ -16,7 +16,7 @@ struct uplink {
     struct ws_conn *conn; /* NULL: none */
     struct link *link;    /* NULL: not connected */
     enum uplink_state state;
-    bool stopping, refused;
+    bool stopping, refused, restarting;
     unsigned failures; /* attempts in a row that did not get to READY */
     uint64_t rate_hint;
     struct net_timer *pace;  /* the link has something to do */
@@ -306,6 +306,11 @@ static void connect_again(struct uplink *u)
     if (u->stopping)
         return;
     crypto_random(&random, sizeof random);
+    if (u->restarting) {
+        u->restarting = false;
+        net_timer_start(u->retry, 1);
+        return;
+    }
     net_timer_start(u->retry, uplink_backoff_us(u->refused ? 16 : u->failures, random));
     u->failures++;
     u->node_host[0] =
@@ -319,7 +324,8 @@ static void on_closed(void *user, const char *why)
     if (u->link) {
         struct link_stats stats;
         link_stats(u->link, &stats);
-        u->rate_hint = stats.rate_bytes_per_s ? stats.rate_bytes_per_s : u->rate_hint;
+        if (!u->restarting && stats.rate_bytes_per_s)
+            u->rate_hint = stats.rate_bytes_per_s;
         link_destroy(u->link);
     }
     if (u->state != UPLINK_DRAINING && !u->why[0]) {
@@ -420,6 +426,19 @@ void uplink_void(struct uplink *u, uint32_t stream, uint32_t epoch)
 {
     if (u->link && stream)
         link_void(u->link, stream, epoch);
+}
+
+void uplink_restart(struct uplink *u, uint64_t rate_bytes_per_s)
+{
+    if (!u->conn || u->state != UPLINK_READY || u->restarting)
+        return;
+    u->restarting = true;
+    u->rate_hint = rate_bytes_per_s;
+    snprintf(u->why, sizeof u->why, "connecting anew");
+    log_info(MODULE,
+             "the uplink has broken down to %llu kbit/s: what was on its way is given up, connecting anew",
+             (unsigned long long)(rate_bytes_per_s / 125));
+    ws_abort(u->conn, "too slow");
 }
 
 void uplink_set_owner(struct uplink *u, uint32_t stream, void *owner)

@@ -69,6 +69,9 @@ int uplink_send(struct uplink *u, uint32_t stream, unsigned type, const Protobuf
 int uplink_send_bulk(struct uplink *u, uint32_t stream, unsigned type, const ProtobufCMessage *header,
                      uint32_t epoch, uint8_t *payload, size_t size);
 void uplink_void(struct uplink *u, uint32_t stream, uint32_t epoch);
+/* Everything that is under way has become too slow to wait for: throw it away and connect anew, at once. `lost` and `ready` follow. The rate is what the link
+ * is believed to do now. */
+void uplink_restart(struct uplink *u, uint64_t rate_bytes_per_s);
 void uplink_set_owner(struct uplink *u, uint32_t stream, void *owner);
 /* The owner does not want to hear of it any more; the cloud is told to stop. */
 void uplink_close(struct uplink *u, uint32_t stream);

@@ -75,6 +75,8 @@ struct ws_handler {
 };
 void ws_want_write(struct ws_conn *c);             /* `next` will be called */
 void ws_close(struct ws_conn *c, const char *why); /* soon; on_closed follows */
+/* The same, and what the kernel has not sent is thrown away. */
+void ws_abort(struct ws_conn *c, const char *why);
 
 /* ---- listening and connecting ---- */
 struct net_listen {

@@ -63,6 +63,19 @@ void ws_close(struct ws_conn *c, const char *why)
     lws_set_timeout(c->wsi, PENDING_TIMEOUT_USER_OK, 2);
 }
 
+void ws_abort(struct ws_conn *c, const char *why)
+{
+    if (!c->open) {
+        ws_close(c, why);
+        return;
+    }
+    struct linger none = {.l_onoff = 1, .l_linger = 0};
+    setsockopt((int)lws_get_socket_fd(c->wsi), SOL_SOCKET, SO_LINGER, &none, sizeof none);
+    ws_because(c, why);
+    c->closing = true;
+    lws_set_timeout(c->wsi, PENDING_TIMEOUT_USER_OK, LWS_TO_KILL_ASYNC);
+}
+
 /* ---- the server's handshake ---------------------------------------------------------------------------------- */
 
 /* Answer in HTTP before libwebsockets drops the connection: the other side then knows why. */

@@ -1,0 +1,125 @@
+/* estimates: what is believed of link, device and cloud after which measurements. */
+#include "edge/estimates.h"
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <cmocka.h>
+
+static struct plan_model filled(const struct estimates *e, uint64_t now_us)
+{
+    struct plan_model m = {.layer_count = 30};
+    estimates_fill(e, now_us, &m);
+    return m;
+}
+
+static void before_anything_is_measured_it_guesses(void **state)
+{
+    (void)state;
+    struct estimates e = {0};
+    struct plan_model m = filled(&e, 5);
+    assert_true(m.rate_bytes_per_us == ESTIMATES_RATE_UNKNOWN);
+    assert_true(m.edge.base_ns == ESTIMATES_COST_UNKNOWN && m.cloud.base_ns == m.edge.base_ns);
+    assert_true(m.decode_us > 0);
+}
+
+static void costs_come_from_chunks_and_from_the_cloud(void **state)
+{
+    (void)state;
+    struct estimates e = {0};
+    for (uint32_t i = 0; i < 20; i++) /* 20 us a token and layer, and 1 more for each 1,000 positions */
+        estimates_edge(&e, (uint64_t)(64 * 8 * (20 + (64 * i + 32) / 1000.0)), 64, 8, 64 * i);
+    struct plan_model m = filled(&e, 0);
+    assert_true(m.edge.base_ns > 19900 && m.edge.base_ns < 20100);
+    assert_true(m.edge.slope_ns > 0.95 && m.edge.slope_ns < 1.05);
+    assert_true(m.cloud.base_ns == m.edge.base_ns); /* as long as it has not said anything */
+    estimates_cloud(&e, 5000, 2048);
+    estimates_cloud(&e, 0, 0); /* it does not know yet */
+    m = filled(&e, 0);
+    assert_true(m.cloud.base_ns == 5000 && m.cloud.slope_ns == 2);
+}
+
+static struct link_stats stats_of(uint64_t sent, uint64_t acked, uint64_t rate)
+{
+    return (struct link_stats){
+        .rate_bytes_per_s = rate, .min_rtt_us = 10000, .bulk_sent_size = sent, .bulk_acked_size = acked};
+}
+
+static void told(struct estimates *e, uint64_t now_us, uint64_t sent, uint64_t acked, uint64_t rate)
+{
+    struct link_stats s = stats_of(sent, acked, rate);
+    estimates_link(e, &s, now_us);
+}
+
+static void steady_link_is_believed_and_a_wavering_one_less(void **state)
+{
+    (void)state;
+    struct estimates steady = {0}, wavers = {0};
+    for (uint64_t i = 1; i < 50; i++) {
+        told(&steady, i * 10000, i * 100000, i * 100000, 10000000);
+        told(&wavers, i * 10000, i * 100000, i * 100000, i % 2 ? 10000000 : 6000000);
+    }
+    assert_true(estimates_rate(&steady, 490000) > 9.9);
+    assert_true(estimates_rate(&wavers, 490000) < 8);
+    assert_true(filled(&steady, 490000).delay_us == 5000);
+}
+
+static void silence_bounds_the_rate(void **state)
+{
+    (void)state;
+    struct estimates e = {0};
+    told(&e, 1000000, 500000, 400000, 12500000);
+    told(&e, 1010000, 900000, 500000, 12500000);
+    assert_true(estimates_rate(&e, 1020000) > 12); /* nothing is late yet */
+    told(&e, 1510000, 900000, 500000, 12500000);   /* 400,000 bytes for half a second */
+    double rate = estimates_rate(&e, 1510000);
+    assert_true(rate > 0.8 && rate < 0.83);
+    double backlog_us = estimates_backlog_us(&e, 1510000);
+    assert_true(backlog_us > 480000 && backlog_us < 500000);
+    told(&e, 1520000, 900000, 900000, 12500000); /* it was only a pause */
+    assert_true(estimates_rate(&e, 1520000) > 12);
+}
+
+static void an_idle_link_is_not_silent(void **state)
+{
+    (void)state;
+    struct estimates e = {0};
+    told(&e, 1000000, 500000, 500000, 12500000);
+    told(&e, 9000000, 500000, 500000, 12500000);
+    told(&e, 9010000, 600000, 500000, 12500000); /* sent just now */
+    assert_true(estimates_rate(&e, 9050000) > 12);
+}
+
+static void a_slow_rate_is_forgotten(void **state)
+{
+    (void)state;
+    struct estimates e = {0};
+    estimates_set_rate(&e, 0.1, 1000000);
+    assert_true(estimates_rate(&e, 2000000) < 0.11);
+    double later = estimates_rate(&e, 1000000 + 3 * ESTIMATES_TRUST_US);
+    assert_true(later > 0.39 && later < 0.41); /* doubled twice */
+}
+
+static void reply_tokens_give_the_time_between_them(void **state)
+{
+    (void)state;
+    struct estimates e = {0};
+    estimates_token(&e, true, 1000);
+    for (uint64_t i = 1; i < 40; i++)
+        estimates_token(&e, false, 1000 + i * 8000);
+    estimates_token(&e, true, 90000000); /* the next reply: the time since the last is no token's */
+    assert_true(filled(&e, 0).decode_us > 7999 && filled(&e, 0).decode_us < 8001);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(before_anything_is_measured_it_guesses),
+        cmocka_unit_test(costs_come_from_chunks_and_from_the_cloud),
+        cmocka_unit_test(steady_link_is_believed_and_a_wavering_one_less),
+        cmocka_unit_test(silence_bounds_the_rate),
+        cmocka_unit_test(an_idle_link_is_not_silent),
+        cmocka_unit_test(a_slow_rate_is_forgotten),
+        cmocka_unit_test(reply_tokens_give_the_time_between_them),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

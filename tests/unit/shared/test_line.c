@@ -1,0 +1,81 @@
+/* line: what it foretells from points that lie on a line, beside one, or nowhere. */
+#include "shared/line.h"
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+#include <math.h>
+
+static void assert_near(double got, double want)
+{
+    if (fabs(got - want) > 1e-6 * (1 + fabs(want)))
+        fail_msg("%.9g is not %.9g", got, want);
+}
+
+static void nothing_is_known_at_first(void **state)
+{
+    (void)state;
+    struct line l = {0};
+    assert_near(line_at(&l, 100), 0);
+    assert_near(line_deviation(&l), 0);
+}
+
+static void one_place_makes_a_level_line(void **state)
+{
+    (void)state;
+    struct line l = {0};
+    line_add(&l, 500, 3);
+    line_add(&l, 500, 5);
+    assert_near(line_slope(&l), 0);
+    assert_true(line_at(&l, 0) > 3.9 && line_at(&l, 0) < 4.2); /* about the mean, the later a little more */
+    assert_near(line_at(&l, 9000), line_at(&l, 0));
+}
+
+static void points_on_a_line_give_the_line(void **state)
+{
+    (void)state;
+    struct line l = {0};
+    for (int i = 0; i < 20; i++)
+        line_add(&l, 64 * i, 30 + 0.01 * 64 * i);
+    assert_near(line_base(&l), 30);
+    assert_near(line_slope(&l), 0.01);
+    assert_near(line_at(&l, 4096), 30 + 40.96);
+}
+
+static void a_falling_cloud_is_level_and_a_steep_one_starts_at_zero(void **state)
+{
+    (void)state;
+    struct line falls = {0}, steep = {0};
+    for (int i = 1; i < 20; i++) {
+        line_add(&falls, i, 100 - i);
+        line_add(&steep, 100 + i, 10 * i);
+    }
+    assert_near(line_slope(&falls), 0);
+    assert_true(line_base(&steep) >= -1e-9);
+    assert_near(line_at(&steep, 0), 0);
+}
+
+static void what_is_old_counts_less(void **state)
+{
+    (void)state;
+    struct line l = {0};
+    for (int i = 0; i < 100; i++)
+        line_add(&l, i % 7, 10);
+    for (int i = 0; i < (int)LINE_HALF_LIFE; i++)
+        line_add(&l, i % 7, 20);
+    assert_true(line_at(&l, 3) > 14 && line_at(&l, 3) < 17); /* half of the weight */
+    assert_true(line_deviation(&l) > 4 && line_deviation(&l) < 6);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(nothing_is_known_at_first),
+        cmocka_unit_test(one_place_makes_a_level_line),
+        cmocka_unit_test(points_on_a_line_give_the_line),
+        cmocka_unit_test(a_falling_cloud_is_level_and_a_steep_one_starts_at_zero),
+        cmocka_unit_test(what_is_old_counts_less),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
