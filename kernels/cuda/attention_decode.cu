@@ -101,6 +101,8 @@ void cuda_attention_decode(cudaStream_t s, const struct cuda_attention *a, const
                            uint32_t grid_splits, void *partial, uint32_t *counters)
 {
     decode_args d = {*a, splits, (float *)partial, counters, head_parts(a)};
+    if (cuda_attention_ring(s, a, splits, grid_splits, partial, counters))
+        return;
     switch (a->head_dim) {
     case 32:
         return launch_decode<32>(s, d, grid_splits);

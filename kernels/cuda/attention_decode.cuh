@@ -100,7 +100,7 @@ template <int HD, int WARPS>
 __device__ __forceinline__ void combine_splits(const decode_args &d, const cuda_split &s, uint32_t part,
                                                uint32_t first_head, uint32_t heads)
 {
-    constexpr int SIZE = HEADS * (HD + 2), AT_ONCE = 16; /* splits whose loads are on their way together */
+    constexpr int SIZE = HEADS * (HD + 2), AT_ONCE = 8; /* splits whose loads are on their way together */
     for (uint32_t i = threadIdx.x; i < heads * HD; i += 32 * WARPS) {
         uint32_t head = i / HD, dim = i % HD;
         const float *p = d.partial + ((uint64_t)s.first_split * d.parts + part) * SIZE + head * (HD + 2);
@@ -166,17 +166,19 @@ __device__ __forceinline__ void finish_split(decode_ends<WARPS> &sh, const decod
     meet_warps<32 * WARPS>(1);
     finish<HD, WARPS>(sh, d, s, split, part, first_head, heads);
     if (s.split_count > 1) {
-        __threadfence();
         meet_warps<32 * WARPS>(1);
         if (threadIdx.x == 0) {
-            uint32_t *counter = d.counters + (uint64_t)s.row * d.parts + part;
-            sh.is_last = atomicAdd(counter, 1) == s.split_count - 1;
+            uint32_t *counter = d.counters + (uint64_t)s.row * d.parts + part, came;
+            asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;"
+                         : "=r"(came)
+                         : "l"(counter)
+                         : "memory");
+            sh.is_last = came == s.split_count - 1;
             if (sh.is_last)
                 *counter = 0;
         }
         meet_warps<32 * WARPS>(1);
         if (sh.is_last) {
-            __threadfence();
             combine_splits<HD, WARPS>(d, s, part, first_head, heads);
         }
     }

@@ -111,7 +111,14 @@ static void carve_work(struct cuda_backend *b, struct cuda_carver *c, uint64_t s
     b->logits = cuda_carve(c, b->has_head ? 4 * TD_MIN(rows, (uint64_t)LOGIT_ROWS) * p->vocab_count : 0);
     b->partial = cuda_carve(c, cuda_partial_size(&a, cuda_splits_max(b)));
     b->counters = cuda_carve(c, cuda_counters_size(&a, b->rows_max));
-    b->barrier = cuda_carve(c, sizeof *b->barrier * CUDA_BARRIER_WORDS);
+    struct cuda_step step = {
+        .rows = TD_MIN(b->rows_max, (uint32_t)CUDA_STEP_ROWS),
+        .embd = p->embd_size,
+        .ffn = p->ffn_size,
+        .rope = {.head_count = p->head_count, .kv_head_count = p->kv_head_count, .head_dim = p->head_dim},
+        .split_grid = STEP_SPLITS};
+    b->letters_size = cuda_step_letters(&step);
+    b->letters = cuda_carve(c, b->letters_size);
     b->step_layers = cuda_carve(c, sizeof *b->step_layers * b->base.layers_paged);
     b->frequencies = cuda_carve(c, sizeof(double) * p->rope_dim / 2);
     b->stage_device = cuda_carve(c, b->stage_size);

@@ -12,7 +12,8 @@
 #define LOGIT_ROWS    128        /* logits are made and copied so many rows at a time */
 #define GRAPHS        64         /* recorded decode steps kept */
 #define GRAPH_ROWS    LOGIT_ROWS /* the most rows of a recorded step */
-#define SPLITS_PER_SM 6          /* blocks of a decode attention kernel */
+#define STEP_SPLITS   256        /* the most of a step kernel */
+#define SPLITS_PER_SM 8          /* of decode attention, at most */
 
 /* Matrices with the same input, their outputs side by side; one where all have the same form. */
 struct cuda_group {
@@ -79,7 +80,9 @@ struct cuda_backend {
     float *x, *x_kept, *cos_sin, *logits; /* f32 [rows][...] */
     void *act, *wide, *q;                 /* 16-bit [rows][...] */
     void *scratch, *partial;
-    uint32_t *counters, *barrier;
+    uint32_t *counters;
+    void *letters; /* of the step kernel */
+    uint64_t letters_size;
     uint8_t *stage_device, *stage; /* the same layout on both sides */
     size_t stage_size;
     struct cuda_sampled *sampled_device, *sampled; /* [LOGIT_ROWS]; the second pinned */

@@ -243,9 +243,8 @@ static struct cuda_step step_of(const struct cuda_backend *b)
                           .attention = attention_of(b, &b->layers[0], NULL, b->pages),
                           .splits = cuda_staged(b, b->pass.all.splits),
                           .split_grid = b->pass.all.split_grid,
-                          .partial = b->partial,
-                          .counters = b->counters,
-                          .barrier = b->barrier};
+                          .letters = b->letters,
+                          .letters_size = b->letters_size};
     return a;
 }
 
@@ -265,8 +264,9 @@ bool cuda_step_possible(struct cuda_backend *b)
             return false;
     }
     struct cuda_step a = {
-        .rows = CUDA_STEP_ROWS,
+        .rows = 1,
         .embd = p->embd_size,
+        .ffn = p->ffn_size,
         .rope = {.head_count = p->head_count, .kv_head_count = p->kv_head_count, .head_dim = p->head_dim}};
     return b->base.layers_paged == p->layer_count &&
            cuda_step_run(b->stream, form, form == CUDA_BF16, &a, (uint32_t)b->sm_count, true);

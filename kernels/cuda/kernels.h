@@ -117,6 +117,11 @@ uint64_t cuda_counters_size(const struct cuda_attention *a, uint32_t rows);
 /* One row a sequence. splits: [grid_splits] on the device, of which *count are in use. */
 void cuda_attention_decode(cudaStream_t s, const struct cuda_attention *a, const struct cuda_split *splits,
                            uint32_t grid_splits, void *partial, uint32_t *counters);
+/* The same with the copy engine: a block an SM takes splits in turns. False: not on this device, or not for these heads; nothing was
+ * started. Blocks: 0 where it is so. */
+bool cuda_attention_ring(cudaStream_t s, const struct cuda_attention *a, const struct cuda_split *splits,
+                         uint32_t grid_splits, void *partial, uint32_t *counters);
+uint32_t cuda_attention_ring_blocks(uint32_t head_dim, uint32_t heads_per_kv_head);
 void cuda_attention_prefill(cudaStream_t s, const struct cuda_attention *a, const struct cuda_tile *tiles,
                             uint32_t tile_count);
 /* The same with wgmma. False: not on this device, or for this head size; nothing was started. */
@@ -125,8 +130,7 @@ bool cuda_attention_hopper(cudaStream_t s, const struct cuda_attention *a, const
 
 /* --- a whole decode step ------------------------------------------------------------------------ */
 
-#define CUDA_STEP_ROWS     8
-#define CUDA_BARRIER_WORDS 256 /* two counters, far enough apart not to meet in a cache */
+#define CUDA_STEP_ROWS 8
 
 struct cuda_step_layer {
     struct cuda_matrix qkv, o, gate_up, down;
@@ -137,13 +141,15 @@ struct cuda_step {                        /* one row a sequence, all layers: x i
     const struct cuda_step_layer *layers; /* on the device; all matrices of one form */
     uint32_t layer_count, rows, embd, ffn;
     float *x;
-    struct cuda_rope rope; /* without biases and norms; kv: of layer 0; wide: also gate times up */
+    struct cuda_rope rope; /* without wide, biases and norms; kv: of layer 0 */
     struct cuda_attention attention;
     const struct cuda_split *splits;
     uint32_t split_grid;
-    float *partial;
-    uint32_t *counters, *barrier; /* barrier: CUDA_BARRIER_WORDS */
+    void *letters; /* what blocks tell each other */
+    uint64_t letters_size;
 };
+/* Bytes of `letters` for these rows, widths and splits. */
+uint64_t cuda_step_letters(const struct cuda_step *a);
 /* False: this form, head size or device is not made for it; nothing was started. only_asks: nothing is started. */
 bool cuda_step_run(cudaStream_t s, enum cuda_form form, bool bf16, const struct cuda_step *a,
                    uint32_t sm_count, bool only_asks);

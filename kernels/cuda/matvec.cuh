@@ -162,7 +162,7 @@ __device__ __forceinline__ void write_out(const cuda_product &p, uint32_t r, uin
         ((uint16_t *)p.out)[at] = to_bits<BF16>(value);
         break;
     case CUDA_ADD_F32:
-        ((float *)p.out)[at] += value;
+        atomicAdd((float *)p.out + at, value); /* nobody else adds to it; nothing waits for what was there */
         break;
     case CUDA_STORE_F32:
         ((float *)p.out)[at] = value;

@@ -71,12 +71,11 @@ static uint64_t count_splits(const struct lists *l, uint64_t pages)
     return count;
 }
 
-/* The step kernel: a block an SM takes splits in turns. As many turns as make the last block finish first. */
-static uint64_t pages_of_turns(const struct lists *l, uint64_t total)
+/* Where blocks take splits in turns: as many turns as make the last block finish first. */
+static uint32_t pages_of_turns(const struct lists *l, uint64_t total, uint64_t blocks)
 {
     enum { TURNS = 4, TURN_COST = 3 }; /* a split's beginning and end, in pages */
-    uint64_t heads = l->b->base.model->params.kv_head_count, blocks = (uint64_t)l->b->sm_count, best = 1,
-             least = UINT64_MAX;
+    uint64_t heads = l->b->base.model->params.kv_head_count, best = 1, least = UINT64_MAX;
     for (uint64_t turns = 1; turns <= TURNS; turns++) {
         uint64_t pages = TD_MAX((uint64_t)1, total * heads / (blocks * turns));
         while (pages < total && count_splits(l, pages) * heads > blocks * turns)
@@ -85,20 +84,23 @@ static uint64_t pages_of_turns(const struct lists *l, uint64_t total)
         if (cost < least)
             least = cost, best = pages;
     }
-    return best;
+    return (uint32_t)best;
 }
 
 /* Pages a split: as few as give every SM its blocks. */
 static uint32_t pages_per_split(const struct lists *l)
 {
     const struct model_params *m = &l->b->base.model->params;
-    bool one_kernel = l->b->step_layers && l->p->row_count <= CUDA_STEP_ROWS;
     uint64_t total = 0, blocks = (uint64_t)l->b->sm_count * SPLITS_PER_SM;
+    uint32_t ring = cuda_attention_ring_blocks(m->head_dim, m->head_count / m->kv_head_count);
     for (uint32_t i = 0; i < l->p->seq_count; i++)
         if (rows_of(l, l->p->seqs[i]) == 1)
             total += seq_pages(l->p, l->p->seqs[i]);
-    return (uint32_t)(one_kernel ? pages_of_turns(l, total)
-                                 : TD_MAX((uint64_t)1, (total * m->kv_head_count + blocks - 1) / blocks));
+    if (l->b->step_layers && l->p->row_count <= CUDA_STEP_ROWS)
+        return pages_of_turns(l, total, (uint64_t)l->b->sm_count);
+    if (ring > 0)
+        return pages_of_turns(l, total, ring);
+    return (uint32_t)TD_MAX((uint64_t)1, (total * m->kv_head_count + blocks - 1) / blocks);
 }
 
 /* Tiles with the most positions first, so that no block ends with a long one. */

@@ -1,79 +1,106 @@
-/* step: all layers of a decode step with up to 8 rows in one kernel, so that memory never waits for launches (sm_90).
+/* step: all layers of a decode step with a few rows in one kernel, so that memory never waits for launches (sm_90).
  *
  * grid: a block an SM, all resident. A warp feeds, 8 work. The feeder walks over everything that the block will need, layer by layer,
  * and keeps a ring of slots in shared memory full through the copy engine: 16 rows of a weight matrix by 2 KB, or a page of KV of
- * one head. Neither depends on what is being computed, so it does not stop where the others meet: while they wait, 130 to 170 KB
- * an SM are on their way, which is 4 us of the memory's time. The workers meet at a barrier of the grid after each phase,
- * 5 a layer:
- *     norm, q k v  |  RoPE, KV write, attention  |  o, added to x  |  norm, gate up, SwiGLU  |  down, added to x
+ * one head. Neither depends on what is being computed, so it does not stop where the workers wait for other blocks: 130 to 200 KB
+ * an SM come meanwhile, which is 5 us of the memory's time.
+ *     norm, q k v  |  RoPE, KV write, attention  |  splits added up  |  o, added to x  |  norm, gate up, SwiGLU  |  down, added to x
  * Tiles go round the blocks through all phases, so that a block with one tile fewer here has one more in the next.
- * Norms are computed by every block for itself from x (16 KB a row, from L2).
+ * Norms are computed by every block for itself from x.
+ *
+ * There is no barrier of the grid. What one block computes and others need travels as letters: 8 bytes, of which 4 say what and 4 are a
+ * stamp that says of which layer it is. A reader asks until the stamp is right, so a value costs one way to L2 and one back; a
+ * barrier (fence, counter, asking, reading: four such ways) took 6 us beside a busy memory. A letter is not written again before all
+ * have read it: whoever writes the next one to its place needs, directly or through others, something of every reader.
  *
  * bytes: the weights once and the rows' KV; flops: nothing. Predicted for the Llama-3-8B shape in bf16, one row, 1K context:
- * 14.1 GB at 4.4 TB/s = 3.2 ms, and 32 times 5 us in which attention outlasts the ring: 3.4 ms. */
-#include "attention_decode.cuh"
+ * 14.1 GB at 4.4 TB/s = 3.2 ms, and 32 times 4 us in which attention outlasts the ring: 3.3 ms. */
 #include "matvec.cuh"
+#include "ring.cuh"
 #include "rope.cuh"
 
 #define ROWS    CUDA_STEP_ROWS
-#define WORKERS MATVEC_THREADS /* the feeder comes behind them */
+#define WARPS   8            /* that work */
+#define WORKERS (32 * WARPS) /* the feeder comes behind them */
 #define THREADS (WORKERS + 32)
 
-/* --- meeting ---------------------------------------------------------------------------------- */
+/* --- letters ---------------------------------------------------------------------------------- */
 
-struct meeting {
-    uint32_t *arrived; /* how many blocks came, since the start */
-    uint32_t number;
-};
-
-__device__ __forceinline__ void meet(meeting &m)
+__device__ __forceinline__ void send(uint2 *to, uint32_t value, uint32_t stamp)
 {
-    meet_warps<WORKERS>(1);
-    m.number++;
-    if (threadIdx.x == 0) {
-        uint32_t seen;
-        __threadfence();
-        asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(m.arrived) : "memory");
-        do {
-            asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(seen) : "l"(m.arrived) : "memory");
-        } while (seen < m.number * gridDim.x);
-    }
-    meet_warps<WORKERS>(1);
+    asm volatile("st.volatile.global.v2.u32 [%0], {%1, %2};" ::"l"(to), "r"(value), "r"(stamp) : "memory");
+}
+__device__ __forceinline__ void send_two(uint2 *to, float x, float y, uint32_t stamp)
+{
+    asm volatile("st.volatile.global.v4.u32 [%0], {%1, %2, %3, %2};" ::"l"(to), "r"(__float_as_uint(x)),
+                 "r"(stamp), "r"(__float_as_uint(y))
+                 : "memory");
+}
+__device__ __forceinline__ uint4 look(const uint4 *from) /* at two letters */
+{
+    uint4 v;
+    asm volatile("ld.volatile.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "l"(from)
+                 : "memory");
+    return v;
 }
 
-/* --- the ring --------------------------------------------------------------------------------- */
+#define VECTORS 8 /* pairs of letters that a thread asks for together */
 
-#define SLOTS_MAX 8
-#define PIECE     2048 /* bytes of a row of weights in a slot */
+/* Pairs first, first + WORKERS, ... below count, all with this stamp. */
+__device__ __forceinline__ void receive(uint4 v[VECTORS], const uint4 *from, uint32_t first, uint32_t count,
+                                        uint32_t stamp)
+{
+    bool all;
+    do {
+        all = true;
+#pragma unroll
+        for (int i = 0; i < VECTORS; i++) {
+            v[i] = make_uint4(0, stamp, 0, stamp);
+            if (first + i * WORKERS < count)
+                v[i] = look(from + first + i * WORKERS);
+        }
+#pragma unroll
+        for (int i = 0; i < VECTORS; i++)
+            all = all && v[i].y == stamp && v[i].w == stamp;
+    } while (!all);
+}
 
-struct bells {
-    uint64_t full[SLOTS_MAX], empty[SLOTS_MAX];
+struct letters {            /* where what is, of all rows */
+    uint2 *x[2];            /* [rows][embd] f32: the even and the odd states of x */
+    uint2 *qkv, *out, *ffn; /* [rows][.. / 2] pairs of 16-bit values */
+    uint2 *parts;           /* [split][KV head][group][HD + 2] f32: of a split, maximum and sum at the end */
 };
 
-struct ring { /* one side's view */
-    uint8_t *slots;
-    bells *b;
-    uint32_t slot_size, count, at, parity;
-    __device__ __forceinline__ uint8_t *slot() const
-    {
-        return slots + at * slot_size;
-    }
-    __device__ __forceinline__ uint8_t *page() const
-    {
-        return slots + (at * slot_size + 1023) / 1024 * 1024;
-    }
-    __device__ __forceinline__ void step()
-    {
-        if (++at == count)
-            at = 0, parity ^= 1;
-    }
-};
+__host__ __device__ static letters letters_of(const cuda_step &a)
+{
+    uint64_t rows = a.rows, width = a.rope.head_count * a.rope.head_dim,
+             qkv = width + 2 * a.rope.kv_head_count * a.rope.head_dim;
+    letters p;
+    p.x[0] = (uint2 *)a.letters, p.x[1] = p.x[0] + rows * a.embd;
+    p.qkv = p.x[1] + rows * a.embd, p.out = p.qkv + rows * qkv / 2;
+    p.ffn = p.out + rows * width / 2, p.parts = p.ffn + rows * a.ffn / 2;
+    return p;
+}
+
+/* x goes through 2 * layer_count + 1 states. */
+__device__ __forceinline__ uint32_t stamp_of_x(uint32_t state)
+{
+    return state + 1;
+}
+
+/* --- weights in the ring ---------------------------------------------------------------------- */
+
+#define PIECE 2048 /* bytes of a row of weights in a slot */
 
 /* What of a matrix lies in a slot: 16 rows of `columns` columns, of which two neighbours never begin in the same half of the banks,
  * and behind them rows of 4-byte scales, 16 bytes further apart than they are long. A page lies at the first multiple of 1024. */
 template <cuda_form F> struct slot_of {
     static constexpr int columns = PIECE / 16 * form_of<F>::values, rows_size = 16 * PIECE + 8 * 64,
-                         scales = form_of<F>::group ? columns / (form_of<F>::group ? form_of<F>::group : 1) * 4 : 0,
+                         scales = form_of<F>::group
+                                      ? columns / (form_of<F>::group ? form_of<F>::group : 1) * 4
+                                      : 0,
                          scale_row = scales ? scales + 16 : 0, size = rows_size + 16 * scale_row;
     static __device__ __forceinline__ uint32_t row(uint32_t r)
     {
@@ -103,11 +130,12 @@ template <cuda_form F> __device__ void feed_product(ring &r, dealer &d, const cu
         for (uint32_t part = 0; part < parts; part++) {
             uint64_t n = min(tile * 16 + lane % 16, rows - 1) + (uint64_t)part * rows;
             const uint8_t *w = (const uint8_t *)m.values + n * ((uint64_t)columns * 16 / values);
-            const uint8_t *scales = (const uint8_t *)m.scales + (slot::scales ? n * (columns / group) * 4 : 0);
+            const uint8_t *scales =
+                (const uint8_t *)m.scales + (slot::scales ? n * (columns / group) * 4 : 0);
             for (uint32_t first = 0; first < columns; first += slot::columns) {
                 uint32_t here = min(columns - first, (uint32_t)slot::columns), bytes = here / values * 16,
                          scale_bytes = slot::scales ? here / group * 4 : 0;
-                bell_wait(&r.b->empty[r.at], r.parity ^ 1);
+                r.make_room();
                 if (lane == 0)
                     bell_expect(&r.b->full[r.at], 16 * (bytes + scale_bytes));
                 __syncwarp();
@@ -115,44 +143,23 @@ template <cuda_form F> __device__ void feed_product(ring &r, dealer &d, const cu
                     copy_bulk(r.slot() + slot::row(lane), w + (uint64_t)first / values * 16, bytes,
                               &r.b->full[r.at]);
                 else if (slot::scales)
-                    copy_bulk(r.slot() + slot::rows_size + (lane - 16) * slot::scale_row, scales + first / group * 4,
-                              scale_bytes, &r.b->full[r.at]);
+                    copy_bulk(r.slot() + slot::rows_size + (lane - 16) * slot::scale_row,
+                              scales + first / group * 4, scale_bytes, &r.b->full[r.at]);
                 r.step();
             }
         }
 }
 
-template <int HD> __device__ void feed_pages(ring &r, const cuda_step &a, const CUtensorMap *map, uint32_t layer)
-{
-    uint32_t lane = threadIdx.x % 32, kv_heads = a.rope.kv_head_count, count = a.split_grid * kv_heads,
-             page_rows = (uint32_t)(a.rope.page_values / HD);
-    for (uint32_t item = blockIdx.x; item < count; item += gridDim.x) {
-        const cuda_split &s = a.splits[item / kv_heads];
-        for (uint32_t i = 0; i < s.page_count; i++) {
-            bell_wait(&r.b->empty[r.at], r.parity ^ 1);
-            if (lane == 0) {
-                uint32_t row = a.attention.tables[s.table + s.page_begin + i] * page_rows +
-                               (layer * 2 * kv_heads + item % kv_heads) * 64;
-                bell_expect(&r.b->full[r.at], 2 * 64 * HD * 2);
-                for (int p = 0; p < HD / 64; p++) {
-                    copy_box(r.page() + p * PLANE_SIZE, map, 64 * p, (int32_t)row, &r.b->full[r.at]);
-                    copy_box(r.page() + (HD / 64 + p) * PLANE_SIZE, map, 64 * p, (int32_t)(row + kv_heads * 64),
-                             &r.b->full[r.at]);
-                }
-            }
-            __syncwarp();
-            r.step();
-        }
-    }
-}
-
 template <cuda_form F, int HD> __device__ void feed(ring r, const cuda_step &a, const CUtensorMap *map)
 {
     dealer d = {0};
+    uint32_t kv_heads = a.rope.kv_head_count;
     for (uint32_t i = 0; i < a.layer_count; i++) {
         const cuda_step_layer &l = a.layers[i];
         feed_product<F>(r, d, l.qkv, 1);
-        feed_pages<HD>(r, a, map, i);
+        for (uint32_t at = blockIdx.x; at < a.split_grid * kv_heads; at += gridDim.x)
+            feed_split<HD>(r, a.splits[at / kv_heads], a.attention, map,
+                           (i * 2 * kv_heads + at % kv_heads) * 64);
         feed_product<F>(r, d, l.o, 1);
         feed_product<F>(r, d, l.gate_up, 2);
         feed_product<F>(r, d, l.down, 1);
@@ -161,13 +168,16 @@ template <cuda_form F, int HD> __device__ void feed(ring r, const cuda_step &a, 
 
 /* --- products --------------------------------------------------------------------------------- */
 
+enum sending { SEND_PAIRS, SEND_SWIGLU, SEND_SUM };
+
 struct product_job {
     const cuda_matrix *m;
-    const uint16_t *act; /* shared or global */
+    const uint16_t *act; /* shared */
     uint32_t act_stride;
-    cuda_epilogue epilogue;
-    void *out;
-    uint32_t out_stride, rows;
+    uint2 *to;           /* letters [rows][columns], or [rows][columns / 2] pairs */
+    const uint2 *to_add; /* SEND_SUM: x before */
+    uint32_t stamp, add_stamp;
+    float *plain; /* SEND_SUM: also here, or NULL */
 };
 
 /* act: of the lane's row, from the slot's first column on; NULL: no such row. */
@@ -177,12 +187,13 @@ __device__ __forceinline__ void use_slot(float acc[2][4], const uint8_t *slot, c
 {
     constexpr int values = form_of<F>::values, group = form_of<F>::group ? form_of<F>::group : 1;
     uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, q = lane % 4;
-    const uint8_t *w = slot + slot_of<F>::row(g) + warp * 256 + q * 16,
+    constexpr int loads = PIECE / 64 / WARPS; /* of a warp and row */
+    const uint8_t *w = slot + slot_of<F>::row(g) + warp * loads * 64 + q * 16,
                   *scales = slot + slot_of<F>::rows_size + g * slot_of<F>::scale_row;
 #pragma unroll
-    for (int l = 0; l < 4; l++) {
-        uint32_t column = (warp * 16 + l * 4 + q) * values, scale[2] = {0, 0};
-        if ((warp * 16 + l * 4) * values >= columns)
+    for (int l = 0; l < loads; l++) {
+        uint32_t column = ((warp * loads + l) * 4 + q) * values, scale[2] = {0, 0};
+        if ((warp * loads + l) * 4 * values >= columns)
             break;
         uint4 v[2] = {*(const uint4 *)(w + l * 64), *(const uint4 *)(w + l * 64 + slot_of<F>::row(8))};
         if (form_of<F>::group) {
@@ -204,123 +215,182 @@ __device__ __forceinline__ void use_slot(float acc[2][4], const uint8_t *slot, c
     }
 }
 
-/* sums: [2][warps][parts * rows][17], the first index from tile to tile, so that one meeting a tile is enough. */
-template <cuda_form F, bool BF16, int PARTS>
-__device__ __noinline__ void multiply(ring &from, dealer &d, const product_job &job, float *sums)
+struct block_sums { /* of a tile, from all warps to one of them, which adds them up while the others go on */
+    float *sums;    /* shared, [2][warps][parts * rows][17] */
+    uint64_t *full, *empty; /* [2] */
+    uint32_t count;         /* tiles so far */
+};
+
+/* What the warps found of a tile, by one warp. before: of x, asked for when the tile began. */
+template <bool BF16, int PARTS, sending SEND>
+__device__ __forceinline__ void post_tile(const product_job &job, const float *own, uint32_t tile,
+                                          uint32_t n_rows, uint32_t rows, const uint2 before[ROWS / 2])
 {
-    ring r = from;
-    constexpr uint32_t width = slot_of<F>::columns;
-    uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, q = lane % 4,
-             rows = job.m->rows / PARTS, tiles = (rows + 15) / 16, columns = job.m->columns,
-             size = MATVEC_WARPS * 2 * job.rows * 17, half = 0;
-    const uint16_t *act = g < job.rows ? job.act + (uint64_t)g * job.act_stride : nullptr;
-    cuda_product p = {};
-    p.epilogue = job.epilogue, p.out = job.out, p.out_stride = job.out_stride;
-    for (uint32_t tile = d.first(tiles); tile < tiles; tile += gridDim.x, half ^= 1) {
-        float *own = sums + half * size;
+    uint32_t lane = threadIdx.x % 32;
 #pragma unroll
-        for (int part = 0; part < PARTS; part++) {
-            float acc[2][4] = {};
-            for (uint32_t first = 0; first < columns; first += width) {
-                bell_wait(&r.b->full[r.at], r.parity);
-                use_slot<F, BF16>(acc, r.slot(), act ? act + first : nullptr, min(columns - first, width));
-                __syncwarp();
-                if (lane == 0)
-                    bell_arrive(&r.b->empty[r.at]);
-                r.step();
-            }
-            for (int i = 0; i < 4; i++)
-                if (2 * q + i % 2 < job.rows)
-                    own[((warp * PARTS + part) * job.rows + 2 * q + i % 2) * 17 + g + 8 * (i / 2)] =
-                        acc[0][i] + acc[1][i];
-        }
-        meet_warps<WORKERS>(1);
-        uint32_t n = threadIdx.x % 16, row = threadIdx.x / 16;
-        if (row < job.rows && tile * 16 + n < rows) {
-            float total[2] = {0.0f, 0.0f};
-            for (int w = 0; w < MATVEC_WARPS; w++)
+    for (uint32_t k = 0; k < ROWS / 2; k++) {
+        if (k * 32 >= rows * 16)
+            break;
+        uint32_t i = k * 32 + lane, row = i / 16, n = tile * 16 + i % 16;
+        bool inside = row < rows && n < n_rows;
+        float total[2] = {0.0f, 0.0f};
+        if (row < rows)
+            for (int w = 0; w < WARPS; w++)
+#pragma unroll
                 for (int part = 0; part < PARTS; part++)
-                    total[part] += own[((w * PARTS + part) * job.rows + row) * 17 + n];
-            write_out<BF16>(p, row, tile * 16 + n, total[0], total[1]);
+                    total[part] += own[((w * PARTS + part) * rows + row) * 17 + i % 16];
+        float value = SEND == SEND_SWIGLU ? total[0] / (1.0f + __expf(-total[0])) * total[1] : total[0];
+        if (SEND == SEND_SUM) {
+            uint2 x = before[k];
+            uint64_t at = (uint64_t)row * n_rows + n;
+            while (inside && x.y != job.add_stamp)
+                asm volatile("ld.volatile.global.v2.u32 {%0, %1}, [%2];"
+                             : "=r"(x.x), "=r"(x.y)
+                             : "l"(job.to_add + at)
+                             : "memory");
+            value += __uint_as_float(x.x);
+            if (inside)
+                send(job.to + at, __float_as_uint(value), job.stamp);
+            if (inside && job.plain)
+                job.plain[at] = value;
+        } else {
+            float next = __shfl_down_sync(0xffffffffu, value, 1);
+            if (inside && n % 2 == 0)
+                send(job.to + ((uint64_t)row * n_rows + n) / 2, to_pair<BF16>(value, next), job.stamp);
         }
     }
-    from = r;
 }
 
-/* Rows of 16-bit values from another block's hands to shared memory, columns + 8 apart. */
-__device__ __forceinline__ void fetch_rows(uint16_t *act, const void *from, uint32_t rows, uint32_t columns)
+template <sending SEND>
+__device__ __forceinline__ void ask_before(uint2 before[ROWS / 2], const product_job &job, uint32_t tile,
+                                           uint32_t n_rows, uint32_t rows)
 {
-    uint32_t count = columns / 8;
+#pragma unroll
+    for (uint32_t k = 0; k < ROWS / 2; k++) {
+        uint32_t i = k * 32 + threadIdx.x % 32, n = tile * 16 + i % 16;
+        before[k] = make_uint2(0, 0);
+        if (SEND == SEND_SUM && i / 16 < rows && n < n_rows)
+            asm volatile("ld.volatile.global.v2.u32 {%0, %1}, [%2];"
+                         : "=r"(before[k].x), "=r"(before[k].y)
+                         : "l"(job.to_add + (uint64_t)(i / 16) * n_rows + n)
+                         : "memory");
+    }
+}
+
+template <cuda_form F, bool BF16, int PARTS, sending SEND>
+__device__ __forceinline__ void multiply(ring &r, dealer &d, block_sums &b, uint32_t act_rows,
+                                         const product_job &job)
+{
+    constexpr uint32_t width = slot_of<F>::columns;
+    uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, q = lane % 4,
+             rows = job.m->rows / PARTS, tiles = (rows + 15) / 16, columns = job.m->columns;
+    const uint16_t *act = g < act_rows ? job.act + g * job.act_stride : nullptr;
+    for (uint32_t tile = d.first(tiles); tile < tiles; tile += gridDim.x, b.count++) {
+        uint32_t half = b.count % 2, parity = b.count / 2 % 2;
+        bool posts = b.count % WARPS == warp;
+        float *own = b.sums + half * (WARPS * 2 * act_rows * 17);
+        uint2 before[ROWS / 2];
+        if (posts)
+            ask_before<SEND>(before, job, tile, rows, act_rows);
+        float acc[PARTS][2][4] = {};
+#pragma unroll
+        for (int part = 0; part < PARTS; part++)
+            for (uint32_t first = 0; first < columns; first += width) {
+                r.await();
+                use_slot<F, BF16>(acc[part], r.slot(), act ? act + first : nullptr,
+                                  min(columns - first, width));
+                r.let_go();
+            }
+        bell_wait(&b.empty[half], parity ^ 1);
+#pragma unroll
+        for (int part = 0; part < PARTS; part++)
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                if (2 * q + i % 2 < act_rows)
+                    own[((warp * PARTS + part) * act_rows + 2 * q + i % 2) * 17 + g + 8 * (i / 2)] =
+                        acc[part][0][i] + acc[part][1][i];
+        __syncwarp();
+        if (lane == 0)
+            bell_arrive(&b.full[half]);
+        if (posts) {
+            bell_wait(&b.full[half], parity);
+            post_tile<BF16, PARTS, SEND>(job, own, tile, rows, act_rows, before);
+            __syncwarp();
+            if (lane == 0)
+                bell_arrive(&b.empty[half]);
+        }
+    }
+}
+
+/* Rows of pairs to shared memory, columns + 8 values apart. */
+__device__ __forceinline__ void receive_rows(uint16_t *act, const uint2 *from, uint32_t rows,
+                                             uint32_t columns, uint32_t stamp)
+{
+    uint32_t count = columns / 4;
+    uint4 v[VECTORS];
     for (uint32_t r = 0; r < rows; r++)
-        for (uint32_t i = threadIdx.x; i < count; i += WORKERS)
-            *(uint4 *)(act + r * (columns + 8) + 8 * i) = __ldcg((const uint4 *)from + r * count + i);
+        for (uint32_t first = threadIdx.x; first - threadIdx.x < count; first += VECTORS * WORKERS) {
+            receive(v, (const uint4 *)from + (uint64_t)r * count, first, count, stamp);
+            if (r == 0 && first == threadIdx.x)
+                meet_warps<WORKERS>(1); /* nobody works with what was there before */
+#pragma unroll
+            for (int i = 0; i < VECTORS; i++)
+                if (first + i * WORKERS < count)
+                    *(uint2 *)(act + r * (columns + 8) + 4 * (first + i * WORKERS)) =
+                        make_uint2(v[i].x, v[i].z);
+        }
     meet_warps<WORKERS>(1);
 }
 
 /* --- norm ------------------------------------------------------------------------------------- */
 
-/* This layer's second norm, the next layer's first and its pointers into L2, by one block. */
-__device__ __forceinline__ void prefetch_norms(const cuda_step &a, uint32_t layer)
-{
-    const float *next = layer + 1 < a.layer_count ? a.layers[layer + 1].attn_norm : a.layers[layer].ffn_norm;
-    if (blockIdx.x == gridDim.x - 1)
-        for (uint32_t i = threadIdx.x * 32; i < a.embd; i += MATVEC_THREADS * 32) {
-            asm volatile("prefetch.global.L2 [%0];" ::"l"(a.layers[layer].ffn_norm + i));
-            asm volatile("prefetch.global.L2 [%0];" ::"l"(next + i));
-        }
-    if (blockIdx.x == gridDim.x - 1 && threadIdx.x < 2 && layer + 1 < a.layer_count)
-        asm volatile(
-            "prefetch.global.L2 [%0];" ::"l"((const uint8_t *)&a.layers[layer + 1] + 128 * threadIdx.x));
-}
-
-#define VECTORS 4 /* float4 that a thread keeps */
-
-__device__ __forceinline__ void load_vectors(float4 v[VECTORS], const float4 *from, uint32_t first, uint32_t count)
+/* The first weights that a thread needs; loaded before x is there. */
+__device__ __forceinline__ void load_weights(float2 w[VECTORS], const float *weight, uint32_t first,
+                                             uint32_t count)
 {
 #pragma unroll
     for (int i = 0; i < VECTORS; i++)
-        v[i] = first + i * WORKERS < count ? __ldcg(from + first + i * WORKERS) : make_float4(0, 0, 0, 0);
+        w[i] = first + i * WORKERS < count ? __ldg((const float2 *)weight + first + i * WORKERS)
+                                           : make_float2(0, 0);
 }
 
-/* act[r] = norm(x[r]) in shared memory, rows columns + 8 apart. */
+/* act[r] = norm(x[r]) in shared memory, rows columns + 8 apart. sums: [ROWS][WARPS] */
 template <bool BF16>
-__device__ __forceinline__ void norm_rows(const cuda_step &a, const float *weight, uint16_t *act, float *sums)
+__device__ __forceinline__ void norm_rows(const cuda_step &a, const uint2 *x, uint32_t stamp,
+                                          const float *weight, float2 w[VECTORS], uint16_t *act, float *sums)
 {
-    uint32_t count = a.embd / 4;
+    uint32_t count = a.embd / 2;
     bool kept = count <= VECTORS * WORKERS;
-    float4 w[VECTORS], v[VECTORS];
-    load_vectors(w, (const float4 *)weight, threadIdx.x, count);
+    uint4 v[VECTORS];
     for (uint32_t r = 0; r < a.rows; r++) {
-        const float4 *x = (const float4 *)(a.x + (uint64_t)r * a.embd);
         float sum = 0.0f;
         for (uint32_t first = threadIdx.x; first < count; first += VECTORS * WORKERS) {
-            load_vectors(v, x, first, count);
+            receive(v, (const uint4 *)x + (uint64_t)r * count, first, count, stamp);
 #pragma unroll
             for (int i = 0; i < VECTORS; i++)
-                sum += v[i].x * v[i].x + v[i].y * v[i].y + v[i].z * v[i].z + v[i].w * v[i].w;
+                sum += __uint_as_float(v[i].x) * __uint_as_float(v[i].x) +
+                       __uint_as_float(v[i].z) * __uint_as_float(v[i].z);
         }
         sum = warp_sum(sum);
         if (threadIdx.x % 32 == 0)
-            sums[r * MATVEC_WARPS + threadIdx.x / 32] = sum;
+            sums[r * WARPS + threadIdx.x / 32] = sum;
     }
     meet_warps<WORKERS>(1);
     for (uint32_t r = 0; r < a.rows; r++) {
-        const float4 *x = (const float4 *)(a.x + (uint64_t)r * a.embd);
         float sum = 0.0f;
-        for (int i = 0; i < MATVEC_WARPS; i++)
-            sum += sums[r * MATVEC_WARPS + i];
+        for (int i = 0; i < WARPS; i++)
+            sum += sums[r * WARPS + i];
         float scale = rsqrtf(sum / (float)a.embd + a.rope.norm_eps);
         for (uint32_t first = threadIdx.x; first < count; first += VECTORS * WORKERS) {
             if (!kept)
-                load_vectors(w, (const float4 *)weight, first, count);
+                load_weights(w, weight, first, count);
             if (!kept || a.rows > 1) /* else they are still here */
-                load_vectors(v, x, first, count);
+                receive(v, (const uint4 *)x + (uint64_t)r * count, first, count, stamp);
 #pragma unroll
             for (int i = 0; i < VECTORS; i++)
                 if (first + i * WORKERS < count)
-                    ((uint2 *)(act + (uint64_t)r * (a.embd + 8)))[first + i * WORKERS] =
-                        make_uint2(to_pair<BF16>(v[i].x * scale * w[i].x, v[i].y * scale * w[i].y),
-                                   to_pair<BF16>(v[i].z * scale * w[i].z, v[i].w * scale * w[i].w));
+                    ((uint32_t *)(act + r * (a.embd + 8)))[first + i * WORKERS] = to_pair<BF16>(
+                        __uint_as_float(v[i].x) * scale * w[i].x, __uint_as_float(v[i].z) * scale * w[i].y);
         }
     }
     meet_warps<WORKERS>(1);
@@ -331,54 +401,69 @@ __device__ __forceinline__ void norm_rows(const cuda_step &a, const float *weigh
 template <int HD> struct attention_shared {
     half q[HEADS][HD];
     half fresh[2][HD]; /* the row's own K and V, which the page in the ring may lack */
-    float heads[MATVEC_WARPS][HD];
-    decode_ends<MATVEC_WARPS> ends;
+    uint32_t raw[WARPS][HD / 2];
+    float heads[WARPS][HD];
+    float4 joined[WORKERS];
+    decode_ends<WARPS> ends;
     float o[]; /* [warps][group][HD] */
 };
 
-struct swizzled {
-    static __device__ __forceinline__ uint32_t at(uint32_t token, uint32_t piece)
-    {
-        return page_at(token, piece);
-    }
-};
-
-struct item { /* a split of one row, for one KV head */
-    cuda_split s;
-    uint32_t split, kv_head;
+struct item {     /* a split of one row, for one KV head */
+    cuda_split s; /* no pages: there is none */
+    uint32_t split, kv_head, position;
     bool writes; /* it has the row's last page */
 };
+
+__device__ __forceinline__ item item_of(const cuda_step &a, uint32_t at)
+{
+    uint32_t kv_heads = a.rope.kv_head_count;
+    item it = {};
+    if (at >= a.split_grid * kv_heads)
+        return it;
+    it.split = at / kv_heads, it.kv_head = at % kv_heads;
+    it.s = a.splits[it.split];
+    it.position = a.rope.positions[it.s.row];
+    it.writes = it.split + 1 == it.s.first_split + it.s.split_count;
+    return it;
+}
 
 /* q of the group to shared memory; K and V of the row there and to its page, by the block that has the row's last split. */
 template <int HD, bool BF16>
 __device__ __forceinline__ void make_heads(attention_shared<HD> &sh, const cuda_step &a,
-                                           const cuda_step_layer &l, const item &it, uint32_t group, half *kv)
+                                           const cuda_step_layer &l, const item &it, uint32_t group, half *kv,
+                                           const uint2 *qkv, uint32_t stamp)
 {
     const cuda_rope &rope = a.rope;
     uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, all = rope.head_count + 2 * rope.kv_head_count,
              kv_head = it.kv_head;
-    const uint16_t *wide = (const uint16_t *)rope.wide + (uint64_t)it.s.row * all * HD;
     const float *cos_sin = rope.cos_sin + (uint64_t)it.s.row * rope.rope_dim;
-    for (uint32_t job = warp; job < group + (it.writes ? 2 : 0); job += MATVEC_WARPS) {
+    for (uint32_t job = warp; job < group + (it.writes ? 2 : 0); job += WARPS) {
         bool is_q = job < group, is_v = job == group + 1;
-        uint32_t head = is_q ? kv_head * group + job : kv_head;
-        const uint16_t *in =
-            wide + (uint64_t)(is_q ? head : rope.head_count + (is_v ? rope.kv_head_count : 0) + kv_head) * HD;
+        uint32_t head = is_q ? kv_head * group + job : kv_head,
+                 in = is_q ? head : rope.head_count + (is_v ? rope.kv_head_count : 0) + kv_head;
         const float *bias = is_q   ? l.q_bias
                             : is_v ? l.v_bias
                                    : l.k_bias,
                     *norm = is_q   ? l.q_norm
                             : is_v ? nullptr
                                    : l.k_norm;
-        rope_head<BF16>(sh.heads[warp], in, bias ? bias + head * HD : nullptr, norm, !is_v, cos_sin, rope,
-                        lane);
-        uint32_t position = rope.positions[it.s.row];
-        half *out = is_q ? nullptr
-                         : kv + rope.tables[it.s.table + position / 64] * rope.page_values +
-                               (((is_v ? rope.kv_head_count : 0) + kv_head) * 64 + position % 64) * (uint64_t)HD;
+        if (lane < HD / 4) {
+            uint4 v;
+            do
+                v = look((const uint4 *)(qkv + ((uint64_t)it.s.row * all + in) * (HD / 2)) + lane);
+            while (v.y != stamp || v.w != stamp);
+            sh.raw[warp][2 * lane] = v.x, sh.raw[warp][2 * lane + 1] = v.z;
+        }
+        __syncwarp();
+        rope_head<BF16>(sh.heads[warp], (const uint16_t *)sh.raw[warp], bias ? bias + head * HD : nullptr,
+                        norm, !is_v, cos_sin, rope, lane);
+        half *out =
+            is_q ? nullptr
+                 : kv + rope.tables[it.s.table + it.position / 64] * rope.page_values +
+                       (((is_v ? rope.kv_head_count : 0) + kv_head) * 64 + it.position % 64) * (uint64_t)HD;
         for (uint32_t i = lane; i < HD; i += 32) {
-            half x = __ushort_as_half(
-                to_bits<false>(is_q ? sh.heads[warp][i] * rope.q_scale : sh.heads[warp][i]));
+            half x =
+                __ushort_as_half(to_bits<false>(is_q ? sh.heads[warp][i] * rope.q_scale : sh.heads[warp][i]));
             (is_q ? sh.q[job] : sh.fresh[is_v])[i] = x;
             if (!is_q)
                 out[i] = x;
@@ -387,109 +472,196 @@ __device__ __forceinline__ void make_heads(attention_shared<HD> &sh, const cuda_
     }
 }
 
-/* The row's own token into the page, by the warp that is going to read it. */
-template <int HD> __device__ __forceinline__ void patch_page(attention_shared<HD> &sh, uint8_t *page, uint32_t token)
-{
-    uint32_t lane = threadIdx.x % 32;
-    for (uint32_t i = lane; i < 2 * HD / 8; i += 32) {
-        uint32_t is_v = i / (HD / 8), piece = i % (HD / 8);
-        *(uint4 *)(page + is_v * 128 * HD + page_at(token, piece)) = *(const uint4 *)&sh.fresh[is_v][8 * piece];
-    }
-    fence_async(); /* before the copy engine writes here again */
-    __syncwarp();
-}
-
-/* A page at a time for each half of the warps. */
+/* What the warps found of a split: to `out`, if the row has no other, else to `parts`. */
 template <int HD>
-__device__ __forceinline__ void use_pages(decode_state<HD> &st, ring &r, attention_shared<HD> &sh, const item &it,
-                                          const uint32_t q[HD / 16][2])
+__device__ __forceinline__ void post_split(const attention_shared<HD> &sh, const cuda_step &a, const item &it,
+                                           uint32_t group, const letters &p, uint32_t stamp)
 {
-    uint32_t warp = threadIdx.x / 32, first = warp % 4 * 16;
-    for (uint32_t i = 0; i < it.s.page_count; i++) {
-        int32_t left = (int32_t)it.s.token_count - (int32_t)i * 64; /* tokens that the row sees */
-        bell_wait(&r.b->full[r.at], r.parity);
-        if (warp / 4 == i % 2 && (int32_t)first < left) {
-            uint8_t *page = r.page();
-            if (it.writes && i + 1 == it.s.page_count && (uint32_t)(left - 1) / 16 == warp % 4)
-                patch_page<HD>(sh, page, (uint32_t)left - 1);
-            use_page<HD, swizzled>(st, page, page + 128 * HD, q, first, left);
+    for (uint32_t i = threadIdx.x; i < group * HD / 2; i += WORKERS) {
+        uint32_t head = i / (HD / 2), pair = i % (HD / 2);
+        float max = -CUDART_INF_F, sum = 0.0f;
+        float2 value = {0.0f, 0.0f};
+#pragma unroll
+        for (int w = 0; w < WARPS; w++)
+            max = fmaxf(max, sh.ends.max[w][head]);
+#pragma unroll
+        for (int w = 0; w < WARPS; w++) {
+            float scale = exp2_fast(sh.ends.max[w][head] - max);
+            float2 o = *(const float2 *)(sh.o + (w * group + head) * HD + 2 * pair);
+            sum += sh.ends.sum[w][head] * scale;
+            value.x += o.x * scale, value.y += o.y * scale;
         }
-        __syncwarp();
-        if (threadIdx.x % 32 == 0)
-            bell_arrive(&r.b->empty[r.at]);
-        r.step();
+        uint32_t heads = a.rope.kv_head_count * group, in_all = it.kv_head * group + head;
+        if (it.s.split_count == 1) {
+            float x = value.x / sum, y = value.y / sum;
+            send(p.out + ((uint64_t)it.s.row * heads + in_all) * (HD / 2) + pair,
+                 a.attention.out_bf16 ? to_pair<true>(x, y) : to_pair<false>(x, y), stamp);
+        } else {
+            uint2 *part = p.parts + ((uint64_t)it.split * heads + in_all) * (HD + 2);
+            send_two(part + 2 * pair, value.x, value.y, stamp);
+            if (pair == 0)
+                send_two(part + HD, max, sum, stamp);
+        }
     }
 }
 
 template <int HD, bool BF16>
-__device__ __noinline__ void attend(ring &r, attention_shared<HD> &sh, const cuda_step &a,
-                                    const cuda_step_layer &l, half *kv)
+__device__ __forceinline__ void attend(ring &r, attention_shared<HD> &sh, const cuda_step &a,
+                                       const cuda_step_layer &l, item it, half *kv, const letters &p,
+                                       uint32_t stamp)
 {
-    uint32_t lane = threadIdx.x % 32, g = lane / 4, kv_heads = a.rope.kv_head_count,
-             group = a.rope.head_count / kv_heads;
-    decode_args d = {a.attention, a.splits, a.partial, a.counters, kv_heads};
-    d.a.kv = kv;
-    for (uint32_t at = blockIdx.x; at < a.split_grid * kv_heads; at += gridDim.x) {
-        item it = {a.splits[at / kv_heads], at / kv_heads, at % kv_heads, false};
-        if (it.s.page_count == 0) /* behind the last split */
-            return;
-        it.writes = it.split + 1 == it.s.first_split + it.s.split_count;
-        make_heads<HD, BF16>(sh, a, l, it, group, kv);
-        if (threadIdx.x == 0)
-            sh.ends.o = sh.o;
+    uint32_t group = a.rope.head_count / a.rope.kv_head_count, at = blockIdx.x;
+    meet_warps<WORKERS>(1); /* nobody works with what was there before */
+    if (threadIdx.x == 0)
+        sh.ends.o = sh.o;
+    while (it.s.page_count > 0) {
+        uint32_t q[HD / 16][2];
+        make_heads<HD, BF16>(sh, a, l, it, group, kv, p.qkv, stamp);
         meet_warps<WORKERS>(1);
-        uint32_t q[HD / 16][2] = {};
-        if (g < group)
-            for (int i = 0; i < HD / 16; i++) {
-                q[i][0] = *(const uint32_t *)&sh.q[g][16 * i + 2 * (lane % 4)];
-                q[i][1] = *(const uint32_t *)&sh.q[g][16 * i + 8 + 2 * (lane % 4)];
-            }
+        load_heads<HD>(q, sh.q[0], group);
         decode_state<HD> st = {};
         st.max[0] = st.max[1] = -1e30f;
-        use_pages<HD>(st, r, sh, it, q);
-        finish_split<HD, MATVEC_WARPS>(sh.ends, st, d, it.s, it.split, it.kv_head, it.kv_head * group, group);
+        use_split<HD, WARPS>(st, r, it.s, it.writes ? sh.fresh[0] : nullptr, q);
+        share_state<HD, WARPS>(sh.ends, st, group);
+        meet_warps<WORKERS>(1);
+        post_split<HD>(sh, a, it, group, p, stamp);
+        it = item_of(a, at += gridDim.x);
+        if (it.s.page_count > 0)
+            meet_warps<WORKERS>(1);
+    }
+}
+
+/* --- splits added up -------------------------------------------------------------------------- */
+
+struct joint {                                    /* a head of a row with several splits */
+    uint32_t row, head, first_split, split_count; /* splits 0: there is none */
+};
+
+/* Heads go to blocks from the last on: the first have more splits. */
+__device__ __forceinline__ joint joint_of(const cuda_step &a, uint32_t turn)
+{
+    uint32_t at = turn * gridDim.x + gridDim.x - 1 - blockIdx.x, row = at / a.rope.head_count;
+    joint j = {row, at % a.rope.head_count, 0, 0};
+    if (row < a.rows)
+        for (uint32_t i = 0; i < a.split_grid; i++)
+            if (a.splits[i].page_count > 0 && a.splits[i].row == row) {
+                j.first_split = i, j.split_count = a.splits[i].split_count;
+                break;
+            }
+    if (j.split_count == 1)
+        j.split_count = 0;
+    return j;
+}
+
+#define AT_ONCE 4
+
+/* Adds b to a: values in x and y, maximum in z, sum in w. */
+__device__ __forceinline__ void add_part(float4 &a, const float4 &b)
+{
+    float max = fmaxf(a.z, b.z), old = exp2_fast(a.z - max), more = exp2_fast(b.z - max);
+    a = make_float4(a.x * old + b.x * more, a.y * old + b.y * more, max, a.w * old + b.w * more);
+}
+
+template <int HD>
+__device__ __forceinline__ void join(attention_shared<HD> &sh, const cuda_step &a, const joint &j,
+                                     const letters &p, uint32_t stamp)
+{
+    constexpr uint32_t PAIRS = HD / 2, SHARES = WORKERS / PAIRS;
+    uint32_t pair = threadIdx.x % PAIRS, share = threadIdx.x / PAIRS, heads = a.rope.head_count;
+    float4 sum = {0.0f, 0.0f, -1e30f, 0.0f};
+    for (uint32_t k = share; k < j.split_count; k += AT_ONCE * SHARES) {
+        uint4 v[AT_ONCE], m[AT_ONCE];
+        bool all;
+        do {
+            all = true;
+#pragma unroll
+            for (int i = 0; i < AT_ONCE; i++) {
+                v[i] = m[i] = make_uint4(0, stamp, 0, stamp);
+                if (k + i * SHARES < j.split_count) {
+                    const uint2 *part =
+                        p.parts + ((uint64_t)(j.first_split + k + i * SHARES) * heads + j.head) * (HD + 2);
+                    v[i] = look((const uint4 *)part + pair), m[i] = look((const uint4 *)part + PAIRS);
+                }
+            }
+#pragma unroll
+            for (int i = 0; i < AT_ONCE; i++)
+                all = all && v[i].y == stamp && v[i].w == stamp && m[i].y == stamp && m[i].w == stamp;
+        } while (!all);
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; i++)
+            if (k + i * SHARES < j.split_count)
+                add_part(sum, make_float4(__uint_as_float(v[i].x), __uint_as_float(v[i].z),
+                                          __uint_as_float(m[i].x), __uint_as_float(m[i].z)));
+    }
+    sh.joined[threadIdx.x] = sum;
+    meet_warps<WORKERS>(1);
+    if (share == 0) {
+        for (uint32_t i = 1; i < SHARES; i++)
+            add_part(sum, sh.joined[i * PAIRS + pair]);
+        float x = sum.x / sum.w, y = sum.y / sum.w;
+        send(p.out + ((uint64_t)j.row * heads + j.head) * PAIRS + pair,
+             a.attention.out_bf16 ? to_pair<true>(x, y) : to_pair<false>(x, y), stamp);
     }
 }
 
 /* --- the step --------------------------------------------------------------------------------- */
 
 struct layout { /* of dynamic shared memory: the ring first */
-    uint32_t slot_size, slots, scratch, sums;
-    bool keeps_down; /* the input of `down` fits into scratch */
+    uint32_t slot_size, slots, ahead, scratch, sums;
+};
+
+struct block_shared {
+    bells b;
+    uint64_t sums_full[2], sums_empty[2];
+    float norm_sums[ROWS * WARPS];
 };
 
 template <cuda_form F, bool BF16, int HD>
-__device__ __forceinline__ void work(ring r, const cuda_step &a, const layout &lay, uint8_t *memory)
+__device__ __forceinline__ void work(ring r, const cuda_step &a, const layout &lay, uint8_t *memory,
+                                     block_shared &bs)
 {
     uint8_t *scratch = memory + lay.slots * lay.slot_size;
     uint16_t *act = (uint16_t *)scratch;
-    float *sums = (float *)(scratch + lay.scratch);
-    meeting m = {a.barrier, 0};
+    attention_shared<HD> &sh = *(attention_shared<HD> *)scratch;
+    block_sums b = {(float *)(scratch + lay.scratch), bs.sums_full, bs.sums_empty, 0};
     dealer d = {0};
-    uint32_t embd = a.embd, width = a.rope.head_count * HD, qkv = width + 2 * a.rope.kv_head_count * HD;
+    letters p = letters_of(a);
+    uint32_t embd = a.embd, width = a.rope.head_count * HD, rows = a.rows;
+    item first = item_of(a, blockIdx.x);
+    joint mine = joint_of(a, 0);
+    float2 w[VECTORS];
+    for (uint32_t i = blockIdx.x * WORKERS + threadIdx.x; i < rows * embd; i += gridDim.x * WORKERS)
+        send(p.x[0] + i, __float_as_uint(a.x[i]), stamp_of_x(0));
+    load_weights(w, a.layers[0].attn_norm, threadIdx.x, embd / 2);
     for (uint32_t i = 0; i < a.layer_count; i++) {
         const cuda_step_layer &l = a.layers[i];
         half *kv = (half *)a.rope.kv + (uint64_t)i * 2 * a.rope.kv_head_count * 64 * HD;
-        prefetch_norms(a, i);
-        norm_rows<BF16>(a, l.attn_norm, act, sums);
-        multiply<F, BF16, 1>(r, d, {&l.qkv, act, embd + 8, CUDA_STORE16, (void *)a.rope.wide, qkv, a.rows}, sums);
-        meet(m);
-        attend<HD, BF16>(r, *(attention_shared<HD> *)scratch, a, l, kv);
-        meet(m);
-        fetch_rows(act, a.attention.out, a.rows, width);
-        multiply<F, BF16, 1>(r, d, {&l.o, act, width + 8, CUDA_ADD_F32, a.x, embd, a.rows}, sums);
-        meet(m);
-        norm_rows<BF16>(a, l.ffn_norm, act, sums);
-        multiply<F, BF16, 2>(r, d, {&l.gate_up, act, embd + 8, CUDA_SWIGLU16, (void *)a.rope.wide, a.ffn, a.rows},
-                             sums);
-        meet(m);
-        if (lay.keeps_down)
-            fetch_rows(act, a.rope.wide, a.rows, a.ffn);
-        multiply<F, BF16, 1>(r, d,
-                             {&l.down, lay.keeps_down ? act : (const uint16_t *)a.rope.wide,
-                              a.ffn + (lay.keeps_down ? 8 : 0), CUDA_ADD_F32, a.x, embd, a.rows},
-                             sums);
-        meet(m);
+        uint32_t stamp = i + 1, before = stamp_of_x(2 * i), between = stamp_of_x(2 * i + 1),
+                 after = stamp_of_x(2 * i + 2);
+        norm_rows<BF16>(a, p.x[0], before, l.attn_norm, w, act, bs.norm_sums);
+        multiply<F, BF16, 1, SEND_PAIRS>(r, d, b, rows,
+                                         {&l.qkv, act, embd + 8, p.qkv, nullptr, stamp, 0, nullptr});
+        attend<HD, BF16>(r, sh, a, l, first, kv, p, stamp);
+        for (uint32_t turn = 0; turn * gridDim.x < rows * a.rope.head_count; turn++) {
+            joint j = turn == 0 ? mine : joint_of(a, turn);
+            if (turn > 0)
+                meet_warps<WORKERS>(1);
+            if (j.split_count > 0)
+                join<HD>(sh, a, j, p, stamp);
+        }
+        load_weights(w, l.ffn_norm, threadIdx.x, embd / 2);
+        receive_rows(act, p.out, rows, width, stamp);
+        multiply<F, BF16, 1, SEND_SUM>(r, d, b, rows,
+                                       {&l.o, act, width + 8, p.x[1], p.x[0], between, before, nullptr});
+        norm_rows<BF16>(a, p.x[1], between, l.ffn_norm, w, act, bs.norm_sums);
+        multiply<F, BF16, 2, SEND_SWIGLU>(r, d, b, rows,
+                                          {&l.gate_up, act, embd + 8, p.ffn, nullptr, stamp, 0, nullptr});
+        if (i + 1 < a.layer_count)
+            load_weights(w, a.layers[i + 1].attn_norm, threadIdx.x, embd / 2);
+        receive_rows(act, p.ffn, rows, a.ffn, stamp);
+        multiply<F, BF16, 1, SEND_SUM>(r, d, b, rows,
+                                       {&l.down, act, a.ffn + 8, p.x[0], p.x[1], after, between,
+                                        i + 1 == a.layer_count ? a.x : nullptr});
     }
 }
 
@@ -499,22 +671,23 @@ __global__ void __launch_bounds__(THREADS, 1)
                 const __grid_constant__ CUtensorMap map)
 {
     extern __shared__ __align__(1024) uint8_t memory[];
-    __shared__ bells b;
+    __shared__ block_shared bs;
     if (threadIdx.x == 0) {
-        for (uint32_t i = 0; i < lay.slots; i++)
-            bell_init(&b.full[i], 1), bell_init(&b.empty[i], MATVEC_WARPS);
-        bells_made();
+        for (int i = 0; i < 2; i++)
+            bell_init(&bs.sums_full[i], WARPS), bell_init(&bs.sums_empty[i], 1);
+        bells_init(bs.b, lay.slots, WARPS);
     }
     __syncthreads();
-    ring r = {memory, &b, lay.slot_size, lay.slots, 0, 0};
+    ring r = {memory, &bs.b, lay.slot_size, lay.slots, 0, 0, lay.ahead, 0};
     if (threadIdx.x >= WORKERS)
         feed<F, HD>(r, a, &map);
     else
-        work<F, BF16, HD>(r, a, lay, memory);
+        work<F, BF16, HD>(r, a, lay, memory, bs);
 }
 
 /* --- launching -------------------------------------------------------------------------------- */
 
+#define AHEAD        2 /* slots on their way; with 3, some SMs get more of the memory than others */
 #define SHARED_MOST  (227u << 10) /* of a block of sm_90 */
 #define SHARED_FIXED 1024u        /* what the kernel has beside the dynamic memory */
 
@@ -527,19 +700,24 @@ static uint32_t larger(uint32_t x, uint32_t y)
 template <cuda_form F, int HD> static bool lay_out(const cuda_step *a, layout *lay)
 {
     uint32_t group = a->rope.head_count / a->rope.kv_head_count, width = a->rope.head_count * HD,
-             attention = (uint32_t)sizeof(attention_shared<HD>) + MATVEC_WARPS * group * HD * 4,
-             page = 2 * 64 * HD * 2, down = 2 * a->rows * (a->ffn + 8);
+             attention = (uint32_t)sizeof(attention_shared<HD>) + WARPS * group * HD * 4,
+             page = 2 * 64 * HD * 2;
     lay->slot_size = (larger(slot_of<F>::size, page + 512) + 127) / 128 * 128;
-    lay->scratch = larger(attention, larger(2 * a->rows * (a->embd + 8), 2 * a->rows * (width + 8)));
-    lay->keeps_down = down <= larger(lay->scratch, 32 << 10);
-    if (lay->keeps_down)
-        lay->scratch = larger(lay->scratch, down);
+    lay->scratch = larger(attention, 2 * a->rows * (larger(larger(a->embd, width), a->ffn) + 8));
     lay->scratch = (lay->scratch + 127) / 128 * 128;
-    lay->sums = 2 * MATVEC_WARPS * 2 * a->rows * 17 * 4;
+    lay->sums = 2 * WARPS * 2 * a->rows * 17 * 4;
     uint32_t fixed = lay->scratch + lay->sums + SHARED_FIXED;
     lay->slots = fixed < SHARED_MOST ? (SHARED_MOST - fixed) / lay->slot_size : 0;
     lay->slots = lay->slots > SLOTS_MAX ? SLOTS_MAX : lay->slots;
-    return lay->slots >= 2;
+    lay->ahead = lay->slots < AHEAD ? lay->slots : AHEAD;
+    return lay->slots >= 3;
+}
+
+uint64_t cuda_step_letters(const struct cuda_step *a)
+{
+    letters p = letters_of(*a);
+    uint64_t parts = (uint64_t)a->split_grid * a->rope.head_count * (a->rope.head_dim + 2);
+    return (uint64_t)((uint8_t *)(p.parts + parts) - (uint8_t *)a->letters);
 }
 
 template <cuda_form F, bool BF16, int HD>
@@ -566,9 +744,9 @@ static bool launch_step(cudaStream_t s, const cuda_step *a, uint32_t sm_count, b
     }
     if (only_asks)
         return true;
-    if (!cuda_page_map(&map, a->rope.kv, HD))
+    if (cuda_step_letters(a) > a->letters_size || !cuda_page_map(&map, a->rope.kv, HD))
         return false;
-    cudaMemsetAsync(a->barrier, 0, sizeof *a->barrier * CUDA_BARRIER_WORDS, s);
+    cudaMemsetAsync(a->letters, 0, cuda_step_letters(a), s);
     cudaLaunchAttribute attribute = {};
     attribute.id = cudaLaunchAttributeCooperative;
     attribute.val.cooperative = 1;
