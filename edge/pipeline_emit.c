@@ -99,11 +99,11 @@ static int emit_piece(struct pipeline *p, const uint16_t *values, struct kv_piec
 }
 
 /* L1 stands in for lossier levels where a request wants better, so its table does not come from the settings. */
-static uint8_t kv_table(const struct pipeline *p, uint8_t codec, uint8_t is_value)
+static uint8_t kv_table(const struct pipeline *p, uint8_t codec, uint8_t is_value, uint32_t block_index)
 {
-    return codec == KV_L1   ? kv_level_find("l1")->table[is_value]
-           : codec == KV_L2 ? p->config.codec_tables[is_value]
-                            : 0;
+    if (codec == KV_L1)
+        return kv_level_table(kv_level_find("l1"), is_value, block_index);
+    return codec == KV_L2 ? p->config.codec_tables[is_value] : 0;
 }
 
 int emit_block(struct pipeline *p, uint32_t page, uint32_t block_index, uint32_t token_count, uint32_t layers,
@@ -116,7 +116,7 @@ int emit_block(struct pipeline *p, uint32_t page, uint32_t block_index, uint32_t
             struct kv_piece_head head = {
                 .codec = codec,
                 .is_value = is_value,
-                .table = kv_table(p, codec, is_value),
+                .table = kv_table(p, codec, is_value, block_index),
                 .quality = {.numerics = (uint8_t)b->ops->numerics, .provenance = KV_FROM_DEVICE},
                 .block_index = block_index,
                 .token_count = (uint16_t)token_count,

@@ -130,7 +130,7 @@ static struct kv_piece_head head_of(const struct bench *b, const struct kv_level
 {
     return (struct kv_piece_head){.codec = level->codec,
                                   .is_value = is_value,
-                                  .table = level->table[is_value],
+                                  .table = kv_level_table(level, is_value, page),
                                   .quality = {0, (uint8_t)b->backend->ops->numerics, KV_FROM_CLOUD, 0},
                                   .block_index = page,
                                   .token_count = KV_BLOCK_TOKENS,

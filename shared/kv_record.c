@@ -24,6 +24,11 @@ const struct kv_level *kv_level_find(const char *name)
     return NULL;
 }
 
+uint8_t kv_level_table(const struct kv_level *level, uint8_t is_value, uint32_t block_index)
+{
+    return level->codec == KV_L1 && block_index == 0 ? 0 : level->table[is_value];
+}
+
 int kv_record_path(const char *model_path, char *out, size_t size)
 {
     int length = snprintf(out, size, "%s.codec.json", model_path);

@@ -59,6 +59,10 @@ static void test_levels_have_names(void **state)
     assert_true(l->codec == KV_L2 && l->table[0] == 1 && l->table[1] == 0);
     assert_ptr_equal(kv_level_find("l2"), &KV_LEVEL_LIST[L2]);
     assert_null(kv_level_find("l3"));
+    assert_int_equal(kv_level_table(l, 0, 0), 1);
+    assert_int_equal(kv_level_table(l, 1, 9), 0);
+    assert_int_equal(kv_level_table(kv_level_find("l1"), 1, 1), 1);
+    assert_int_equal(kv_level_table(kv_level_find("l1"), 1, 0), 0); /* the first token has its own scale */
 }
 
 static void test_each_limit_of_the_gate(void **state)
