@@ -11,7 +11,8 @@
 #define LOOK_UP_BLOCKS_MAX 512   /* of a prompt, asked of the remote tier at once */
 
 struct found {
-    uint32_t page; /* PAGE_NONE: on disk */
+    uint32_t page;       /* PAGE_NONE: in a tier of the store */
+    enum tier_kind tier; /* which */
     struct kv_quality quality;
     bool shared;
 };
@@ -35,6 +36,7 @@ static bool find_id(struct engine *e, const struct sequence *s, const struct kv_
     if (rc < 0)
         return false;
     found->quality = tier.info.quality;
+    found->tier = tier.tier;
     return true;
 }
 
@@ -45,7 +47,7 @@ static bool find_block(struct engine *e, const struct sequence *s, uint32_t bloc
     return found->shared || find_id(e, s, &s->blocks[block].own, found);
 }
 
-static const struct kv_block_id *cached_id(const struct sequence *s, uint32_t block)
+const struct kv_block_id *engine_cached_id(const struct sequence *s, uint32_t block)
 {
     return block < s->own_from ? &s->blocks[block].shared : &s->blocks[block].own;
 }
@@ -76,17 +78,18 @@ void engine_probe(struct engine *e, struct sequence *s, struct engine_event *eve
 {
     struct found found;
     bool in_shared = true;
-    uint32_t disk = 0, block = 0;
+    uint32_t disk = 0, block = 0, counts[TIER_COUNT] = {0};
     for (; block < hit_blocks_max(s) && find_block(e, s, block, in_shared, &found); block++) {
         in_shared = in_shared && found.shared;
         disk += found.page == PAGE_NONE;
+        counts[found.tier] += found.page == PAGE_NONE;
     }
     ask_afar(e, s, block, in_shared);
     event->opened.cached_tokens =
         TD_MIN(block * KV_BLOCK_TOKENS, (s->prompt_count - 1) / KV_BLOCK_TOKENS * KV_BLOCK_TOKENS);
     event->opened.cached_disk = disk * KV_BLOCK_TOKENS;
     event->opened.cached_memory = (block - disk) * KV_BLOCK_TOKENS;
-    event->opened.load_us = disk * e->load_block_us;
+    event->opened.load_us = e->loader ? engine_load_us(e, counts) : 0;
 }
 
 /* --- pages ---------------------------------------------------------------------------------------- */
@@ -163,24 +166,62 @@ static uint32_t pages_promised(const struct engine *e)
 
 /* --- admission ------------------------------------------------------------------------------------ */
 
-/* Hold the pages of all cached blocks; mark those to read. Returns how many blocks are cached. */
-static uint32_t hold_prefix(struct engine *e, struct sequence *s)
+struct prefix {                  /* what is cached of a prompt */
+    uint32_t blocks, first;      /* first: the first one that is not in memory; blocks: none */
+    uint32_t counts[TIER_COUNT]; /* of those that are to be read */
+    uint32_t declined;           /* blocks that were found and are computed all the same */
+    struct kv_block_id declined_id;
+};
+
+/* Hold the pages of all cached blocks; mark those to read. */
+static void hold_prefix(struct engine *e, struct sequence *s, struct prefix *p)
 {
     struct found found;
     uint32_t block = 0;
+    *p = (struct prefix){.first = UINT32_MAX};
     s->own_from = UINT32_MAX;
     for (; block < hit_blocks_max(s) && find_block(e, s, block, s->own_from == UINT32_MAX, &found); block++) {
         if (!found.shared && s->own_from == UINT32_MAX)
             s->own_from = block;
         s->blocks[block].on_disk = found.page == PAGE_NONE;
         s->blocks[block].quality = found.quality;
-        if (found.page == PAGE_NONE)
+        if (found.page == PAGE_NONE) {
+            p->first = TD_MIN(p->first, block);
+            p->counts[found.tier]++;
             continue;
+        }
         page_pool_share(e->pool, found.page);
         s->pages[block] = found.page;
         s->page_count++;
     }
-    return block;
+    p->blocks = block;
+    p->first = TD_MIN(p->first, block);
+}
+
+/* Keep the first `blocks` of what is held. */
+static void cut_prefix(struct engine *e, struct sequence *s, uint32_t blocks, uint32_t held)
+{
+    for (uint32_t i = blocks; i < held; i++) {
+        s->blocks[i].on_disk = false;
+        if (s->pages[i] == PAGE_NONE)
+            continue;
+        page_pool_release(e->pool, s->pages[i]);
+        s->pages[i] = PAGE_NONE;
+        s->page_count--;
+    }
+    if (s->own_from >= blocks)
+        s->own_from = UINT32_MAX;
+}
+
+/* Blocks that would be read later than they are computed are as good as not there. */
+static void choose_what_to_read(struct engine *e, struct sequence *s, struct prefix *p)
+{
+    if (p->first == p->blocks || engine_load_pays(e, p->first, p->blocks, p->counts))
+        return;
+    p->declined = p->blocks - p->first;
+    p->declined_id = *engine_cached_id(s, p->first);
+    cut_prefix(e, s, p->first, p->blocks);
+    p->blocks = p->first;
 }
 
 static void let_prefix_go(struct engine *e, struct sequence *s, uint32_t blocks)
@@ -223,7 +264,7 @@ static void touch_chain(struct engine *e, const struct sequence *s)
     if (!e->loader || s->no_cache)
         return;
     for (uint32_t i = 0; i < count; i++)
-        chain[i] = *cached_id(s, i);
+        chain[i] = *engine_cached_id(s, i);
     tiers_touch(e->config.tiers, s->tenant, chain, count);
 }
 
@@ -237,7 +278,7 @@ static uint32_t take_slot(struct engine *e)
     return slot;
 }
 
-static void run_from(struct engine *e, struct sequence *s, uint32_t blocks)
+void engine_run_from(struct engine *e, struct sequence *s, uint32_t blocks)
 {
     uint64_t now = e->clock();
     sequence_set_cached(s, blocks);
@@ -249,55 +290,48 @@ static void run_from(struct engine *e, struct sequence *s, uint32_t blocks)
     s->load_us += now - s->admitted_us;
 }
 
-/* Reading must not take longer than computing would: then the rest is computed. */
-static uint64_t load_deadline(const struct engine *e, uint32_t blocks, uint64_t now_us)
-{
-    uint64_t recompute_us =
-        e->prefill_rows_per_s ? blocks * (uint64_t)KV_BLOCK_TOKENS * 1000000 / e->prefill_rows_per_s : 0;
-    return now_us + TD_MAX(recompute_us, (uint64_t)ENGINE_LOAD_FLOOR_US);
-}
-
 static bool admit_one(struct engine *e, struct sequence *s)
 {
     e->answer_due = false;
     if (e->running_count == e->config.sequences_max)
         return false;
-    uint32_t promised = pages_promised(e), blocks = hold_prefix(e, s), disk = 0;
+    struct prefix p;
+    uint32_t promised = pages_promised(e);
+    hold_prefix(e, s, &p);
     if (e->answer_due) { /* for a tenth of a second at most */
-        let_prefix_go(e, s, blocks);
+        let_prefix_go(e, s, p.blocks);
         return false;
     }
+    choose_what_to_read(e, s, &p);
     /* A reply that ends exactly with the last page needs none behind it. */
     uint32_t need = TD_MIN(sequence_blocks(s->ids_count + 1), e->backend->page_count) - s->page_count;
     /* Blocks that wait for the store do not keep anybody out: it may be done with them in time, else they are dropped. */
     bool room = prefix_cache_available(e->cache) + engine_pending_pages(e) >= need + promised;
-    for (uint32_t i = 0; i < blocks && room; i++)
+    for (uint32_t i = 0; i < p.blocks && room; i++)
         if (s->blocks[i].on_disk) {
             s->pages[i] = engine_take_page(e, s);
             room = s->pages[i] != PAGE_NONE;
             s->page_count += room;
-            disk++;
         }
     if (!room) {
-        let_prefix_go(e, s, blocks);
+        let_prefix_go(e, s, p.blocks);
         give_up_on_store(e, s);
         return false;
     }
-    count_look_up(e, s, blocks);
+    count_look_up(e, s, p.blocks);
     touch_chain(e, s);
     uint64_t now = e->clock();
     s->slot = take_slot(e);
     s->admitted_us = now;
     s->queue_us += now - s->waiting_us;
-    if (disk == 0) {
-        run_from(e, s, blocks);
-        return true;
+    if (p.declined) {
+        metric_add(e->metrics.load_declined, p.declined);
+        engine_load_try(e, s, &p.declined_id, p.first);
     }
-    s->state = SEQ_LOADING;
-    s->load_id = e->next_load_id++;
-    s->load_next = 0;
-    s->load_end = s->load_cut = blocks;
-    s->deadline_us = load_deadline(e, disk, now);
+    if (p.first == p.blocks)
+        engine_run_from(e, s, p.blocks);
+    else
+        engine_load_begin(e, s, p.first, p.blocks, p.counts);
     return true;
 }
 
@@ -312,111 +346,4 @@ void engine_admit(struct engine *e)
         answer_due = true; /* others need not wait for it, too */
     }
     e->answer_due = answer_due;
-}
-
-/* --- reading from disk ---------------------------------------------------------------------------- */
-
-/* Blocks that were read make a prefix up to the first that was not. */
-static void finish_load(struct engine *e, struct sequence *s)
-{
-    uint32_t blocks = TD_MIN(s->load_cut, s->load_end);
-    for (uint32_t i = 0; i < blocks; i++)
-        if (s->blocks[i].on_disk)
-            blocks = i; /* asked for, and not here in time */
-    for (uint32_t i = blocks; i < s->load_end; i++) {
-        s->blocks[i].on_disk = false;
-        page_pool_release(e->pool, s->pages[i]);
-        s->pages[i] = PAGE_NONE;
-        s->page_count--;
-    }
-    if (s->own_from >= blocks)
-        s->own_from = UINT32_MAX;
-    s->load_id = 0;
-    run_from(e, s, blocks);
-}
-
-static int write_block(struct engine *e, uint32_t page, const uint16_t *values)
-{
-    size_t size = kv_piece_values(&e->model.shape, KV_BLOCK_TOKENS);
-    int rc = 0;
-    for (uint32_t layer = 0; layer < e->model.shape.layer_count && rc == 0; layer++, values += 2 * size)
-        rc = e->backend->ops->page_write(e->backend, page, layer, KV_BLOCK_TOKENS, values, values + size);
-    return rc;
-}
-
-static void take_load(struct engine *e, struct sequence *s, const struct loader_block *b)
-{
-    uint32_t i = b->block_index;
-    if (b->status < 0 || !kv_quality_accepts(b->quality, s->accept, e->model.numerics) ||
-        write_block(e, s->pages[i], b->values) < 0) {
-        s->load_cut = TD_MIN(s->load_cut, i);
-        return;
-    }
-    s->blocks[i].on_disk = false;
-    e->load_block_us = e->load_block_us ? (e->load_block_us * 7 + b->load_us) / 8 : b->load_us;
-    s->blocks[i].quality = b->quality;
-    if (i >= s->load_cut)
-        return;
-    struct prefix_entry entry = {
-        .id = b->id, .page = s->pages[i], .quality = b->quality, .layers = e->model.shape.layer_count};
-    struct kv_block_id parent = {{0}};
-    if (i > 0)
-        parent = *cached_id(s, i - 1);
-    prefix_cache_put(e->cache, &entry, &parent);
-}
-
-static struct sequence *find_load(struct engine *e, uint64_t load_id)
-{
-    for (uint32_t i = 0; i < e->live_count; i++)
-        if (e->live[i]->state == SEQ_LOADING && e->live[i]->load_id == load_id)
-            return e->live[i];
-    return NULL;
-}
-
-static void ask_for_blocks(struct engine *e, struct sequence *s)
-{
-    for (; s->load_next < s->load_cut; s->load_next++) {
-        if (!s->blocks[s->load_next].on_disk)
-            continue;
-        struct loader_block *b = loader_take(e->loader);
-        if (!b)
-            return;
-        memcpy(b->tenant, s->tenant, sizeof b->tenant);
-        b->id = *cached_id(s, s->load_next);
-        b->block_index = s->load_next;
-        b->accept = s->accept;
-        b->numerics = e->model.numerics;
-        b->owner = s->load_id;
-        loader_submit(e->loader, b);
-    }
-}
-
-static bool all_loaded(const struct sequence *s)
-{
-    for (uint32_t i = 0; i < s->load_cut; i++)
-        if (s->blocks[i].on_disk)
-            return false;
-    return true;
-}
-
-void engine_take_loads(struct engine *e)
-{
-    if (!e->loader)
-        return;
-    for (struct loader_block *b; (b = loader_pop(e->loader));) {
-        struct sequence *s = find_load(e, b->owner);
-        if (s)
-            take_load(e, s, b);
-        loader_release(e->loader, b);
-    }
-    uint64_t now = e->clock();
-    for (uint32_t i = 0; i < e->live_count; i++) {
-        struct sequence *s = e->live[i];
-        if (s->state != SEQ_LOADING)
-            continue;
-        if (all_loaded(s) || now >= s->deadline_us)
-            finish_load(e, s);
-        else
-            ask_for_blocks(e, s);
-    }
 }

@@ -28,7 +28,8 @@ struct loader {
     struct load_thread readers[LOADER_BUFFERS]; /* more would find no buffer */
     pthread_mutex_t lock;
     pthread_cond_t changed;
-    bool stopping; /* under lock, as are the lists */
+    bool stopping;    /* under lock, as are the lists and the next */
+    unsigned reading; /* threads at work */
     struct list free, wanted, ready;
     struct job jobs[LOADER_BUFFERS];
 };
@@ -103,11 +104,12 @@ static void *reader_main(void *arg)
             pthread_cond_wait(&l->changed, &l->lock);
             continue;
         }
+        l->reading++;
         pthread_mutex_unlock(&l->lock);
-        uint64_t start = clock_mono_us();
         job->block.status = load_block(r, &job->block);
-        job->block.load_us = clock_mono_us() - start;
+        job->block.done_us = job->block.clock ? job->block.clock() : 0;
         pthread_mutex_lock(&l->lock);
+        l->reading--;
         list_push(&l->ready, job);
         pthread_mutex_unlock(&l->lock);
         l->wake(l->wake_ctx);
@@ -143,6 +145,16 @@ struct loader_block *loader_take(struct loader *l)
 void loader_submit(struct loader *l, struct loader_block *block)
 {
     locked_push(l, &l->wanted, block);
+}
+
+unsigned loader_busy(struct loader *l)
+{
+    pthread_mutex_lock(&l->lock);
+    unsigned count = l->reading;
+    for (const struct job *job = l->wanted.first; job; job = job->next)
+        count++;
+    pthread_mutex_unlock(&l->lock);
+    return count;
 }
 
 struct loader_block *loader_pop(struct loader *l)

@@ -13,11 +13,13 @@ struct loader_block {
     uint32_t block_index;
     enum kv_accept accept; /* as poor a copy as may be read, for */
     enum kv_numerics numerics;
-    uint64_t owner;
+    uint64_t owner, asked_us;  /* the engine's, as the next */
+    uint32_t depth;            /* blocks under way when it was asked for, itself included */
     int status;                /* out: 0, or the block is missing or damaged: a miss */
     struct kv_quality quality; /* out: worst of its pieces */
     enum tier_kind tier;       /* out: where it was */
-    uint64_t load_us;          /* out: how long it took */
+    uint64_t (*clock)(void);   /* the engine's: when it was read, by which clock */
+    uint64_t done_us;          /* out */
     uint16_t *values;          /* out: [layer][K|V][kv_head][KV_BLOCK_TOKENS][head_dim], the buffer's */
 };
 
@@ -28,6 +30,7 @@ void loader_destroy(struct loader *l);              /* waits for reads in progre
 struct loader_block *loader_take(struct loader *l); /* NULL: all buffers are in use */
 void loader_submit(struct loader *l, struct loader_block *block);
 struct loader_block *loader_pop(struct loader *l); /* a finished one, in any order; NULL: none now */
+unsigned loader_busy(struct loader *l);            /* blocks that are wanted or being read; for tests */
 void loader_release(struct loader *l, struct loader_block *block);
 
 #endif

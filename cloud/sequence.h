@@ -102,6 +102,8 @@ struct sequence {
     /* loading */
     uint64_t load_id;                       /* of the reads in flight that still count */
     uint32_t load_next, load_end, load_cut; /* blocks: to ask for next, behind the last, first that failed */
+    uint32_t load_first;                    /* the first that is to be read */
+    uint64_t load_grace_us; /* may be lost on reading where it has been measured to be worth it */
 
     /* plan and what came of it */
     bool planned;

@@ -5,6 +5,7 @@
 #define TANDEM_TESTS_CLOUD_ENGINE_RIG_H
 #include "cloud/engine_internal.h"
 #include "kernels/kv_layout.h"
+#include "store/store_internal.h"
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -29,9 +30,10 @@ struct rig_options {
     uint32_t pages, token_budget, sequences_max, waiting_max, context_max;
     const char *store; /* a directory; NULL: memory only */
     uint64_t store_ram;
+    struct io *io;    /* NULL: io_posix */
     const char *keys; /* a directory that rigs share; NULL: the store's */
     const struct tier_redis_config *remote;
-    bool end_tokens;   /* let end tokens end a reply; random models draw them at random */
+    bool end_tokens; /* let end tokens end a reply; random models draw them at random */
 };
 
 struct rig {
@@ -72,10 +74,12 @@ static inline void rig_start_engine(struct rig *r)
     const struct rig_options *o = &r->options;
     uint32_t budget = o->token_budget ? o->token_budget : 256;
     if (o->store) {
-        struct store_config config = {.directory = o->store, .segment_size = 4u << 20, .ballast_size = 4096, .keys_directory = o->keys};
+        struct store_config config = {
+            .directory = o->store, .segment_size = 4u << 20, .ballast_size = 4096, .keys_directory = o->keys};
         memset(config.master_key, 7, sizeof config.master_key);
         struct tiers_config tiers = {.ram_size = o->store_ram, .threads = 2, .remote = o->remote};
-        if (store_open(&config, &r->store, &err) < 0)
+        struct store_env env = {.io = o->io ? o->io : &io_posix};
+        if (store_open_with(&config, &env, &r->store, &err) < 0)
             fail_msg("%s", err.text);
         tiers.store = r->store;
         if (tiers_create(&tiers, &r->tiers, &err) < 0)
@@ -328,8 +332,8 @@ struct rig_edge { /* [0, k) of a prompt, computed */
     struct backend *backend;
     struct kv_codec_scratch *scratch;
     uint32_t count, layers, page_count;
-    float *hidden;   /* [count][embd], behind layer k - 1 */
-    uint32_t *pages; /* identity */
+    float *hidden;    /* [count][embd], behind layer k - 1 */
+    uint32_t *pages;  /* identity */
     uint8_t numerics; /* that its pieces claim; 0: the cloud's */
 };
 
@@ -388,18 +392,18 @@ static inline uint8_t *rig_piece(struct rig_edge *edge, uint32_t block, uint32_t
         memcpy(cut + (size_t)h * count * shape.head_dim,
                kv[is_value] + ((size_t)h * end + first) * shape.head_dim,
                (size_t)count * shape.head_dim * sizeof *cut);
-    struct kv_piece_head head = {
-        .version = 1,
-        .codec = codec,
-        .is_value = is_value,
-        .quality = {codec == KV_RAW ? KV_L0 : codec, edge->numerics ? edge->numerics : KV_NUMERICS_CPU_V1,
-                    KV_FROM_DEVICE, 0},
-        .block_index = block,
-        .first_token = (uint16_t)first,
-        .token_count = (uint16_t)count,
-        .layer = (uint16_t)layer,
-        .kv_head_count = (uint16_t)shape.kv_head_count,
-        .head_dim = (uint16_t)shape.head_dim};
+    struct kv_piece_head head = {.version = 1,
+                                 .codec = codec,
+                                 .is_value = is_value,
+                                 .quality = {codec == KV_RAW ? KV_L0 : codec,
+                                             edge->numerics ? edge->numerics : KV_NUMERICS_CPU_V1,
+                                             KV_FROM_DEVICE, 0},
+                                 .block_index = block,
+                                 .first_token = (uint16_t)first,
+                                 .token_count = (uint16_t)count,
+                                 .layer = (uint16_t)layer,
+                                 .kv_head_count = (uint16_t)shape.kv_head_count,
+                                 .head_dim = (uint16_t)shape.head_dim};
     size_t capacity = kv_piece_bound(&shape, count);
     uint8_t *piece = malloc(capacity);
     int64_t rc = kv_piece_encode(edge->scratch, &head, cut, piece, capacity);

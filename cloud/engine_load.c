@@ -1,0 +1,196 @@
+/* engine_load: blocks of a prompt that are in the store's tiers: read them, or compute them again? Whichever is sooner, by what both were measured to
+ * take, and never slower than computing by more than LOAD_LOSS_PERCENT, whatever the disk then does.
+ *
+ * Blocks are read from the first on, because what was read is only of use as a prefix. With costs that do not fall along a prompt, reading
+ * all of them or none is then the best choice, so that is what is decided when a sequence is admitted. While it reads, one invariant is kept:
+ *
+ *     time spent reading  <=  time to compute what is here so far  +  slack
+ *
+ * A sequence that would break it goes on with what it has and computes the rest. So the loss is at most the slack, which is LOAD_LOSS_PERCENT of
+ * computing all that was to be read (and at least LOAD_SLACK_US, or twice what it takes until the first blocks are here where reading has been measured to be worth it).
+ *
+ * Where reading is not worth it, one block is read all the same, for nobody: so a tier that has become fast again is noticed. */
+#include "cloud/engine_internal.h"
+
+/* ---- estimates ---------------------------------------------------------------------------------------------- */
+
+/* To compute `count` blocks from `first` on; 0: nothing has been measured yet. */
+static uint64_t compute_us(const struct engine *e, uint32_t first, uint32_t count)
+{
+    double tokens = (double)count * KV_BLOCK_TOKENS, middle = ((double)first + count / 2.0) * KV_BLOCK_TOKENS;
+    return (uint64_t)(tokens * e->model.shape.layer_count * line_at(&e->prefill_cost, middle) / 1e3);
+}
+
+uint64_t engine_load_us(const struct engine *e, const uint32_t counts[TIER_COUNT])
+{
+    uint64_t us = 0;
+    for (int kind = 0; kind < TIER_COUNT; kind++)
+        us += counts[kind] * e->load_us[kind];
+    return us;
+}
+
+/* From asking to its arrival, which may be long before the engine comes to take it. Several are read at once, and what they share they share: each one's part of the time is what another block would add. */
+static void measure(struct engine *e, const struct loader_block *b)
+{
+    uint64_t *us = &e->load_us[b->tier], took_us = (b->done_us - b->asked_us) / b->depth;
+    if (b->status == 0) /* for nobody: the last word on a tier that was too slow */
+        *us = *us && b->owner != 0 ? (*us * 3 + took_us) / 4 : took_us;
+}
+
+/* ---- beginning ---------------------------------------------------------------------------------------------- */
+
+static bool ask_for(struct engine *e, const struct sequence *s, const struct kv_block_id *id, uint32_t block,
+                    uint64_t owner)
+{
+    struct loader_block *b = loader_take(e->loader);
+    if (!b)
+        return false;
+    memcpy(b->tenant, s->tenant, sizeof b->tenant);
+    b->id = *id;
+    b->block_index = block;
+    b->accept = s->accept;
+    b->numerics = e->model.numerics;
+    b->owner = owner;
+    b->asked_us = e->clock();
+    b->clock = e->clock;
+    b->depth = ++e->loads_in_flight;
+    loader_submit(e->loader, b);
+    return true;
+}
+
+bool engine_load_pays(const struct engine *e, uint32_t first, uint32_t blocks,
+                      const uint32_t counts[TIER_COUNT])
+{
+    uint64_t load_us = engine_load_us(e, counts), all_us = compute_us(e, first, blocks - first);
+    return load_us == 0 || all_us == 0 || load_us <= all_us;
+}
+
+void engine_load_try(struct engine *e, const struct sequence *s, const struct kv_block_id *id, uint32_t block)
+{
+    ask_for(e, s, id, block, 0);
+}
+
+/* When the invariant will be broken if nothing more comes. */
+static uint64_t deadline(const struct engine *e, const struct sequence *s)
+{
+    uint32_t first = s->load_first, here = first;
+    while (here < s->load_cut && !s->blocks[here].on_disk)
+        here++;
+    uint64_t all_us = compute_us(e, first, s->load_end - first);
+    if (all_us == 0)
+        return s->admitted_us + ENGINE_LOAD_FLOOR_US;
+    uint64_t slack_us = TD_MAX(all_us * LOAD_LOSS_PERCENT / 100, LOAD_SLACK_US);
+    return s->admitted_us + compute_us(e, first, here - first) + TD_MAX(slack_us, s->load_grace_us);
+}
+
+void engine_load_begin(struct engine *e, struct sequence *s, uint32_t first, uint32_t blocks,
+                       const uint32_t counts[TIER_COUNT])
+{
+    s->state = SEQ_LOADING;
+    s->load_id = e->next_load_id++;
+    s->load_end = s->load_cut = blocks;
+    s->load_next = s->load_first = first;
+    s->load_grace_us = 0;
+    for (int kind = 0; kind < TIER_COUNT; kind++)
+        s->load_grace_us = TD_MAX(s->load_grace_us, counts[kind] ? 2 * LOADER_BUFFERS * e->load_us[kind] : 0);
+    s->deadline_us = deadline(e, s);
+}
+
+/* ---- reading ------------------------------------------------------------------------------------------------ */
+
+/* Blocks that were read make a prefix up to the first that was not. */
+static void finish_load(struct engine *e, struct sequence *s)
+{
+    uint32_t blocks = TD_MIN(s->load_cut, s->load_end);
+    for (uint32_t i = 0; i < blocks; i++)
+        if (s->blocks[i].on_disk)
+            blocks = i; /* asked for, and not here in time */
+    for (uint32_t i = blocks; i < s->load_end; i++) {
+        s->blocks[i].on_disk = false;
+        page_pool_release(e->pool, s->pages[i]);
+        s->pages[i] = PAGE_NONE;
+        s->page_count--;
+    }
+    if (s->own_from >= blocks)
+        s->own_from = UINT32_MAX;
+    s->load_id = 0;
+    engine_run_from(e, s, blocks);
+}
+
+static int write_block(struct engine *e, uint32_t page, const uint16_t *values)
+{
+    size_t size = kv_piece_values(&e->model.shape, KV_BLOCK_TOKENS);
+    int rc = 0;
+    for (uint32_t layer = 0; layer < e->model.shape.layer_count && rc == 0; layer++, values += 2 * size)
+        rc = e->backend->ops->page_write(e->backend, page, layer, KV_BLOCK_TOKENS, values, values + size);
+    return rc;
+}
+
+static void take_load(struct engine *e, struct sequence *s, const struct loader_block *b)
+{
+    uint32_t i = b->block_index;
+    if (b->status < 0 || !kv_quality_accepts(b->quality, s->accept, e->model.numerics) ||
+        write_block(e, s->pages[i], b->values) < 0) {
+        s->load_cut = TD_MIN(s->load_cut, i);
+        return;
+    }
+    s->blocks[i].on_disk = false;
+    s->blocks[i].quality = b->quality;
+    if (i >= s->load_cut)
+        return;
+    struct prefix_entry entry = {
+        .id = b->id, .page = s->pages[i], .quality = b->quality, .layers = e->model.shape.layer_count};
+    struct kv_block_id parent = {{0}};
+    if (i > 0)
+        parent = *engine_cached_id(s, i - 1);
+    prefix_cache_put(e->cache, &entry, &parent);
+}
+
+static struct sequence *find_load(struct engine *e, uint64_t load_id)
+{
+    for (uint32_t i = 0; i < e->live_count; i++)
+        if (e->live[i]->state == SEQ_LOADING && e->live[i]->load_id == load_id)
+            return e->live[i];
+    return NULL;
+}
+
+static void ask_for_blocks(struct engine *e, struct sequence *s)
+{
+    for (; s->load_next < s->load_cut; s->load_next++)
+        if (s->blocks[s->load_next].on_disk &&
+            !ask_for(e, s, engine_cached_id(s, s->load_next), s->load_next, s->load_id))
+            return;
+}
+
+static bool all_loaded(const struct sequence *s)
+{
+    for (uint32_t i = 0; i < s->load_cut; i++)
+        if (s->blocks[i].on_disk)
+            return false;
+    return true;
+}
+
+void engine_take_loads(struct engine *e)
+{
+    if (!e->loader)
+        return;
+    uint64_t now = e->clock();
+    for (struct loader_block *b; (b = loader_pop(e->loader));) {
+        struct sequence *s = find_load(e, b->owner);
+        measure(e, b);
+        e->loads_in_flight--;
+        if (s)
+            take_load(e, s, b);
+        loader_release(e->loader, b);
+    }
+    for (uint32_t i = 0; i < e->live_count; i++) {
+        struct sequence *s = e->live[i];
+        if (s->state != SEQ_LOADING)
+            continue;
+        s->deadline_us = deadline(e, s);
+        if (all_loaded(s) || now >= s->deadline_us)
+            finish_load(e, s);
+        else
+            ask_for_blocks(e, s);
+    }
+}

@@ -1,0 +1,270 @@
+/* engine: reading blocks against computing them, in virtual time. A disk of any speed behind the store, a backend that takes a fixed time for each token:
+ * restoring is never slower than computing by more than 5 %, and the reply is the same. Virtual time stands still while threads work, so what is
+ * measured is the decision and not the machine. */
+#include "engine_rig.h"
+#include <fcntl.h>
+
+#define VOCAB    256
+#define PROMPT   450 /* seven blocks and two tokens */
+#define REPLY    8
+#define TOKEN_US 1000
+
+/* ---- a paced disk ------------------------------------------------------------------------------------------- */
+
+#define READS_MAX 16
+
+struct pace {
+    struct io io; /* first */
+    pthread_mutex_t lock;
+    uint64_t bytes_per_s;      /* 0: as fast as it is */
+    uint64_t free_us;          /* when the disk has done all that was asked for */
+    uint64_t until[READS_MAX]; /* who waits for which time; 0: nobody */
+};
+static struct pace pace;
+
+static uint64_t now(void)
+{
+    return __atomic_load_n(&rig_now, __ATOMIC_RELAXED);
+}
+
+static int64_t paced_pread(struct io *io, int fd, void *data, size_t size, uint64_t offset)
+{
+    (void)io;
+    int64_t n = io_posix.pread(&io_posix, fd, data, size, offset);
+    uint64_t *until = NULL, at;
+    pthread_mutex_lock(&pace.lock);
+    if (pace.bytes_per_s) {
+        at = pace.free_us = TD_MAX(pace.free_us, now()) + size * 1000000 / pace.bytes_per_s;
+        for (int i = 0; i < READS_MAX && !until; i++)
+            if (pace.until[i] == 0)
+                until = &pace.until[i];
+        *until = at;
+    }
+    pthread_mutex_unlock(&pace.lock);
+    while (until && at > now())
+        nanosleep(&(struct timespec){.tv_nsec = 20000}, NULL);
+    if (until) {
+        pthread_mutex_lock(&pace.lock);
+        *until = 0;
+        pthread_mutex_unlock(&pace.lock);
+    }
+    return n;
+}
+
+static void set_pace(uint64_t bytes_per_s)
+{
+    pthread_mutex_lock(&pace.lock);
+    pace.bytes_per_s = bytes_per_s;
+    pace.free_us = 0;
+    pthread_mutex_unlock(&pace.lock);
+}
+
+/* All threads that read wait for virtual time, or none reads. */
+static bool is_settled(struct rig *r)
+{
+    unsigned busy = loader_busy(r->engine->loader);
+    pthread_mutex_lock(&pace.lock);
+    unsigned waiting = 0;
+    bool late = false; /* somebody's time has come, and he has not gone on yet */
+    for (int i = 0; i < READS_MAX; i++) {
+        waiting += pace.until[i] > now();
+        late |= pace.until[i] != 0 && pace.until[i] <= now();
+    }
+    bool settled = !late && (busy == 0 || waiting >= TD_MIN(busy, tiers_threads(r->tiers)));
+    pthread_mutex_unlock(&pace.lock);
+    return settled;
+}
+
+static void paced_turn(struct rig *r)
+{
+    for (int i = 0; !is_settled(r) && i < 100000; i++)
+        nanosleep(&(struct timespec){.tv_nsec = 50000}, NULL);
+    if (!engine_turn(r->engine))
+        __atomic_fetch_add(&rig_now, 100, __ATOMIC_RELAXED);
+}
+
+/* ---- a paced backend ---------------------------------------------------------------------------------------- */
+
+static struct backend_ops paced_ops;
+static int (*real_forward)(struct backend *b, const struct batch *batch);
+
+static int paced_forward(struct backend *b, const struct batch *batch)
+{
+    uint64_t rows = 0;
+    for (uint32_t i = 0; i < batch->count; i++)
+        rows += batch->seqs[i].row_count;
+    __atomic_fetch_add(&rig_now, rows * TOKEN_US, __ATOMIC_RELAXED);
+    return real_forward(b, batch);
+}
+
+/* ---- a node ------------------------------------------------------------------------------------------------- */
+
+struct node {
+    struct rig *rig;
+    char directory[64];
+    int32_t prompt[PROMPT], reply[REPLY];
+    uint64_t block_size;
+};
+
+static void start(struct node *n)
+{
+    rig_start_engine(n->rig);
+    paced_ops = *n->rig->engine->backend->ops;
+    real_forward = paced_ops.forward;
+    paced_ops.forward = paced_forward;
+    n->rig->engine->backend->ops = &paced_ops;
+}
+
+/* The reply is right; returns the virtual time to the first token. */
+static uint64_t ask(struct node *n, const int32_t *ids, bool no_cache, struct client *c)
+{
+    struct engine_open open = client_open_of(c, ids, PROMPT, 0);
+    open.direct = true;
+    open.no_cache = no_cache;
+    open.generate = rig_sampling(REPLY, 5);
+    uint64_t begin = now();
+    client_send(n->rig, c, open);
+    while (c->count == 0 && !c->failed)
+        paced_turn(n->rig);
+    uint64_t took = now() - begin;
+    while (!c->done && !c->failed)
+        paced_turn(n->rig);
+    if (ids == n->prompt)
+        assert_reply(c, n->reply, REPLY);
+    return took;
+}
+
+static struct node *node_open(void)
+{
+    struct node *n = calloc(1, sizeof *n);
+    struct client c;
+    struct store_stats stats;
+    pace.io = io_posix;
+    pace.io.pread = paced_pread;
+    pthread_mutex_init(&pace.lock, NULL);
+    set_pace(0);
+    strcpy(n->directory, "/tmp/tandem-load-XXXXXX");
+    assert_non_null(mkdtemp(n->directory));
+    n->rig = calloc(1, sizeof *n->rig);
+    n->rig->options =
+        (struct rig_options){.store = n->directory, .io = &pace.io, .pages = 48, .token_budget = 32};
+    assert_int_equal(crypto_init(), 0);
+    rig_load(n->rig, NULL);
+    start(n);
+    rig_ids(n->prompt, PROMPT, VOCAB, 31);
+    rig_reference(n->rig, n->prompt, PROMPT, rig_sampling(REPLY, 5), n->reply);
+    ask(n, n->prompt, false, &c);
+    do {
+        paced_turn(n->rig);
+        nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+        store_flush(n->rig->store);
+        store_stats(n->rig->store, &stats);
+    } while (stats.blocks < 7 || stats.queue_bytes > 0);
+    n->block_size = stats.block_bytes / stats.blocks;
+    return n;
+}
+
+/* Whatever is still being read comes at once. */
+static void let_reads_end(void)
+{
+    set_pace(0);
+    __atomic_fetch_add(&rig_now, 3600000000u, __ATOMIC_RELAXED);
+}
+
+/* Nothing in memory, nothing measured but how long computing takes. */
+static uint64_t restart(struct node *n)
+{
+    int32_t other[PROMPT];
+    struct client c;
+    let_reads_end();
+    rig_stop_engine(n->rig);
+    start(n);
+    rig_ids(other, PROMPT, VOCAB, 77);
+    return ask(n, other, true, &c);
+}
+
+/* Nothing in memory, all measurements kept. */
+static void forget_memory(struct node *n)
+{
+    struct engine *e = n->rig->engine;
+    uint32_t pages[64], count = 0;
+    store_flush(n->rig->store);
+    paced_turn(n->rig);
+    while (count < TD_COUNT(pages) && (pages[count] = prefix_cache_alloc(e->cache)) != PAGE_NONE)
+        count++;
+    while (count > 0)
+        page_pool_release(e->pool, pages[--count]);
+    assert_int_equal(prefix_cache_count(e->cache), 0);
+}
+
+static void node_close(struct node *n)
+{
+    char command[128];
+    let_reads_end();
+    rig_close(n->rig);
+    snprintf(command, sizeof command, "rm -rf %s", n->directory);
+    assert_int_equal(system(command), 0);
+    free(n);
+}
+
+#define SLACK_US (LOAD_SLACK_US + 2000) /* and a few turns */
+
+/* ---- tests -------------------------------------------------------------------------------------------------- */
+
+static void restoring_is_never_slower_than_computing(void **state)
+{
+    (void)state;
+    struct node *n = node_open();
+    struct client c;
+    /* What a block takes to read, in hundredths of what it takes to compute. */
+    static const uint32_t shares[] = {10000, 1000, 200, 120, 100, 80, 50, 20, 5, 1, 0};
+    for (size_t i = 0; i < TD_COUNT(shares); i++) {
+        uint64_t block_us = KV_BLOCK_TOKENS * TOKEN_US * shares[i] / 100;
+        uint64_t computing = restart(n);
+        set_pace(block_us ? n->block_size * 1000000 / block_us : 0);
+        for (int time = 0; time < 3; time++) {
+            uint64_t took = ask(n, n->prompt, false, &c);
+            if (took > computing + computing / 20 + SLACK_US)
+                fail_msg("a block takes %u %% to read: %llu us, computing takes %llu", shares[i],
+                         (unsigned long long)took, (unsigned long long)computing);
+            if (time > 0 && shares[i] <= 50 && c.done_event.done.cached_tokens < 7 * KV_BLOCK_TOKENS)
+                fail_msg("a block takes %u %% to read, and was not read", shares[i]);
+            forget_memory(n);
+        }
+        set_pace(0);
+    }
+    node_close(n);
+}
+
+/* A disk that was slow is not given up for ever. */
+static void a_disk_that_recovers_is_read_again(void **state)
+{
+    (void)state;
+    struct node *n = node_open();
+    struct client c;
+    uint64_t computing = restart(n);
+    set_pace(n->block_size); /* a second for each block */
+    for (int i = 0; i < 2; i++) {
+        assert_true(ask(n, n->prompt, false, &c) <= computing + computing / 20 + SLACK_US);
+        forget_memory(n);
+    }
+    assert_int_equal(c.done_event.done.cached_tokens, 0);
+    let_reads_end();
+    uint32_t cached = 0;
+    for (int i = 0; i < 3 && cached == 0; i++) {
+        ask(n, n->prompt, false, &c);
+        cached = c.done_event.done.cached_tokens;
+        forget_memory(n);
+    }
+    assert_int_equal(cached, 7 * KV_BLOCK_TOKENS);
+    node_close(n);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(restoring_is_never_slower_than_computing),
+        cmocka_unit_test(a_disk_that_recovers_is_read_again),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
