@@ -10,6 +10,7 @@
 
 #define ROWS_PER_TASK    8
 #define TASKS_PER_THREAD 6
+#define ROWS_PER_PRODUCT 32 /* at least, where rows are split */
 #define CHUNK_BYTES_MAX                                                                                      \
     (192u << 10) /* weights that a product task goes over for all rows: about half of a small L2 */
 
@@ -62,28 +63,46 @@ static float *x_row(const struct cpu_backend *b, uint32_t row)
 
 /* --- products --------------------------------------------------------------------------------- */
 
+/* A task is a run of tiles for a run of rows. Tiles come first: a task opens its rows' activations anew (panel.h), so it
+ * wants many tiles, as many as stay in a core's cache; rows are split when that leaves too few tasks. */
 struct product_job {
     struct cpu_backend *b;
     const struct cpu_matrix *matrices[3]; /* of the same input rows */
-    uint32_t matrix_count, row_count, tiles_per_task, tile_total;
+    uint32_t matrix_count, row_count, tile_total, tiles_per_task, rows_per_task, row_parts;
 };
 
 static void product_task(void *ctx, size_t task, unsigned worker)
 {
     (void)worker;
     const struct product_job *job = ctx;
-    uint32_t begin = (uint32_t)task * job->tiles_per_task,
+    uint32_t begin = (uint32_t)task / job->row_parts * job->tiles_per_task,
              end = TD_MIN(begin + job->tiles_per_task, job->tile_total);
+    uint32_t row = (uint32_t)task % job->row_parts * job->rows_per_task,
+             rows = TD_MIN(job->rows_per_task, job->row_count - row);
     uint32_t base = 0; /* tiles of the matrices before this one */
     for (uint32_t i = 0; i < job->matrix_count && base < end; i++) {
         const struct cpu_matrix *m = job->matrices[i];
         uint32_t count = tile_count(job->b->ops, m), from = TD_MAX(begin, base),
                  to = TD_MIN(end, base + count);
         if (from < to)
-            job->b->ops->matmul(m, &job->b->act, 0, job->row_count, job->b->out_rows[i], from - base,
+            job->b->ops->matmul(m, &job->b->act, row, rows, job->b->out_rows[i] + row, from - base,
                                 to - base);
         base += count;
     }
+}
+
+/* Returns the number of tasks. tile_size: bytes of the largest tile. */
+static size_t cut_products(const struct cpu_backend *b, size_t tile_size, struct product_job *job)
+{
+    const uint32_t wanted = workers_count(b->workers) * TASKS_PER_THREAD,
+                   fitting = TD_MAX(1u, (uint32_t)(CHUNK_BYTES_MAX / tile_size)),
+                   parts = (job->tile_total + fitting - 1) / fitting;
+    const uint32_t row_parts =
+        TD_MIN((wanted + parts - 1) / parts, TD_MAX(1u, job->row_count / ROWS_PER_PRODUCT));
+    job->rows_per_task = (uint32_t)align_up((job->row_count + row_parts - 1) / row_parts, ROWS_PER_TASK);
+    job->row_parts = (job->row_count + job->rows_per_task - 1) / job->rows_per_task;
+    job->tiles_per_task = TD_MAX(1u, TD_MIN(fitting, job->tile_total * job->row_parts / wanted));
+    return (size_t)job->row_parts * ((job->tile_total + job->tiles_per_task - 1) / job->tiles_per_task);
 }
 
 /* Product of act's rows with up to three matrices; results go to out_rows, which the caller has set. */
@@ -98,10 +117,8 @@ static void run_products(struct cpu_backend *b, uint32_t row_count, uint32_t mat
         tile_size =
             TD_MAX(tile_size, weight_row_size(matrices[i]->type, matrices[i]->columns) * b->ops->tile_rows);
     }
-    uint32_t by_threads = job.tile_total / (workers_count(b->workers) * TASKS_PER_THREAD);
-    job.tiles_per_task = TD_MAX(1u, TD_MIN(by_threads, (uint32_t)(CHUNK_BYTES_MAX / tile_size)));
     const size_t family = matrices[0] == &b->head ? CPU_LOGITS : CPU_PRODUCTS + matrices[0]->type;
-    run(b, family, (job.tile_total + job.tiles_per_task - 1) / job.tiles_per_task, product_task, &job);
+    run(b, family, cut_products(b, tile_size, &job), product_task, &job);
     for (uint32_t i = 0; b->profile && i < matrix_count; i++) {
         const struct cpu_matrix *m = matrices[i];
         cpu_profile_add(b->profile, family, 2.0 * m->columns * m->rows * row_count,
