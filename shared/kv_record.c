@@ -159,10 +159,11 @@ static bool level_from_json(const json_t *o, struct kv_record *r)
             return false;
         *(double *)((char *)q + NUMBERS[i].offset) = json_number_value(number);
     }
+    /* Of other tables: a measurement of something else. */
     q->known = json_integer_value(json_object_get(o, "codec")) == level->codec &&
                json_integer_value(json_object_get(o, "table_k")) == level->table[0] &&
                json_integer_value(json_object_get(o, "table_v")) == level->table[1];
-    return q->known;
+    return true;
 }
 
 static int record_from_json(const json_t *o, const char *path, struct kv_record *r, struct td_error *err)

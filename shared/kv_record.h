@@ -36,7 +36,7 @@ extern const struct kv_level KV_LEVEL_LIST[KV_LEVELS];
 const struct kv_level *kv_level_find(const char *name); /* NULL: none */
 /* The table of a piece at this level. At L1 the block that holds the sequence's first token has a scale for 64 values
  * whatever the level's tables are: that token's V is small and every later token looks at it, so it must not share
- * its neighbour's scale. Mean divergence of L1 on SmolLM2-135M: a fifth. */
+ * its neighbour's scale. Mean divergence of L1 on SmolLM2-135M: 0.00012, without this 0.00044. */
 uint8_t kv_level_table(const struct kv_level *level, uint8_t is_value, uint32_t block_index);
 
 struct kv_level_quality {

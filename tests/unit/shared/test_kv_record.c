@@ -188,6 +188,18 @@ static void test_who_may_use_what(void **state)
     assert_int_equal(allowed("raw"), 0);
     assert_int_equal(allowed("l1"), -TD_ERR_BLOCKED);
     assert_int_equal(allowed("l2"), -TD_ERR_BLOCKED);
+    char hex[2 * TD_HASH_SIZE + 1], text[1024];
+    hex_encode(fingerprint, TD_HASH_SIZE, hex);
+    snprintf(
+        text, sizeof text,
+        "{\"format\": \"tandem-codec-quality\", \"version\": 1, \"fingerprint\": \"%s\", \"tokens\": 9999, "
+        "\"texts\": 9, \"levels\": [{\"level\": \"l2\", \"codec\": 2, \"table_k\": 1, \"table_v\": 0, "
+        "\"bits_per_value\": 4, \"kl_mean\": 0, \"kl_p99\": 0, \"top1\": 1, \"ppl_change\": 0, "
+        "\"ppl_change_low\": 0, "
+        "\"ppl_change_high\": 0, \"encode_gb_s\": 1, \"decode_gb_s\": 1}]}",
+        hex);
+    write_text(text);
+    assert_int_equal(allowed("l2"), -TD_ERR_BLOCKED); /* measured with other tables: not measured */
     write_text("{}");
     assert_int_equal(allowed("l0"), 0);
     assert_int_equal(allowed("l1"), -TD_ERR_FORMAT);
