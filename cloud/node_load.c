@@ -89,7 +89,10 @@ int node_load_model(struct node *n, struct td_error *err)
 int node_open_store(struct node *n, struct td_error *err)
 {
     const struct settings *s = n->settings;
-    struct store_config config = {.directory = s->store_path, .limit_size = s->store_size,
+    struct store_config config = {.directory = s->store_path,
+                                  .limit_size = s->store_size,
+                                  .tenant_quota_size = s->store_tenant,
+                                  .ttl_s = (uint32_t)TD_MIN(s->store_ttl_hours * 3600, (int64_t)UINT32_MAX),
                                   .keys_directory = s->store_keys[0] ? s->store_keys : NULL,
                                   .master_key_path = s->store_key_path};
     int rc = path_make_parents(s->store_key_path, err);

@@ -26,6 +26,8 @@ static const struct config_option options[] = {
     {.name = "store", OPTION(store, CONFIG_STRING), .metavar = "DIR", .help = "blocks and conversations; without it, /var/lib/tandem/cloud for root, else ~/.local/share/tandem/cloud"},
     {.name = "store-key-file", OPTION(store_key_file, CONFIG_STRING), .metavar = "FILE", .help = "master key of the store, made at the first start; without it, `store.key` beside the default store. TANDEM_STORE_KEY in the environment comes before it"},
     {.name = "store-size", OPTION(store_size, CONFIG_SIZE), .metavar = "SIZE", .help = "the most that the store takes on disk; 0: 90 % of the file system"},
+    {.name = "store-tenant", OPTION(store_tenant, CONFIG_SIZE), .metavar = "SIZE", .help = "the most that one tenant's blocks take on disk; 0: no limit"},
+    {.name = "store-ttl-hours", OPTION(store_ttl_hours, CONFIG_INT), .max = 1000000, .metavar = "N", .help = "blocks go so long after their last use; 0: when there is no room"},
     {.name = "store-ram", OPTION(store_ram, CONFIG_SIZE), .fallback = "256M", .metavar = "SIZE", .help = "memory for blocks as encoded as on disk, in front of it; 0: none"},
     {.name = "device", OPTION(device, CONFIG_STRING), .fallback = "auto", .metavar = "NAME", .help = "what computes: cpu, cuda:N, or auto: the first GPU if there is one"},
     {.name = "gpu-memory-utilization", OPTION(gpu_memory, CONFIG_FLOAT), .fallback = "0.9", .min = 0.05, .max = 1, .metavar = "SHARE", .help = "of a GPU's memory that may be in use, other programs' part included; KV pages take what the weights leave"},

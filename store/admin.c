@@ -11,6 +11,7 @@ void store_stats(struct store *s, struct store_stats *out)
         .limit_bytes = s->limit_size,
         .hits = c->hits,
         .misses = c->misses,
+        .evictions = c->evictions,
         .puts = c->puts,
         .put_failures = c->put_failures,
         .reads = c->reads,

@@ -19,8 +19,10 @@
 
 bool entry_clear_place(struct store *s, struct entry *e)
 {
-    if (e->segment_id)
+    if (e->segment_id) {
         segment_account(&s->segments, e->segment_id, e->stored_size, false);
+        evict_note(s, e, false);
+    }
     e->segment_id = 0;
     if (e->conversation)
         e->conversation->durable = 0; /* `written` belongs to what waits */
@@ -37,6 +39,7 @@ void entry_set_place(struct store *s, struct entry *e, uint64_t segment_id, uint
     e->lsn = lsn;
     e->stored_size = stored_size;
     segment_account(&s->segments, segment_id, stored_size, true);
+    evict_note(s, e, true);
 }
 
 void store_void_later(struct store *s, const struct entry *e)
@@ -143,6 +146,8 @@ void store_note_change(struct store *s, uint8_t type, const struct entry *e, boo
     }
     if (!r)
         index_give_up(s, "too many changes wait for it");
+    if (r && !e->conversation)
+        memcpy(r->principal, e->parent, sizeof r->principal);
     if (r && e->conversation) {
         memcpy(r->principal, e->conversation->principal, sizeof r->principal);
         r->version = e->conversation->durable;
@@ -176,14 +181,28 @@ void store_index_flush(struct store *s, bool checkpoint)
 
 /* ---- publish ---------------------------------------------------------------------------------------------- */
 
+/* With the block's shard locked. */
+static bool is_pinned(struct store *s, uint32_t tenant, const uint8_t id[32])
+{
+    struct table_shard *shard = table_lock(&s->pins, id);
+    bool pinned = table_find(&s->pins, shard, tenant, id) != NULL;
+    table_unlock(shard);
+    return pinned;
+}
+
 static void publish_put(struct store *s, struct entry *e, const struct store_op *op)
 {
     store_void_later(s, e);
-    entry_set_place(s, e, op->segment_id, op->offset, op->lsn, op->stored_size);
     e->quality = op->quality;
     e->block_index = op->block_index;
     e->layer_begin = op->layer_begin;
     e->layer_end = op->layer_end;
+    memcpy(e->parent, op->parent, sizeof e->parent);
+    entry_set_place(s, e, op->segment_id, op->offset, op->lsn, op->stored_size);
+    if (op->type == RECORD_PIN)
+        evict_pin(s, op->tenant, op->id, true);
+    else if (op->type == RECORD_BLOCK && is_pinned(s, op->tenant, op->id))
+        evict_pin(s, op->tenant, op->id, true);
     if (e->conversation) {
         e->conversation->durable = op->version;
         e->conversation->updated_us = op->time_us;
@@ -206,6 +225,8 @@ static void publish_entry(struct store *s, const struct store_op *op)
             store_void_later(s, e);
             store_note_change(s, op->type, e, true);
             entry_clear_place(s, e);
+            if (op->type == RECORD_PIN)
+                evict_pin(s, op->tenant, op->id, false);
         } else {
             publish_put(s, e, op);
         }
@@ -353,6 +374,8 @@ static int append_op(struct store *s, struct store_op *op)
     } else {
         rc = keys_get(s->keys, op->tenant, &keys);
     }
+    if (rc == 0 && op->kind == OP_BLOCK && !evict_admits(s, op))
+        rc = -TD_ERR_NOSPACE;
     bool claimed = rc == 0 && op->type == RECORD_CONVERSATION;
     if (claimed)
         rc = conversation_claim(s, op);

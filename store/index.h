@@ -20,7 +20,7 @@ struct index_row {
     struct kv_quality quality;
     uint32_t block_index;
     uint16_t layer_begin, layer_end;
-    uint8_t principal[32];
+    uint8_t principal[32]; /* of a block: its parent */
     uint64_t version, updated_us;
 };
 struct index_segment {

@@ -11,20 +11,13 @@ struct compact_task {       /* one segment */
     uint64_t done_id;           /* out: what was looked at; 0: nothing was left */
 };
 
-static bool worth_rewriting(const struct segment *g, unsigned dead_percent)
-{
-    uint64_t used = g->end - g->hole_size, live = g->live_size + RECORD_PAGE;
-    uint64_t dead = used > live ? used - live : 0;
-    return g->sealed && !g->suspect && dead * 100 >= used * dead_percent;
-}
-
 static int compact_next(struct store *s, struct store_task *t)
 {
     struct compact_task *c = (struct compact_task *)t;
     c->done_id = 0;
     for (size_t i = 0; i < s->segments.count; i++) {
         struct segment *g = s->segments.list[i];
-        if (g->id <= c->after_id || g->id > c->last_id || !worth_rewriting(g, c->dead_percent))
+        if (g->id <= c->after_id || g->id > c->last_id || !space_is_dead(g, c->dead_percent))
             continue;
         c->done_id = g->id;
         int rc = space_rewrite(s, g);

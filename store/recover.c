@@ -16,6 +16,7 @@
 #include <fcntl.h>
 #include <stdlib.h>
 
+#define UNREAD_LSNS  (UINT64_C(1) << 32)
 #define ROWS_AT_ONCE 65536 /* rows that a rebuild collects before it hands them to the index */
 
 /* ---- files ------------------------------------------------------------------------------------------------ */
@@ -91,6 +92,7 @@ static int open_segment(struct store *s, uint64_t id, struct segment **out)
         free(g);
         log_error("store", "a segment cannot be opened (%s): its records are misses",
                   td_status_text(io_status(size)));
+        s->index_partial = true;
         return 0;
     }
     bool good = size >= RECORD_PAGE && io_read_all(s->io, g->fd, page, sizeof page, 0) == 0 &&
@@ -205,6 +207,7 @@ static int take_row(void *ctx, const struct index_row *row)
     }
     if (rc == 0) {
         entry_set_place(s, e, row->segment_id, row->offset, row->lsn, row->stored_size);
+        memcpy(e->parent, row->principal, sizeof e->parent);
         e->quality = row->quality;
         e->block_index = row->block_index;
         e->layer_begin = row->layer_begin;
@@ -328,6 +331,7 @@ static int replay_put(struct store *s, const struct segment *g, uint32_t tenant,
     if (rc == 0) {
         store_void_later(s, e);
         entry_set_place(s, e, g->id, i->offset, i->lsn, (uint32_t)record_size(i->body_size));
+        memcpy(e->parent, i->parent, sizeof e->parent);
         e->quality = i->quality;
         e->block_index = i->type == RECORD_PIN ? i->target : i->block_index;
         e->layer_begin = i->layer_begin;
@@ -485,6 +489,8 @@ int recover(struct store *s, const char *index_directory, bool keys_found, struc
     free(r.items);
     if (rc < 0)
         return td_fail(err, rc, "cannot read store %s: %s", s->directory, td_status_text(rc));
+    if (s->index_partial) /* what could not be read may have higher ones than all that was: new records must win against it */
+        s->next_lsn += UNREAD_LSNS;
     s->index_complete = !s->index_partial;
     store_void_now(s);
     return 0;

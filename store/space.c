@@ -1,6 +1,7 @@
 /* space: the size limit, eviction, and what happens when the disk is full.
  *
- * Eviction drops whole segments, oldest first: their blocks are forgotten unless they are pinned; pinned blocks, pins and live conversations
+ * From seven eighths of the limit on, blocks go one by one, the least valuable first (evict.c, store/policy.h). Where that is not enough, or the disk is
+ * full, whole segments are dropped, oldest first: their blocks are forgotten unless they are pinned; pinned blocks, pins and live conversations
  * are copied forward. Compaction is the same with all blocks kept. The order is
  * safe at every step: copies are synced before the tables point to them, the index is told and synced before the file goes, and a file
  * that may not have gone for good (a failed unlink or directory sync) ends all dropping in this process, because records deleted long ago might
@@ -15,10 +16,13 @@
 #include <fcntl.h>
 #include <stdlib.h>
 
-#define BALLAST_FILE     "ballast"
-#define BALLAST_RETRY_US 10000000
-#define BALLAST_SEGMENTS 16 /* dropped at a time to make room for it */
-#define FRUITLESS_MAX    8  /* segments dropped in a row without gaining space: they hold conversations */
+#define BALLAST_FILE         "ballast"
+#define BALLAST_RETRY_US     10000000
+#define BALLAST_SEGMENTS     16 /* dropped at a time to make room for it */
+#define REWRITE_DEAD_PERCENT 25 /* of a segment, from which on it is rewritten to make room */
+#define LIMITS_INTERVAL_US                                                                                   \
+    1000000             /* quotas and times to live are looked after so often, while blocks are written */
+#define FRUITLESS_MAX 8 /* segments dropped in a row without gaining space: they hold conversations */
 
 /* ---- forward ---------------------------------------------------------------------------------------------- */
 
@@ -351,6 +355,13 @@ static int drop_until_fits(struct store *s, uint64_t size)
     return -TD_ERR_DISKFULL;
 }
 
+bool space_is_dead(const struct segment *g, unsigned percent)
+{
+    uint64_t used = g->end - g->hole_size, live = g->live_size + RECORD_PAGE;
+    uint64_t dead = used > live ? used - live : 0;
+    return g->sealed && !g->suspect && dead * 100 >= used * percent;
+}
+
 int space_make_room(struct store *s, uint64_t size)
 {
     if (s->making_room || s->retire_off)
@@ -386,8 +397,43 @@ static void ballast_regain(struct store *s)
     space_open_ballast(s);
 }
 
+static uint64_t watermark(const struct store *s)
+{
+    return s->limit_size / 8 * 7;
+}
+
+bool space_is_short(struct store *s)
+{
+    return segments_size(&s->segments) >
+           s->limit_size / 4 * 3; /* below the watermark: eviction falls short of that */
+}
+
+/* Before the limit is reached, what is worth least goes, block by block; what that leaves behind (heads, tombstones) goes when a segment is
+ * rewritten, the oldest first: then no older one is there that its tombstones would have to be kept for. */
+static void keep_limits(struct store *s)
+{
+    uint64_t mark = watermark(s), size = segments_size(&s->segments);
+    size_t count = 0;
+    bool limits_due = clock_mono_us() >= s->limits_due_us && (s->tenant_quota_size || s->ttl_ms);
+    if ((size <= mark && !limits_due) || s->retire_off || !s->policy)
+        return;
+    if (limits_due)
+        s->limits_due_us = clock_mono_us() + LIMITS_INTERVAL_US;
+    s->making_room = true;
+    int rc = evict_blocks(s, size > mark ? size - mark : 0, &count);
+    s->making_room = false;
+    for (size_t i = 0; i < s->segments.count && rc == 0 && segments_size(&s->segments) > mark; i++)
+        if (space_is_dead(s->segments.list[i], REWRITE_DEAD_PERCENT)) {
+            rc = space_rewrite(s, s->segments.list[i]);
+            break; /* one at a time: operations wait meanwhile */
+        }
+    if (rc == -TD_ERR_IO)
+        append_abandon(s);
+}
+
 void space_housekeeping(struct store *s)
 {
+    keep_limits(s);
     if (!s->ballast_there && clock_mono_us() >= s->ballast_retry_us)
         ballast_regain(s);
     for (size_t i = 0; i < s->segments.count && !s->retire_off; i++) {

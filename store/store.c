@@ -73,6 +73,8 @@ static void configure(struct store *s, const struct store_config *c)
 {
     uint64_t total = 0, free_size = 0;
     s->read_only = c->read_only;
+    s->tenant_quota_size = c->tenant_quota_size;
+    s->ttl_ms = c->ttl_s * UINT64_C(1000);
     s->limit_size = c->limit_size;
     if (!s->limit_size && s->io->space(s->io, s->directory, &total, &free_size) == 0)
         s->limit_size = total / 10 * 9;
@@ -93,6 +95,8 @@ static void deinit(struct store *s)
     table_deinit(&s->conversations);
     table_deinit(&s->blocks);
     segments_deinit(&s->segments);
+    policy_destroy(s->policy);
+    pthread_mutex_destroy(&s->policy_lock);
     keys_close(s->keys);
     if (s->lock_fd >= 0)
         s->io->close(s->io, s->lock_fd);
@@ -142,6 +146,9 @@ static int open_steps(struct store *s, const struct store_config *c, const struc
         rc < 0 ? rc : recover(s, env->index_directory ? env->index_directory : s->directory, keys_found, err);
     if (rc < 0 || s->read_only)
         return rc;
+    rc = env->segments_only ? 0 : evict_open(s);
+    if (rc < 0)
+        return td_fail(err, rc, "cannot open store %s: %s", s->directory, td_status_text(rc));
     space_open_ballast(s);
     if (pthread_create(&s->writer, NULL, writer_main, s) != 0)
         return td_fail(err, -TD_ERR_NOMEM, "cannot open store %s: no thread for writing", s->directory);
@@ -158,6 +165,7 @@ int store_open_with(const struct store_config *config, const struct store_env *e
         return td_fail(err, rc < 0 ? rc : -TD_ERR_NOMEM, "cannot open store %s: %s", config->directory,
                        td_status_text(rc < 0 ? rc : -TD_ERR_NOMEM));
     s->lock_fd = -1;
+    pthread_mutex_init(&s->policy_lock, NULL);
     s->io = env->io;
     int length = snprintf(s->directory, sizeof s->directory, "%s", config->directory);
     while (length > 1 && length < IO_PATH_MAX && s->directory[length - 1] == '/')

@@ -25,6 +25,8 @@ struct store_config {
     const char *directory;
     const char *keys_directory;          /* of keys.td, for nodes that share it; NULL: `directory` */
     uint64_t limit_size;                 /* bytes of segments; 0: 90 % of the file system */
+    uint64_t tenant_quota_size;          /* bytes of blocks of one tenant; 0: no quota */
+    uint32_t ttl_s;                      /* blocks go so long after their last use; 0: never for that */
     uint64_t segment_size;               /* 0: 256 MiB */
     uint64_t ballast_size;               /* 0: 16 MiB */
     uint32_t commit_interval_ms;         /* group commit at least this often while records wait; 0: 5 */
@@ -77,6 +79,10 @@ int store_read_block(struct store *s, const char *tenant, const struct kv_block_
                      struct tier_block **out);
 int store_delete(struct store *s, const char *tenant, const struct kv_block_id *id, store_done done,
                  void *ctx);
+/* A request has looked up this chain, first block first: its blocks, held or not, count as used (store/policy.h). */
+void store_touch(struct store *s, const char *tenant, const struct kv_block_id *chain, size_t count);
+/* Limits of one tenant instead of those of store_config; 0: none. What is over goes with the next store_gc or when room is needed. */
+int store_set_tenant(struct store *s, const char *tenant, uint64_t quota_size, uint64_t ttl_ms);
 
 /* ---- sealed blocks: what leaves the directory, for a remote tier or a file, as it lies in the segment ---- */
 /* The record's head and body, CRC checked, still sealed; malloc'ed, the caller's. The head names the block: see store_sealed_mask.
@@ -117,6 +123,8 @@ struct store_stats {
     uint64_t blocks, block_bytes, conversations, segments, segment_bytes, dead_bytes;
     uint64_t limit_bytes;  /* of segments */
     uint64_t hits, misses; /* of store_find */
+    uint64_t
+        evictions; /* blocks that went to make room, or for their age; not those that went with a whole segment */
     uint64_t puts, put_failures, reads, read_failures, damaged;
     uint64_t bytes_written, bytes_read, fsyncs;
     uint64_t queue_bytes;
@@ -136,6 +144,9 @@ int store_rebuild(const struct store_config *config, uint64_t *records, struct t
 int store_compact(struct store *s, unsigned dead_percent,
                   void (*progress)(void *ctx, uint64_t done, uint64_t total), void *ctx, uint64_t *freed,
                   struct td_error *err);
+
+/* Let go what has expired or is over its tenant's quota, then compact what is half dead. */
+int store_gc(struct store *s, uint64_t *blocks, uint64_t *freed, struct td_error *err);
 
 /* ---- pins ---- */
 /* Pinned blocks and conversations are spared by eviction; deleting works all the same. Durable on return. The block need not be there yet. */

@@ -15,6 +15,7 @@
 #include "shared/metrics.h"
 #include "store/index.h"
 #include "store/keys.h"
+#include "store/policy.h"
 #include "store/segment.h"
 #include "store/store.h"
 #include "store/table.h"
@@ -31,6 +32,7 @@
 #define STORE_INDEX_ROWS        4096       /* rows that wait for the index before it is written at once */
 #define STORE_INDEX_ROWS_MAX    (1u << 20) /* and beyond which an index that stays locked is given up */
 #define STORE_INDEX_INTERVAL_US 500000
+#define GC_DEAD_PERCENT         50         /* of a segment, from which on store_gc rewrites it */
 #define STORE_SPACE_RESERVE     (1u << 20) /* left free for the index when judging whether a record fits */
 
 /* ---- operations ------------------------------------------------------------------------------------------- */
@@ -110,8 +112,8 @@ struct record_void { /* a record to void */
 };
 
 struct store_counters {
-    _Atomic uint64_t hits, misses, puts, put_failures, reads, read_failures, damaged, bytes_written,
-        bytes_read, fsyncs;
+    _Atomic uint64_t hits, misses, evictions, puts, put_failures, reads, read_failures, damaged,
+        bytes_written, bytes_read, fsyncs;
 };
 struct store_metrics {
     struct metric *bytes, *blocks, *hits, *misses, *damaged, *fsyncs, *write_bytes, *queue_bytes, *writes_off;
@@ -126,6 +128,10 @@ struct store {
     struct keys *keys;
     struct table blocks, conversations, pins;
     struct segment_set segments;
+    pthread_mutex_t policy_lock; /* under a table's shard; guards the next two */
+    struct policy *policy;       /* NULL: read_only, or still recovering */
+    uint64_t tenants_limited[POLICY_TENANTS_MAX / 64 + 1];
+    uint64_t tenant_quota_size, ttl_ms;
     struct op_queue queue;
     pthread_t writer;
     bool writer_started;
@@ -149,13 +155,14 @@ struct store {
     size_t row_count, row_capacity;
     uint64_t rows_since_us;
     bool ballast_there, making_room;
-    uint64_t ballast_retry_us;
+    uint64_t ballast_retry_us, limits_due_us;
     bool retire_off; /* an unlink or directory sync failed: nothing is dropped any more, see space.c */
 };
 
 struct store_env { /* what tests replace */
     struct io *io;
     const char *index_directory; /* SQLite's; NULL: the store's */
+    bool segments_only;          /* no policy: whole segments are all that is evicted */
 };
 int store_open_with(const struct store_config *config, const struct store_env *env, struct store **out,
                     struct td_error *err);
@@ -193,6 +200,9 @@ void entry_set_place(struct store *s, struct entry *e, uint64_t segment_id, uint
 bool space_fits(struct store *s, uint64_t size);
 int space_make_room(struct store *s, uint64_t size); /* -TD_ERR_DISKFULL when nothing helps */
 void space_housekeeping(struct store *s);
+bool space_is_short(struct store *s); /* what comes will soon cost something else its place */
+/* Is a closed segment dead by so many per cent of what it takes? */
+bool space_is_dead(const struct segment *g, unsigned percent);
 /* Copy all that lives in a sealed segment forward and drop it. Codes as in space.c. */
 int space_rewrite(struct store *s, struct segment *v);
 void space_open_ballast(struct store *s);
@@ -202,6 +212,17 @@ void space_open_ballast(struct store *s);
 int master_key_finish_rotation(const char *path, uint8_t key[CRYPTO_KEY_SIZE],
                                int (*fits)(void *ctx, const uint8_t key[CRYPTO_KEY_SIZE]), void *ctx,
                                struct td_error *err);
+
+/* evict.c */
+int evict_open(struct store *s);
+/* The entry of a block, its shard locked, has got a place or is about to lose it. */
+void evict_note(struct store *s, const struct entry *e, bool held);
+void evict_pin(struct store *s, uint32_t tenant, const uint8_t id[32], bool pinned);
+/* Where something has to go for what comes, a block whose parent is not there is not worth it: no request can get to it. */
+bool evict_admits(struct store *s, const struct store_op *op);
+/* On the writer, with nothing of the batch unpublished: let blocks go until `size` bytes more are free (0: only what has expired or is over a
+ * tenant's quota). *count: how many went, at most a batch. Codes as append_record. */
+int evict_blocks(struct store *s, uint64_t size, size_t *count);
 
 /* recover.c */
 int recover(struct store *s, const char *index_directory, bool keys_found, struct td_error *err);

@@ -20,6 +20,7 @@ struct entry_conversation {
 
 struct entry {
     uint8_t id[32];
+    uint8_t parent[32];   /* blocks */
     uint32_t tenant;      /* 0: free slot */
     uint32_t stored_size; /* bytes of the record on disk */
     uint64_t segment_id;  /* 0: nothing on disk yet */

@@ -44,9 +44,20 @@ static void disk_stats(struct tier *t, struct tier_stats *out)
                                .misses = s.misses,
                                .puts = s.puts,
                                .put_failures = s.put_failures,
+                               .evictions = s.evictions,
                                .damaged = s.damaged,
                                .present = true,
                                .sick = s.writes_off};
+}
+
+static void disk_touch(struct tier *t, const char *tenant, const struct kv_block_id *chain, size_t count)
+{
+    store_touch(store_of(t), tenant, chain, count);
+}
+
+static void disk_set_tenant(struct tier *t, const char *tenant, uint64_t quota_size, uint64_t ttl_ms)
+{
+    store_set_tenant(store_of(t), tenant, quota_size, ttl_ms);
 }
 
 static void disk_destroy(struct tier *t)
@@ -56,8 +67,8 @@ static void disk_destroy(struct tier *t)
 
 struct tier *tier_disk_create(struct store *s)
 {
-    static const struct tier_ops ops = {disk_find,    disk_get, disk_put, disk_drop, disk_stats,
-                                        disk_destroy, NULL,     NULL,     NULL};
+    static const struct tier_ops ops = {disk_find,    disk_get,   disk_put,        disk_drop, disk_stats,
+                                        disk_destroy, disk_touch, disk_set_tenant, NULL};
     struct disk *d = calloc(1, sizeof *d);
     if (!d)
         return NULL;

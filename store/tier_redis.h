@@ -25,9 +25,9 @@
 struct tier_redis_config {
     const char *host, *password; /* password: NULL for none */
     uint16_t port;
-    struct store *store; /* borrowed: keys, and the records to write */
+    struct store *store;           /* borrowed: keys, and the records to write */
     uint32_t command_ms, knock_ms; /* 0: REDIS_COMMAND_MS, REDIS_KNOCK_MS */
-    uint64_t node_epoch; /* of this life of the node; directory entries carry it */
+    uint64_t node_epoch;           /* of this life of the node; directory entries carry it */
     /* Called on the directory thread when answers have come. May be NULL. */
     void (*wake)(void *ctx);
     void *wake_ctx;

@@ -11,6 +11,7 @@ struct machine {
     struct model model;
     char *index_directory;
     uint64_t limit_size, ballast_size;
+    bool segments_only;
 };
 
 static struct machine *machine_create(uint64_t seed)
@@ -32,7 +33,7 @@ static void machine_destroy(struct machine *m)
 static int open_machine(struct machine *m, struct store **s)
 {
     struct store_config config = fixture_config("/disk/store");
-    struct store_env env = {&m->sim.io, m->index_directory};
+    struct store_env env = {&m->sim.io, m->index_directory, m->segments_only};
     struct td_error err = {0};
     config.segment_size = 128 << 10;
     config.limit_size = m->limit_size ? m->limit_size : 1 << 30;
@@ -488,6 +489,7 @@ static void test_tombstones_outlive_their_segment(void **state)
 {
     (void)state;
     struct machine *m = machine_create(1);
+    m->segments_only = true;
     struct store *s;
     struct fixture_block deleted, again;
     m->limit_size = 1 << 20;
@@ -529,6 +531,7 @@ static void test_a_copied_tombstone_spares_what_is_younger(void **state)
 {
     (void)state;
     struct machine *m = machine_create(1);
+    m->segments_only = true;
     struct store *s;
     struct fixture_block again;
     m->limit_size = 1 << 20;
@@ -558,6 +561,7 @@ static void test_nothing_is_dropped_after_a_failed_unlink(void **state)
 {
     (void)state;
     struct machine *m = machine_create(1);
+    m->segments_only = true;
     struct store *s;
     struct store_stats before, after;
     m->limit_size = 1 << 20;

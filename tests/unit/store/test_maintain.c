@@ -124,6 +124,84 @@ static void pins_survive_rebuilding_and_go_with_their_tenant(void **state)
     fixture_remove(dir);
 }
 
+/* ---- eviction by value -------------------------------------------------------------------------------------- */
+
+/* A chain whose end goes before its beginning, however old that is; whole segments would go oldest first. */
+static void eviction_takes_the_ends_of_chains(void **state)
+{
+    (void)state;
+    char *dir = fixture_directory();
+    struct store_config c = fixture_config(dir);
+    struct store_stats stats;
+    struct kv_block_id parent = {{0}};
+    c.segment_size = 64 << 10;
+    c.limit_size = 768 << 10;
+    struct store *s = fixture_open(&c);
+    static struct fixture_block chain[80];
+    int held[2] = {0};
+    for (int i = 0; i < 80; i++) {
+        fixture_block_make(&chain[i], 500 + (uint64_t)i);
+        chain[i].block.parent = parent;
+        parent = chain[i].id;
+        fixture_put(s, "acme", &chain[i]);
+    }
+    store_stats(s, &stats);
+    assert_true(stats.evictions > 0);
+    assert_true(stats.segment_bytes <= c.limit_size);
+    for (int life = 0; life < 2; life++) {
+        assert_true(fixture_block_reads(s, "acme", &chain[0]));
+        bool leading = true;
+        held[life] = 0;
+        for (int i = 0; i < 79; i++) { /* the newest was put after the last eviction */
+            bool reads = fixture_block_reads(s, "acme", &chain[i]);
+            leading &= reads;
+            held[life] += leading;
+        }
+        store_close(s);
+        s = fixture_open(&c);
+    }
+    assert_true(held[0] > 5);
+    assert_int_equal(held[0], held[1]);
+    store_close(s);
+    fixture_remove(dir);
+}
+
+static void quotas_are_kept(void **state)
+{
+    (void)state;
+    char *dir = fixture_directory();
+    struct store_config c = fixture_config(dir);
+    struct store_stats stats;
+    uint64_t gone, freed, size;
+    struct store *s = fixture_open(&c);
+    put_blocks(s, 12);
+    fixture_put(s, "other", &blocks[0]);
+    store_stats(s, &stats);
+    size = stats.block_bytes / 13;
+    assert_int_equal(store_gc(s, &gone, &freed, NULL), 0);
+    assert_int_equal(gone, 0);
+    assert_int_equal(store_pin(s, "acme", &blocks[3].id, true, NULL), 0);
+    assert_int_equal(store_set_tenant(s, "acme", 4 * size, 0), 0);
+    assert_int_equal(store_gc(s, &gone, &freed, NULL), 0);
+    assert_int_equal(gone, 8);
+    assert_true(freed >= 8 * (size - RECORD_PAGE) - 16 * RECORD_PAGE);
+    assert_true(fixture_block_reads(s, "acme", &blocks[3]));
+    assert_true(fixture_block_reads(s, "other", &blocks[0]));
+    store_close(s);
+    s = fixture_open(&c); /* what went does not come back */
+    store_stats(s, &stats);
+    assert_int_equal(stats.blocks, 5);
+    store_close(s);
+    c.tenant_quota_size = size; /* of every tenant */
+    s = fixture_open(&c);
+    assert_int_equal(store_gc(s, &gone, &freed, NULL), 0);
+    store_stats(s, &stats); /* the writer may have been faster */
+    assert_int_equal(stats.blocks, 2);
+    assert_true(fixture_block_reads(s, "acme", &blocks[3])); /* pinned */
+    store_close(s);
+    fixture_remove(dir);
+}
+
 /* ---- master key --------------------------------------------------------------------------------------------- */
 
 static void write_key(const char *path, const uint8_t key[CRYPTO_KEY_SIZE])
@@ -216,6 +294,8 @@ int main(void)
         cmocka_unit_test(compaction_frees_what_is_dead_and_keeps_the_rest),
         cmocka_unit_test(pinned_blocks_outlive_eviction),
         cmocka_unit_test(pins_survive_rebuilding_and_go_with_their_tenant),
+        cmocka_unit_test(eviction_takes_the_ends_of_chains),
+        cmocka_unit_test(quotas_are_kept),
         cmocka_unit_test(a_new_master_key_opens_what_the_old_one_wrote),
         cmocka_unit_test(a_rotation_that_was_cut_off_is_finished),
     };

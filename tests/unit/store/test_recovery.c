@@ -470,6 +470,43 @@ static void test_an_empty_segment_file_is_removed(void **state)
     fixture_remove(dir);
 }
 
+/* As many blocks as TANDEM_RECOVERY_BLOCKS says, found again with the index and without; then it also says how long that took. */
+static void test_many_blocks(void **state)
+{
+    (void)state;
+    const char *text = getenv("TANDEM_RECOVERY_BLOCKS");
+    uint64_t count = text ? strtoull(text, NULL, 10) : 300;
+    char *dir = fixture_directory(), index[512];
+    struct store_config c = fixture_config(dir);
+    struct store_stats stats;
+    c.limit_size = 1ull << 40;
+    c.commit_interval_ms = 20;
+    struct store *s = fixture_open(&c);
+    struct fixture_block f;
+    for (uint64_t i = 0; i < count; i++) {
+        fixture_block_of(&f, i, quality_exact, 0, 1);
+        while (store_put(s, "acme", &f.block, NULL, NULL) == -TD_ERR_FULL)
+            store_flush(s);
+    }
+    store_close(s);
+    snprintf(index, sizeof index, "%s/" INDEX_FILE, dir);
+    for (int without = 0; without < 2; without++) {
+        if (without)
+            assert_int_equal(unlink(index), 0);
+        uint64_t start = clock_mono_us();
+        s = fixture_open(&c);
+        uint64_t took_us = clock_mono_us() - start;
+        store_stats(s, &stats);
+        assert_int_equal(stats.blocks, count);
+        assert_true(fixture_block_reads(s, "acme", &f));
+        store_close(s);
+        if (text)
+            print_message("%llu blocks, %s index: opened in %llu ms\n", (unsigned long long)count,
+                          without ? "no" : "with the", (unsigned long long)took_us / 1000);
+    }
+    fixture_remove(dir);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -485,6 +522,7 @@ int main(void)
         cmocka_unit_test(test_a_torn_record_at_the_end),
         cmocka_unit_test(test_an_erased_tenant_stays_erased_under_an_old_key_file),
         cmocka_unit_test(test_an_empty_segment_file_is_removed),
+        cmocka_unit_test(test_many_blocks),
     };
     log_set_level(LOG_ERROR);
     return cmocka_run_group_tests(tests, NULL, NULL);
