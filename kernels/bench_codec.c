@@ -190,9 +190,9 @@ static struct row_summary summarise(const float *x, uint32_t count)
     for (uint32_t i = 1; i < count; i++)
         if (x[i] > x[r.top])
             r.top = i;
-    double sum = 0;
+    double sum = 1; /* e^0 of the largest */
     for (uint32_t i = 0; i < count; i++)
-        sum += (double)expf(x[i] - x[r.top]);
+        sum += i == r.top ? 0 : (double)expf(x[i] - x[r.top]);
     r.log_sum = (double)x[r.top] + log(sum);
     return r;
 }

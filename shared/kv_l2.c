@@ -377,7 +377,7 @@ static bool row_padding_is_zero(uint32_t dim, struct kv_l2_codes row)
 static bool head_decode(const struct kv_l2_ops *ops, const struct kv_l2_form *f, const struct parts *p,
                         uint32_t head, const uint8_t *payload, uint16_t *dst)
 {
-    float mean[KV_HEAD_DIM_MAX], y[KV_HEAD_DIM_MAX];
+    float mean[KV_HEAD_DIM_MAX] = {0}, y[KV_HEAD_DIM_MAX];
     const uint8_t *flags = payload + (size_t)head * p->flag_size;
     const uint8_t *scales = payload + p->scales + (size_t)head * p->rows * p->groups;
     bool good = f->token_count % 8 == 0 || flags[p->flag_size - 1] >> f->token_count % 8 == 0;

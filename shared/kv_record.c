@@ -109,9 +109,11 @@ static json_t *level_to_json(const struct kv_level *level, const struct kv_level
 {
     json_t *o = json_pack("{s:s,s:i,s:i,s:i}", "level", level->name, "codec", (int)level->codec, "table_k",
                           (int)level->table[0], "table_v", (int)level->table[1]);
-    for (size_t i = 0; o && i < TD_COUNT(NUMBERS); i++)
-        json_object_set_new(o, NUMBERS[i].name,
-                            json_real(*(const double *)((const char *)q + NUMBERS[i].offset)));
+    for (size_t i = 0; o && i < TD_COUNT(NUMBERS); i++) {
+        double number;
+        memcpy(&number, (const uint8_t *)q + NUMBERS[i].offset, sizeof number);
+        json_object_set_new(o, NUMBERS[i].name, json_real(number));
+    }
     return o;
 }
 
@@ -157,7 +159,8 @@ static bool level_from_json(const json_t *o, struct kv_record *r)
         const json_t *number = json_object_get(o, NUMBERS[i].name);
         if (!json_is_number(number))
             return false;
-        *(double *)((char *)q + NUMBERS[i].offset) = json_number_value(number);
+        double value = json_number_value(number);
+        memcpy((uint8_t *)q + NUMBERS[i].offset, &value, sizeof value);
     }
     /* Of other tables: a measurement of something else. */
     q->known = json_integer_value(json_object_get(o, "codec")) == level->codec &&
