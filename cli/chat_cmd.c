@@ -332,7 +332,7 @@ static int run(const struct chat_settings *s, const char *message)
 
 int cli_chat(int argc, char **argv)
 {
-    struct chat_settings s;
+    struct chat_settings s = {0};
     struct config *config = NULL;
     char **rest = NULL;
     int rest_count = 0, code = CLI_USAGE;

@@ -54,13 +54,13 @@ static struct curl_slist *make_headers(const struct cli_server *server, bool has
     struct curl_slist *headers =
         curl_slist_append(NULL, has_body ? "Content-Type: application/json" : "Accept: application/json");
     char key[256], line[300];
-    if (!server->key_file || !server->key_file[0])
+    if (!server->bearer && (!server->key_file || !server->key_file[0]))
         return headers;
-    if (config_read_secret(server->key_file, key, sizeof key, err) < 0) {
+    if (!server->bearer && config_read_secret(server->key_file, key, sizeof key, err) < 0) {
         curl_slist_free_all(headers);
         return NULL;
     }
-    snprintf(line, sizeof line, "Authorization: Bearer %s", key);
+    snprintf(line, sizeof line, "Authorization: Bearer %s", server->bearer ? server->bearer : key);
     return curl_slist_append(headers, line);
 }
 

@@ -8,9 +8,9 @@ static const struct {
     int (*run)(int argc, char **argv);
 } COMMANDS[] = {
     {"chat", "talk to a model; the conversation is kept and can be resumed", cli_chat},
-    {"conv", "ls | show | rm: stored conversations", cli_conv},
+    {"conv", "ls | show | rm | fork | pin | export | import: stored conversations", cli_conv},
     {"model", "inspect | fingerprint | verify | slice: model files", cli_model},
-    {"store", "ls | verify: a KV store's directory", cli_store},
+    {"store", "ls | stat | verify | rebuild | compact | gc | pin | rotate-key: a KV store", cli_store},
     {"bench",
      "engine | codec | trace: how fast this machine runs a model; what KV levels do to it; what a cache "
      "would have hit",

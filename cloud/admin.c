@@ -1,7 +1,9 @@
 /* admin: see admin.h. */
 #include "cloud/admin.h"
+#include "cloud/admin_store.h"
 #include "protocol/net.h"
 #include "shared/metrics.h"
+#include "store/operator.h"
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -11,7 +13,8 @@ struct admin {
     struct http_handler handler;
     pthread_t thread;
     uint16_t port;
-    atomic_int health; /* enum admin_health */
+    atomic_int health;                   /* enum admin_health */
+    _Atomic(struct admin_store *) store; /* NULL until the store is open */
 };
 
 static void respond(struct http_exchange *x, int status, const char *type, const char *text)
@@ -42,19 +45,28 @@ static void serve_health(const struct admin *a, struct http_exchange *x)
 
 static void on_request(void *ctx, struct http_exchange *x, const struct http_request *r)
 {
-    if (strcmp(r->method, "GET") != 0)
+    struct admin *a = ctx;
+    struct admin_store *store = atomic_load(&a->store);
+    if (strncmp(r->path, "/store/", 7) == 0 && store)
+        admin_store_request(store, x, r);
+    else if (strncmp(r->path, "/store/", 7) == 0)
+        respond(x, 503, "text/plain", "the node is starting\n");
+    else if (strcmp(r->method, "GET") != 0)
         respond(x, 405, "text/plain", "only GET is known here\n");
     else if (strcmp(r->path, "/metrics") == 0)
         serve_metrics(x);
     else if (strcmp(r->path, "/health") == 0)
-        serve_health(ctx, x);
+        serve_health(a, x);
     else
-        respond(x, 404, "text/plain", "there are /metrics and /health here\n");
+        respond(x, 404, "text/plain", "there are /metrics, /health and /store here\n");
 }
 
 static void on_client_gone(void *ctx, struct http_exchange *x)
 {
-    (void)ctx, (void)x; /* every answer is given at once */
+    struct admin *a = ctx;
+    struct admin_store *store = atomic_load(&a->store);
+    if (store) /* all other answers are given at once */
+        admin_store_client_gone(store, x);
 }
 
 static void *serve(void *arg)
@@ -100,6 +112,18 @@ uint16_t admin_port(const struct admin *a)
     return a->port;
 }
 
+int admin_set_store(struct admin *a, struct store *store, const uint8_t master[CRYPTO_KEY_SIZE])
+{
+    char token[OPERATOR_TOKEN_SIZE + 1];
+    uint8_t hash[TD_HASH_SIZE];
+    operator_token(master, token);
+    sha256_once(token, OPERATOR_TOKEN_SIZE, hash);
+    crypto_wipe(token, sizeof token);
+    struct admin_store *made = admin_store_create(a->loop, store, hash);
+    atomic_store(&a->store, made);
+    return made ? 0 : -TD_ERR_NOMEM;
+}
+
 void admin_set_health(struct admin *a, enum admin_health health)
 {
     atomic_store(&a->health, (int)health);
@@ -111,6 +135,9 @@ void admin_stop(struct admin *a)
         return;
     net_loop_stop(a->loop);
     pthread_join(a->thread, NULL);
+    struct admin_store *store = atomic_load(&a->store);
+    admin_store_wait(store);
     net_loop_destroy(a->loop);
+    admin_store_destroy(store);
     free(a);
 }

@@ -1,9 +1,8 @@
-/* admin: /metrics and /health over plain HTTP on 127.0.0.1, on a loop and a thread of its own. Host must be a loopback name and no Origin is
- * taken, so no web page can read it. Nothing that it says holds text, token ids or credentials. */
+/* admin: /metrics, /health and /store (admin_store.h) over plain HTTP on 127.0.0.1, on a loop and a thread of its own. Host must be a loopback
+ * name and no Origin is taken, so no web page can read it. Nothing that it says holds text, token ids or credentials. */
 #ifndef TANDEM_CLOUD_ADMIN_H
 #define TANDEM_CLOUD_ADMIN_H
-#include "shared/status.h"
-#include <stdint.h>
+#include "store/store.h"
 
 enum admin_health { ADMIN_STARTING, ADMIN_READY, ADMIN_DRAINING };
 
@@ -11,6 +10,8 @@ struct admin;
 int admin_start(uint16_t port, struct admin **out, struct td_error *err);
 uint16_t admin_port(const struct admin *a);
 void admin_set_health(struct admin *a, enum admin_health health); /* any thread */
+/* Once, from the thread that starts the node: /store answers from then on. The store is borrowed until admin_stop. */
+int admin_set_store(struct admin *a, struct store *store, const uint8_t master[CRYPTO_KEY_SIZE]);
 void admin_stop(struct admin *a);
 
 #endif

@@ -475,6 +475,10 @@ static const struct api_ops ops = {.authenticate = authenticate,
                                    .conversations = direct_conversation_list,
                                    .conversation_show = direct_conversation_show,
                                    .conversation_delete = direct_conversation_delete,
+                                   .conversation_fork = direct_conversation_fork,
+                                   .conversation_pin = direct_conversation_pin,
+                                   .conversation_export = direct_conversation_export,
+                                   .conversation_import = direct_conversation_import,
                                    .unhealthy = unhealthy};
 
 struct direct *direct_create(struct service *service)

@@ -34,3 +34,32 @@ int direct_conversation_delete(void *ctx, const struct api_identity *who, const 
     struct direct *d = ctx;
     return conv_delete(d->service->conversations, who->tenant, who->principal, id);
 }
+
+int direct_conversation_fork(void *ctx, const struct api_identity *who, const char *id, char **json)
+{
+    struct direct *d = ctx;
+    return conversation_fork_json(d->service->conversations, who->tenant, who->principal, id, json);
+}
+
+int direct_conversation_pin(void *ctx, const struct api_identity *who, const char *id, bool pinned,
+                            char **json)
+{
+    struct direct *d = ctx;
+    return conversation_pin_json(d->service->store, d->service->conversations, who->tenant, who->principal,
+                                 id, pinned, json);
+}
+
+int direct_conversation_export(void *ctx, const struct api_identity *who, const char *id, char **json)
+{
+    struct direct *d = ctx;
+    return conversation_export_json(d->service->conversations, d->service->tokenizer, who->tenant,
+                                    who->principal, id, text_of, json);
+}
+
+int direct_conversation_import(void *ctx, const struct api_identity *who, const char *body, size_t size,
+                               char **json, struct td_error *err)
+{
+    struct direct *d = ctx;
+    return conversation_import_json(d->service->conversations, d->service->tokenizer, who->tenant,
+                                    who->principal, body, size, false, json, err);
+}

@@ -70,9 +70,15 @@ void direct_commit(struct io_job *job);  /* status */
 int direct_copy_texts(struct direct_call *c, const struct api_request *r);
 void direct_free_texts(struct direct_call *c);
 
-/* ---- conversations: the three operations of struct api_ops ---- */
+/* ---- conversations: the operations of struct api_ops ---- */
 int direct_conversation_list(void *ctx, const struct api_identity *who, char **json);
 int direct_conversation_show(void *ctx, const struct api_identity *who, const char *id, char **json);
 int direct_conversation_delete(void *ctx, const struct api_identity *who, const char *id);
+int direct_conversation_fork(void *ctx, const struct api_identity *who, const char *id, char **json);
+int direct_conversation_pin(void *ctx, const struct api_identity *who, const char *id, bool pinned,
+                            char **json);
+int direct_conversation_export(void *ctx, const struct api_identity *who, const char *id, char **json);
+int direct_conversation_import(void *ctx, const struct api_identity *who, const char *body, size_t size,
+                               char **json, struct td_error *err);
 
 #endif

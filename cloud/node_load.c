@@ -102,6 +102,8 @@ int node_open_store(struct node *n, struct td_error *err)
         rc = store_master_key_load(s->store_key_path, true, config.master_key, err);
     if (rc == 0)
         rc = store_open(&config, &n->service.store, err);
+    if (rc == 0)
+        rc = admin_set_store(n->admin, n->service.store, config.master_key);
     crypto_wipe(config.master_key, sizeof config.master_key);
     struct tier_redis_config remote = {.host = s->redis_host,
                                        .port = s->redis_port,

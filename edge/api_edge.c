@@ -99,6 +99,32 @@ static int conversation_delete(void *ctx, const struct api_identity *who, const 
     return edge_conversation_delete(e->agent, who->principal, id);
 }
 
+static int conversation_fork(void *ctx, const struct api_identity *who, const char *id, char **json)
+{
+    struct api_edge *e = ctx;
+    return edge_conversation_fork(e->agent, who->principal, id, json);
+}
+
+static int conversation_pin(void *ctx, const struct api_identity *who, const char *id, bool pinned,
+                            char **json)
+{
+    struct api_edge *e = ctx;
+    return edge_conversation_pin(e->agent, who->principal, id, pinned, json);
+}
+
+static int conversation_export(void *ctx, const struct api_identity *who, const char *id, char **json)
+{
+    struct api_edge *e = ctx;
+    return edge_conversation_export(e->agent, who->principal, id, json);
+}
+
+static int conversation_import(void *ctx, const struct api_identity *who, const char *body, size_t size,
+                               char **json, struct td_error *err)
+{
+    struct api_edge *e = ctx;
+    return edge_conversation_import(e->agent, who->principal, body, size, json, err);
+}
+
 static const char *unhealthy(void *ctx)
 {
     struct api_edge *e = ctx;
@@ -113,6 +139,10 @@ static const struct api_ops ops = {
     .conversations = conversations,
     .conversation_show = conversation_show,
     .conversation_delete = conversation_delete,
+    .conversation_fork = conversation_fork,
+    .conversation_pin = conversation_pin,
+    .conversation_export = conversation_export,
+    .conversation_import = conversation_import,
     .unhealthy = unhealthy,
 };
 

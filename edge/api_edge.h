@@ -15,5 +15,10 @@ const struct http_handler *api_edge_http_handler(struct api_edge *e);
 int edge_conversations_list(struct agent *a, const char *principal, char **json);
 int edge_conversation_show(struct agent *a, const char *principal, const char *id, char **json);
 int edge_conversation_delete(struct agent *a, const char *principal, const char *id);
+int edge_conversation_fork(struct agent *a, const char *principal, const char *id, char **json);
+int edge_conversation_pin(struct agent *a, const char *principal, const char *id, bool pinned, char **json);
+int edge_conversation_export(struct agent *a, const char *principal, const char *id, char **json);
+int edge_conversation_import(struct agent *a, const char *principal, const char *body, size_t size,
+                             char **json, struct td_error *err);
 
 #endif

@@ -44,3 +44,27 @@ int edge_conversation_delete(struct agent *a, const char *principal, const char 
 {
     return conv_delete(agent_conversations(a), EDGE_TENANT, principal, id);
 }
+
+int edge_conversation_fork(struct agent *a, const char *principal, const char *id, char **json)
+{
+    return conversation_fork_json(agent_conversations(a), EDGE_TENANT, principal, id, json);
+}
+
+int edge_conversation_pin(struct agent *a, const char *principal, const char *id, bool pinned, char **json)
+{
+    return conversation_pin_json(agent_store(a), agent_conversations(a), EDGE_TENANT, principal, id, pinned,
+                                 json);
+}
+
+int edge_conversation_export(struct agent *a, const char *principal, const char *id, char **json)
+{
+    return conversation_export_json(agent_conversations(a), agent_tokenizer(a), EDGE_TENANT, principal, id,
+                                    restored, json);
+}
+
+int edge_conversation_import(struct agent *a, const char *principal, const char *body, size_t size,
+                             char **json, struct td_error *err)
+{
+    return conversation_import_json(agent_conversations(a), agent_tokenizer(a), EDGE_TENANT, principal, body,
+                                    size, true, json, err);
+}

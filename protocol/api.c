@@ -235,9 +235,58 @@ static void delete_conversation(const struct route_call *r)
     json_decref(root);
 }
 
+/* {id}/fork, {id}/pin, {id}/unpin, {id}/export. */
+static void on_conversation_verb(const struct route_call *r, const char *verb)
+{
+    const struct api_ops *ops = r->server->config.ops;
+    void *ctx = r->server->config.ctx;
+    char id[LIMIT_NAME_SIZE + 1], *json = NULL;
+    bool reads = strcmp(verb, "export") == 0, pins = strcmp(verb, "pin") == 0;
+    size_t size = (size_t)(verb - 1 - r->rest);
+    int code = -TD_ERR_NOTFOUND;
+    snprintf(id, sizeof id, "%.*s", (int)TD_MIN(size, sizeof id - 1), r->rest);
+    bool known = size < sizeof id && api_conversation_id_valid(id);
+    if (strcmp(r->request->method, reads ? "GET" : "POST") != 0) {
+        respond_error(r, 405, "this path does not know that method", NULL, "method_not_allowed");
+        return;
+    }
+    if (known && reads && ops->conversation_export)
+        code = ops->conversation_export(ctx, &r->who, id, &json);
+    else if (known && strcmp(verb, "fork") == 0 && ops->conversation_fork)
+        code = ops->conversation_fork(ctx, &r->who, id, &json);
+    else if (known && (pins || strcmp(verb, "unpin") == 0) && ops->conversation_pin)
+        code = ops->conversation_pin(ctx, &r->who, id, pins, &json);
+    if (code)
+        respond_code(r, code);
+    else
+        respond(r, 200, json);
+}
+
+static void on_import(const struct route_call *r)
+{
+    const struct api_config *config = &r->server->config;
+    struct td_error err = {0};
+    char *json = NULL;
+    int code = config->ops->conversation_import
+                   ? config->ops->conversation_import(config->ctx, &r->who, r->request->body,
+                                                      r->request->body_size, &json, &err)
+                   : -TD_ERR_NOTFOUND;
+    if (code && err.text[0])
+        respond_error(r, 400, err.text, NULL, api_error_code(code));
+    else if (code)
+        respond_code(r, code);
+    else
+        respond(r, 200, json);
+}
+
 static void on_conversation(const struct route_call *r)
 {
-    if (!api_conversation_id_valid(r->rest))
+    const char *slash = strchr(r->rest, '/');
+    if (slash)
+        on_conversation_verb(r, slash + 1);
+    else if (strcmp(r->request->method, "POST") == 0)
+        respond_error(r, 405, "this path does not know that method", NULL, "method_not_allowed");
+    else if (!api_conversation_id_valid(r->rest))
         respond_code(r, -TD_ERR_NOTFOUND);
     else if (strcmp(r->request->method, "DELETE") == 0)
         delete_conversation(r);
@@ -263,7 +312,8 @@ static const struct route routes[] = {{"/v1/chat/completions", "POST", false, on
                                       {"/tokenize", "POST", false, on_tokenize},
                                       {"/detokenize", "POST", false, on_detokenize},
                                       {"/v1/conversations", "GET", false, on_conversations},
-                                      {"/v1/conversations/", "GET, DELETE", false, on_conversation}};
+                                      {"/v1/conversations/import", "POST", false, on_import},
+                                      {"/v1/conversations/", "GET, DELETE, POST", false, on_conversation}};
 
 static const struct route *find_route(const char *path, const char **rest)
 {

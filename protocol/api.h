@@ -4,7 +4,8 @@
  *
  * Routes: POST /v1/chat/completions, POST /v1/completions, GET /v1/models, GET /health (503 until api_set_ready), GET /metrics,
  *         POST /tokenize {"content","add_special"?} → {"tokens"}, POST /detokenize {"tokens"} → {"content"};
- *         GET /v1/conversations, GET|DELETE /v1/conversations/{id}, GET /v1/models/{id}. Anything else: 404; wrong method: 405.
+ *         GET /v1/conversations, GET|DELETE /v1/conversations/{id}, POST /v1/conversations/{id}/fork|pin|unpin, GET /v1/conversations/{id}/export,
+ *         POST /v1/conversations/import, GET /v1/models/{id}. Anything else: 404; wrong method: 405.
  * All but /health ask ops->authenticate. A request's model may be model_name, "default" or absent; else 404. */
 #ifndef TANDEM_PROTOCOL_API_H
 #define TANDEM_PROTOCOL_API_H
@@ -39,6 +40,12 @@ struct api_ops {
     int (*conversations)(void *ctx, const struct api_identity *who, char **json);
     int (*conversation_show)(void *ctx, const struct api_identity *who, const char *id, char **json);
     int (*conversation_delete)(void *ctx, const struct api_identity *who, const char *id);
+    int (*conversation_fork)(void *ctx, const struct api_identity *who, const char *id, char **json);
+    int (*conversation_pin)(void *ctx, const struct api_identity *who, const char *id, bool pinned,
+                            char **json);
+    int (*conversation_export)(void *ctx, const struct api_identity *who, const char *id, char **json);
+    int (*conversation_import)(void *ctx, const struct api_identity *who, const char *body, size_t size,
+                               char **json, struct td_error *err);
     /* Optional: why a generation would have to wait now, one line (borrowed), or NULL: /health answers 503 with it. */
     const char *(*unhealthy)(void *ctx);
 };

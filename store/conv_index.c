@@ -1,7 +1,7 @@
 /* conv_index: from the hash of a message history to the conversation that has it.
  *
- * One entry a boundary, chained in hash buckets; several conversations may share a history (the same first question), the one
- * changed last wins. Entries are bounded: the least recently used go first. A principal that has lost all of its entries is forgotten as a whole
+ * One entry a boundary, chained in hash buckets; several conversations may share a history (the same first question): one that
+ * ends there wins, then the one that had a turn last. Entries are bounded: the least recently used go first. A principal that has lost all of its entries is forgotten as a whole
  * and read from the store again when it comes back; one that has lost some only loses matches, which cost a re-tokenisation and
  * never correctness. The store is read without the lock: a version decides between what was read and what was saved meanwhile. */
 #include "store/conversation.h"
@@ -28,6 +28,7 @@ struct indexed {          /* a conversation */
     struct owner *owner;
     char id[STORE_CONV_ID_MAX + 1];
     uint64_t version, changed_us;
+    uint32_t boundary_count;
     struct boundary_entry *entries;
 };
 struct boundary_entry {
@@ -198,8 +199,7 @@ static int entry_add(struct conv_index *x, struct indexed *c, uint32_t boundary,
 }
 
 /* Take in the boundaries of a conversation at a version, unless a newer one is known. */
-static void take_in(struct conv_index *x, struct owner *o, uint64_t version, uint64_t changed_us,
-                    const struct conversation *conv)
+static void take_in(struct conv_index *x, struct owner *o, uint64_t version, const struct conversation *conv)
 {
     struct indexed *c = conversation_find(x, o, conv->id);
     if (c && c->version >= version)
@@ -212,7 +212,8 @@ static void take_in(struct conv_index *x, struct owner *o, uint64_t version, uin
     c->owner = o;
     strcpy(c->id, conv->id);
     c->version = version;
-    c->changed_us = changed_us;
+    c->changed_us = conv->updated_us;
+    c->boundary_count = conv->boundary_count;
     c->next = *id_bucket_of(x, c->id);
     *id_bucket_of(x, c->id) = c;
     ring_push(&o->conversations, &c->link);
@@ -242,7 +243,7 @@ struct filling { /* conversations of one principal, newest first, their ids (tok
     size_t room; /* boundaries that may still be read */
     struct filled {
         struct conversation conv;
-        uint64_t version, updated_us;
+        uint64_t version;
     } * items;
 };
 
@@ -251,6 +252,7 @@ static int fill_one(void *ctx, const char *conv_id, uint64_t version, uint64_t u
 {
     struct filling *f = ctx;
     struct conversation conv;
+    (void)updated_us; /* of the record; the conversation's own is that of its last turn */
     if (f->count == f->capacity) {
         size_t capacity = f->capacity ? 2 * f->capacity : 16;
         struct filled *items = realloc(f->items, capacity * sizeof *items);
@@ -268,7 +270,7 @@ static int fill_one(void *ctx, const char *conv_id, uint64_t version, uint64_t u
         return 1;
     }
     f->room -= conv.boundary_count;
-    f->items[f->count++] = (struct filled){conv, version, updated_us};
+    f->items[f->count++] = (struct filled){conv, version};
     return 0;
 }
 
@@ -279,7 +281,7 @@ static void take_in_all(struct conv_index *x, const char *tenant, const char *pr
     for (size_t i = f->count; i > 0; i--) {
         struct owner *o = owner_ensure(x, tenant, principal);
         if (o)
-            take_in(x, o, f->items[i - 1].version, f->items[i - 1].updated_us, &f->items[i - 1].conv);
+            take_in(x, o, f->items[i - 1].version, &f->items[i - 1].conv);
     }
     struct owner *o = owner_ensure(x, tenant, principal);
     if (o)
@@ -346,14 +348,22 @@ void conv_index_destroy(struct conv_index *x)
     free(x);
 }
 
-/* The entry of that history whose conversation was changed last. The lock is held. */
+/* Which of two with the same history goes on: one that ends there, as a fork's original does; then the one that had a turn last. */
+static bool goes_before(const struct boundary_entry *a, const struct boundary_entry *b)
+{
+    bool a_ends = a->boundary + 1 == a->conversation->boundary_count,
+         b_ends = b->boundary + 1 == b->conversation->boundary_count;
+    return a_ends != b_ends ? a_ends : a->conversation->changed_us > b->conversation->changed_us;
+}
+
+/* The lock is held. */
 static struct boundary_entry *best_entry(struct conv_index *x, const struct owner *o,
                                          const uint8_t history[TD_HASH_SIZE])
 {
     struct boundary_entry *best = NULL;
     for (struct boundary_entry *e = *bucket_of(x, history); e; e = e->next)
         if (e->conversation->owner == o && memcmp(e->history, history, TD_HASH_SIZE) == 0 &&
-            (!best || e->conversation->changed_us > best->conversation->changed_us))
+            (!best || goes_before(e, best)))
             best = e;
     return best;
 }
@@ -417,7 +427,7 @@ int conv_save(struct conv_index *x, const char *tenant, const char *principal, u
     pthread_mutex_lock(&x->lock);
     struct owner *o = owner_ensure(x, tenant, principal);
     if (o)
-        take_in(x, o, expected_version + 1, clock_wall_us(), c);
+        take_in(x, o, expected_version + 1, c);
     pthread_mutex_unlock(&x->lock);
     return 0;
 }

@@ -80,13 +80,16 @@ int conversation_show_json(struct conv_index *x, const struct tokenizer *t, cons
     int rc = conv_load(x, tenant, principal, id, &version, &c);
     if (rc < 0)
         return rc;
-    json_t *root = summary_of(&c, text), *value = decoded(t, &c, text);
+    json_t *root = summary_of(&c, text), *value = decoded(t, &c, text),
+           *messages = conversation_messages_json(&c, t, text);
     conv_free(&c);
-    if (!root || !value) {
+    if (!root || !value || !messages) {
         json_decref(root);
         json_decref(value);
+        json_decref(messages);
         return -TD_ERR_NOMEM;
     }
     json_object_set_new(root, "text", value);
+    json_object_set_new(root, "messages", messages); /* themselves, where a list only counts them */
     return dump(root, json);
 }

@@ -9,10 +9,32 @@
 /* A JSON string, the caller's; NULL without memory. */
 typedef json_t *(*conversation_text_fn)(const struct conversation *c, const char *bytes, size_t size);
 
-/* *json: malloc'ed, the caller's. Both read the disk. */
+/* *json: malloc'ed, the caller's. All of these wait for the disk. */
 int conversation_list_json(struct store *s, const char *tenant, const char *principal,
                            conversation_text_fn text, char **json);
 int conversation_show_json(struct conv_index *x, const struct tokenizer *t, const char *tenant,
                            const char *principal, const char *id, conversation_text_fn text, char **json);
+
+/* What was said, [{"role", "content"}], split at the template's marks (conversation_messages.c). The caller's; NULL without memory. */
+json_t *conversation_messages_json(const struct conversation *c, const struct tokenizer *t,
+                                   conversation_text_fn text);
+
+/* ---- copies: conversation_move.c ---- */
+/* The same history under a new id. No KV is copied: blocks are named by tokens, so both find the same ones. {"conversation", "forked_from"} */
+int conversation_fork_json(struct conv_index *x, const char *tenant, const char *principal, const char *id,
+                           char **json);
+/* {"id", "pinned"} */
+int conversation_pin_json(struct store *s, struct conv_index *x, const char *tenant, const char *principal,
+                          const char *id, bool pinned, char **json);
+/* The portable form, in the clear: whoever writes it down seals it. Tokens, turns, and on a device the vault; "messages" is for people and ignored by
+ * import. */
+int conversation_export_json(struct conv_index *x, const struct tokenizer *t, const char *tenant,
+                             const char *principal, const char *id, conversation_text_fn text, char **json);
+/* Hostile bytes. Under the id that it had, or under a new one where that is taken. Other weights with the same tokenizer compute from
+ * its tokens; another tokenizer is -TD_ERR_MISMATCH. take_vault: a device's placeholder map is taken over. {"conversation"} */
+int conversation_import_json(struct conv_index *x, const struct tokenizer *t, const char *tenant,
+                             const char *principal, const char *body, size_t size, bool take_vault,
+                             char **json, struct td_error *err);
+bool conversation_id_valid(const char *id); /* [A-Za-z0-9._-]{1,STORE_CONV_ID_MAX} */
 
 #endif

@@ -65,6 +65,135 @@ def test_store_is_listed_and_verified(tmp_path):
     assert verified["bad"] == 0 and verified["records"] > listing["blocks"]
 
 
+def lines(r):
+    return r.stderr.strip().splitlines()
+
+
+def stored(tmp_path, name="a", **settings):
+    """A node, stopped, whose store holds one conversation of a few blocks; its id and text."""
+    from harness import Cloud
+    c = Cloud(tmp_path / name, **settings)
+    c.token = c.new_token()
+    c.start()
+    ask(c, [{"role": "user", "content": "One two three. " * 60}], conversation="counting")
+    return c
+
+
+def ask(c, messages, **extra):
+    return client_of(c, c.token, c.ca).chat.completions.create(model="default", messages=messages, max_tokens=8, temperature=0,
+                                                              extra_body={"timings": True, **extra})
+
+
+def test_store_is_looked_after(tmp_path):
+    c = stored(tmp_path)
+    key = tmp_path / "a/store.key"
+    at = ("--store", c.store, "--store-key-file", key, "--json")
+    online = ("--admin", f"http://127.0.0.1:{c.admin_port}", "--store-key-file", key, "--json")
+    # A node holds the directory: one clear line that says who can be asked; and it can.
+    refused = lines(tandem("store", "compact", *at, code=1))
+    assert len(refused) == 1 and "--admin" in refused[0]
+    assert "--admin" not in lines(tandem("store", "rotate-key", *at, code=1))[0]
+    running = json.loads(tandem("store", "stat", *online).stdout)
+    assert running["blocks"] >= 2 and running["conversations"] == 1 and running["pins"] == 0
+    assert json.loads(tandem("store", "compact", *online).stdout)["freed_bytes"] >= 0
+    assert json.loads(tandem("store", "gc", *online).stdout)["blocks"] == 0
+    mine = ("counting", "--tenant", "acme", "--principal", "alice")
+    assert json.loads(tandem("store", "pin", *mine, *online).stdout)["pinned"]
+    assert json.loads(tandem("store", "stat", *online).stdout)["pins"] == 1
+    assert "no such conversation" in tandem("store", "pin", "nothing", *mine[1:], *online, code=1).stderr
+    tandem("store", "rebuild", *online, code=2)
+    # Not without the key that belongs to the store, and not from a web page.
+    other = tmp_path / "other.key"
+    other.write_text("00" * 32)
+    other.chmod(0o600)
+    assert "token" in tandem("store", "stat", "--admin", online[1], "--store-key-file", other, code=1).stderr
+    import urllib.request
+    from urllib.error import HTTPError
+    for headers, status in (({}, 401), ({"Host": "example.org"}, 403), ({"Origin": "http://example.org"}, 403)):
+        try:
+            urllib.request.build_opener(urllib.request.ProxyHandler({})).open(urllib.request.Request(online[1] + "/store/stat", headers=headers))
+            assert False, headers
+        except HTTPError as e:
+            assert e.code == status, headers
+    c.stop()
+    # The directory itself.
+    stopped = json.loads(tandem("store", "stat", *at).stdout)
+    assert all(stopped[k] == running[k] for k in ("blocks", "block_bytes", "conversations", "tenants")) and stopped["pins"] == 1
+    tandem("store", "unpin", *mine, *at)
+    assert json.loads(tandem("store", "stat", *at).stdout)["pins"] == 0
+    for f in c.store.glob("index*"):
+        f.unlink()
+    assert json.loads(tandem("store", "rebuild", *at).stdout)["records"] >= stopped["blocks"] + 1
+    assert json.loads(tandem("store", "compact", "--dead-percent", 0, *at).stdout)["freed_bytes"] >= 0
+    assert json.loads(tandem("store", "gc", *at).stdout)["blocks"] == 0
+    assert "blocks let go" in tandem("store", "gc", *at[:-1]).stdout
+    # A new master key: the old one opens nothing any more, the node goes on with what it had.
+    before = key.read_text()
+    (tmp_path / "before.key").write_text(before)
+    (tmp_path / "before.key").chmod(0o600)
+    tandem("store", "rotate-key", *at)
+    assert key.read_text() != before and key.stat().st_mode & 0o777 == 0o600
+    assert len(lines(tandem("store", "stat", "--store", c.store, "--store-key-file", tmp_path / "before.key", code=1))) == 1
+    assert json.loads(tandem("store", "verify", *at).stdout)["bad"] == 0
+    c.start()
+    r = ask(c, [{"role": "user", "content": "Go on."}], conversation="counting")
+    assert r.usage.prompt_tokens_details.cached_tokens > 0
+    assert c.stop() == 0
+
+
+def test_conversations_are_copied(cloud, edge, tmp_path):
+    words = tmp_path / "words"
+    words.write_text("a long line of words that nobody guesses\n")
+    words.chmod(0o600)
+    client = client_of(edge)
+    question = "I am called Ada; write to ada@example.org. " * 8
+    said = client.chat.completions.create(model="default", messages=[{"role": "user", "content": question}], max_tokens=8, temperature=0,
+                                          extra_body={"conversation": "original"}).choices[0].message.content
+    at = ("--url", edge.url)
+    shown = tandem("conv", "show", "original", *at).stdout
+    assert f"user: {question}" in shown and f"assistant: {said}" in shown and "<|im_" not in shown
+    fork = tandem("conv", "fork", "original", *at).stdout.strip()
+    assert fork != "original" and tandem("conv", "show", fork, *at).stdout == shown
+
+    def resume(conversation):
+        return client.chat.completions.create(model="default", messages=[{"role": "user", "content": "What is my name?"}], max_tokens=8, temperature=0, seed=1,
+                                              extra_body={"conversation": conversation})
+
+    for path, how in ((tmp_path / "sealed", ("--export-key-file", words)), (tmp_path / "clear", ("--plain",))):
+        tandem("conv", "export", "original", path, *how, *at)
+        assert path.stat().st_mode & 0o777 == 0o600
+        assert (b"Ada" in path.read_bytes()) == (how == ("--plain",)) and (b'"tokens"' in path.read_bytes()) == (how == ("--plain",))
+    assert len(lines(tandem("conv", "export", "original", tmp_path / "sealed", "--export-key-file", words, *at, code=1))) == 1  # it is there already
+    tandem("conv", "export", "original", tmp_path / "third", *at, code=2)  # neither sealed nor said to be plain
+    a = resume("original")
+    assert a.usage.prompt_tokens_details.cached_tokens > 0
+    b = resume(fork)  # the same text, from the same KV
+    assert (b.choices[0].message.content, b.usage.prompt_tokens) == (a.choices[0].message.content, a.usage.prompt_tokens)
+    assert b.usage.prompt_tokens_details.cached_tokens >= a.usage.prompt_tokens_details.cached_tokens
+    tandem("conv", "rm", "original", *at)
+    assert tandem("conv", "import", tmp_path / "sealed", "--export-key-file", words, *at).stdout.strip() == "original"
+    assert tandem("conv", "show", "original", *at).stdout == shown  # the vault has travelled, too
+    second = tandem("conv", "import", tmp_path / "clear", *at).stdout.strip()
+    assert second not in ("original", fork)
+    for c in ("original", second):
+        again = resume(c)
+        assert (again.choices[0].message.content, again.usage.prompt_tokens) == (a.choices[0].message.content, a.usage.prompt_tokens)
+    # Its values stay on the device; other words do not open it; a cut or changed file is no conversation.
+    assert "agent" in tandem("conv", "import", tmp_path / "clear", "--url", cloud.url, "--ca", cloud.ca, code=1).stderr
+    words.write_text("other words\n")
+    assert "words" in tandem("conv", "import", tmp_path / "sealed", "--export-key-file", words, *at, code=1).stderr
+    assert "sealed" in tandem("conv", "import", tmp_path / "sealed", *at, code=1).stderr
+    data = json.loads((tmp_path / "clear").read_text())
+    for name, change in (("tokenizer", {"tokenizer": "00" * 32}), ("exported", {"format": "x"}), ("damaged", {"tokens": [10 ** 6]}), ("damaged", {"turns": []})):
+        (tmp_path / "bad").write_text(json.dumps({**data, **change}))
+        assert name in lines(tandem("conv", "import", tmp_path / "bad", *at, code=1))[0]
+    tandem("conv", "pin", "original", *at)
+    tandem("conv", "unpin", "original", *at)
+    for verb in ("show", "rm", "fork", "pin", "unpin"):
+        assert lines(tandem("conv", verb, "conv-nowhere", *at, code=1)) == ["tandem conv: there is no such conversation"]
+    assert "no such" in tandem("conv", "export", "conv-nowhere", tmp_path / "none", "--plain", *at, code=1).stderr
+
+
 def test_bench(tmp_path):
     r = json.loads(tandem("bench", "engine", "--model", MODEL, "--threads", 2, "--prompt", 64, "--gen", 4, "--repeat", 1, "--json").stdout)
     assert r["prefill_tps"] > 0 and r["decode_tps"] > 0

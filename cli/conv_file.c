@@ -1,0 +1,117 @@
+/* conv_file: exported conversations as files. They are what people said, so they are sealed (store/portable.h) unless somebody says --plain. */
+#include "cli/conv_cmd.h"
+#include "store/portable.h"
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#define CONV_FILE_MAX (64u << 20)
+
+static int write_plain(const char *path, const char *json, size_t size, struct td_error *err)
+{
+    int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+    if (fd < 0)
+        return td_fail(err, -TD_ERR_IO, "cannot make %s: %s", path, strerror(errno));
+    FILE *f = fdopen(fd, "wb");
+    bool good = f && fwrite(json, 1, size, f) == size && fflush(f) == 0 && fsync(fd) == 0;
+    int why = errno;
+    if (f)
+        fclose(f);
+    else
+        close(fd);
+    if (good)
+        return 0;
+    unlink(path);
+    return td_fail(err, -TD_ERR_IO, "cannot write %s: %s", path, strerror(why));
+}
+
+int conv_file_write(const char *path, const char *key_file, bool plain, const char *json, size_t size,
+                    struct td_error *err)
+{
+    char words[PORTABLE_WORDS_MAX];
+    struct portable *p;
+    if (plain)
+        return write_plain(path, json, size, err);
+    int rc = config_read_secret(key_file, words, sizeof words, err);
+    rc = rc < 0 ? rc : portable_create(path, words, &p, err);
+    crypto_wipe(words, sizeof words);
+    if (rc < 0)
+        return rc;
+    rc = portable_write(p, json, size, err);
+    if (rc == 0)
+        return portable_finish(p, err);
+    portable_close(p);
+    return rc;
+}
+
+static int read_plain(FILE *f, const char *path, char **json, size_t *size, struct td_error *err)
+{
+    size_t capacity = 1u << 16;
+    char *data = NULL;
+    *size = 0;
+    for (size_t got = 1; got > 0 && capacity <= CONV_FILE_MAX; *size += got) {
+        if (!data || *size == capacity) {
+            capacity *= data ? 2 : 1;
+            char *grown = realloc(data, capacity);
+            if (!grown) {
+                free(data);
+                return td_fail(err, -TD_ERR_NOMEM, "cannot read %s: out of memory", path);
+            }
+            data = grown;
+        }
+        got = fread(data + *size, 1, capacity - *size, f);
+    }
+    *json = data;
+    return 0;
+}
+
+static int read_sealed(const char *path, const char *key_file, char **json, size_t *size,
+                       struct td_error *err)
+{
+    char words[PORTABLE_WORDS_MAX];
+    struct portable *p;
+    if (!key_file[0])
+        return td_fail(err, -TD_ERR_ARG,
+                       "%s is sealed: name the key file that it was exported with (--export-key-file)", path);
+    int rc = config_read_secret(key_file, words, sizeof words, err);
+    rc = rc < 0 ? rc : portable_open(path, words, &p, err);
+    crypto_wipe(words, sizeof words);
+    if (rc < 0)
+        return rc;
+    rc = portable_read(p, (uint8_t **)json, size, err);
+    portable_close(p);
+    return rc == 0 ? td_fail(err, -TD_ERR_FORMAT, "%s holds no conversation", path) : rc < 0 ? rc : 0;
+}
+
+int conv_file_read(const char *path, const char *key_file, char **json, size_t *size, struct td_error *err)
+{
+    char magic[8] = "";
+    FILE *f = fopen(path, "rbe");
+    if (!f)
+        return td_fail(err, -TD_ERR_IO, "cannot open %s: %s", path, strerror(errno));
+    bool sealed = fread(magic, sizeof magic, 1, f) == 1 && memcmp(magic, PORTABLE_MAGIC, sizeof magic) == 0;
+    rewind(f);
+    int rc = sealed ? read_sealed(path, key_file, json, size, err) : read_plain(f, path, json, size, err);
+    fclose(f);
+    return rc;
+}
+
+int conv_file_body(const char *json, size_t size, bool loopback, char **body, struct td_error *err)
+{
+    json_t *root = json_loadb(json, size, 0, NULL);
+    int rc =
+        json_is_object(root) ? 0 : td_fail(err, -TD_ERR_FORMAT, "the file holds no exported conversation");
+    if (rc == 0 && json_object_get(root, "vault") && !loopback)
+        rc = td_fail(err, -TD_ERR_ARG,
+                     "this conversation carries values that an agent's filter kept on its device: import it "
+                     "at an agent on this machine");
+    if (rc == 0) {
+        json_object_del(root, "messages");
+        *body = json_dumps(root, JSON_COMPACT);
+        rc = *body ? 0 : td_fail(err, -TD_ERR_NOMEM, "out of memory");
+    }
+    json_decref(root);
+    return rc;
+}

@@ -1,0 +1,23 @@
+/* store_cmd: what the files of `tandem store` share. */
+#ifndef TANDEM_CLI_STORE_CMD_H
+#define TANDEM_CLI_STORE_CMD_H
+#include "cli/cli.h"
+#include "store/store.h"
+
+struct store_settings {
+    const char *directory, *key_file, *keys_directory, *admin;
+    const char *tenant, *principal, *transfer_key_file, *file;
+    int64_t dead_percent;
+    bool json;
+};
+
+/* Ask a running node's admin listener instead of the directory: stat, ls, compact, gc, pin, unpin. */
+int store_cmd_remote(const struct store_settings *s, const char *verb, const char *name);
+/* The request of pin and unpin; NULL: wrong usage, which has been said. */
+json_t *store_cmd_pin_request(const struct store_settings *s, const char *verb, const char *name);
+/* Print what a verb has answered, as JSON or for people. Take the reference. */
+int store_cmd_print_tenants(const struct store_settings *s, json_t *stats);
+int store_cmd_print_stats(const struct store_settings *s, json_t *stats);
+int store_cmd_print_freed(const struct store_settings *s, json_t *result);
+
+#endif

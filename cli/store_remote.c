@@ -1,0 +1,87 @@
+/* store_remote: `tandem store` through the admin listener of a running node, which holds its directory's lock. The bearer token comes from the master
+ * key (store/operator.h), so the key file that opens the directory opens this door too. */
+#include "cli/store_cmd.h"
+#include "store/operator.h"
+#include <stdio.h>
+#include <stdlib.h>
+
+static const struct {
+    const char *verb, *method, *path;
+} VERBS[] = {
+    {"ls", "GET", "/store/stat"}, {"stat", "GET", "/store/stat"}, {"compact", "POST", "/store/compact"},
+    {"gc", "POST", "/store/gc"},  {"pin", "POST", "/store/pin"},  {"unpin", "POST", "/store/pin"},
+};
+
+static int print(const struct store_settings *s, const char *verb, json_t *answer)
+{
+    if (!answer)
+        return cli_fail(
+            "store",
+            &(struct td_error){.text = "the node's answer is not JSON; is --admin its admin listener?"});
+    if (!strcmp(verb, "ls"))
+        return store_cmd_print_tenants(s, answer);
+    if (!strcmp(verb, "stat"))
+        return store_cmd_print_stats(s, answer);
+    if (!strcmp(verb, "compact") || !strcmp(verb, "gc"))
+        return store_cmd_print_freed(s, answer);
+    if (s->json)
+        return cli_print_json(answer);
+    printf("%sned\n", verb);
+    json_decref(answer);
+    return CLI_OK;
+}
+
+static int ask(const struct store_settings *s, size_t which, const char *bearer, const char *body)
+{
+    struct td_error err = {0};
+    struct cli_response r;
+    struct cli_server server = {.url = s->admin, .bearer = bearer};
+    if (cli_http(&server, VERBS[which].method, VERBS[which].path, body, NULL, NULL, &r, &err) < 0)
+        return cli_fail("store", &err);
+    int code;
+    if (r.status == 200)
+        code = print(s, VERBS[which].verb, json_loadb(r.body ? r.body : "", r.size, 0, NULL));
+    else {
+        cli_http_error(&r, &err);
+        code = cli_fail("store", &err);
+    }
+    free(r.body);
+    return code;
+}
+
+int store_cmd_remote(const struct store_settings *s, const char *verb, const char *name)
+{
+    struct td_error err = {0};
+    uint8_t master[CRYPTO_KEY_SIZE];
+    char bearer[OPERATOR_TOKEN_SIZE + 1];
+    size_t which = 0;
+    while (which < TD_COUNT(VERBS) && strcmp(VERBS[which].verb, verb) != 0)
+        which++;
+    if (which == TD_COUNT(VERBS)) {
+        fprintf(stderr,
+                "tandem store: %s works on the directory of a node that is stopped; a running node does ls, "
+                "stat, "
+                "compact, gc, pin and unpin\n",
+                verb);
+        return CLI_USAGE;
+    }
+    if (store_master_key_load(s->key_file, false, master, &err) < 0)
+        return cli_fail("store", &err);
+    operator_token(master, bearer);
+    crypto_wipe(master, sizeof master);
+    json_t *request = NULL;
+    if (strstr(verb, "pin"))
+        request = store_cmd_pin_request(s, verb, name);
+    else if (!strcmp(verb, "compact"))
+        request = json_pack("{s:I}", "dead_percent", (json_int_t)s->dead_percent);
+    if (strstr(verb, "pin") && !request)
+        return CLI_USAGE;
+    char *body = strcmp(VERBS[which].method, "POST") == 0
+                     ? request ? json_dumps(request, JSON_COMPACT) : strdup("{}")
+                     : NULL;
+    int code = ask(s, which, bearer, body);
+    crypto_wipe(bearer, sizeof bearer);
+    json_decref(request);
+    free(body);
+    return code;
+}

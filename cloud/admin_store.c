@@ -1,0 +1,200 @@
+/* admin_store: see admin_store.h. */
+#include "cloud/admin_store.h"
+#include "protocol/openai.h"
+#include "store/operator.h"
+#include <pthread.h>
+#include <stdlib.h>
+#include <strings.h>
+
+struct admin_store {
+    struct net_loop *loop;
+    struct store *store;
+    uint8_t token_hash[TD_HASH_SIZE];
+
+    bool running; /* the loop's; while it is set the thread alone has the fields below, but for `exchange` */
+    struct http_exchange *exchange; /* the loop's; NULL: the client has gone */
+    pthread_t thread;
+    bool joinable; /* the loop's */
+    json_t *(*work)(struct admin_store *a, struct td_error *err);
+    json_t *request, *result;
+    struct td_error err;
+};
+
+static void respond_error(struct http_exchange *x, int status, const char *message)
+{
+    char *json = api_json_error(status, message, NULL, NULL);
+    http_respond(x, status, "application/json", NULL, 0, json ? json : "", json ? strlen(json) : 0);
+    free(json);
+}
+
+/* ---- work, on the thread ------------------------------------------------------------------------------------ */
+
+static json_t *do_stat(struct admin_store *a, struct td_error *err)
+{
+    (void)err;
+    return operator_stats(a->store);
+}
+
+static json_t *do_compact(struct admin_store *a, struct td_error *err)
+{
+    json_t *percent = json_object_get(a->request, "dead_percent");
+    json_int_t value = percent ? json_integer_value(percent) : OPERATOR_DEAD_PERCENT;
+    uint64_t freed = 0;
+    if (value < 0 || value > 100 || (percent && !json_is_integer(percent))) {
+        td_fail(err, -TD_ERR_ARG, "cannot compact: 'dead_percent' is a number from 0 to 100");
+        return NULL;
+    }
+    if (store_compact(a->store, (unsigned)value, NULL, NULL, &freed, err) < 0)
+        return NULL;
+    return json_pack("{s:I}", "freed_bytes", (json_int_t)freed);
+}
+
+static json_t *do_gc(struct admin_store *a, struct td_error *err)
+{
+    uint64_t blocks = 0, freed = 0;
+    if (store_gc(a->store, &blocks, &freed, err) < 0)
+        return NULL;
+    return json_pack("{s:I,s:I}", "blocks", (json_int_t)blocks, "freed_bytes", (json_int_t)freed);
+}
+
+static json_t *do_pin(struct admin_store *a, struct td_error *err)
+{
+    if (operator_pin(a->store, a->request, err) < 0)
+        return NULL;
+    return json_pack("{s:b}", "pinned", json_is_true(json_object_get(a->request, "pinned")));
+}
+
+static int status_of(const struct td_error *err)
+{
+    if (err->code == -TD_ERR_ARG)
+        return 400;
+    return err->code == -TD_ERR_NOTFOUND ? 404 : 503;
+}
+
+void admin_store_wait(struct admin_store *a)
+{
+    if (a && a->joinable)
+        pthread_join(a->thread, NULL);
+    if (a)
+        a->joinable = false;
+}
+
+static void answer(void *arg)
+{
+    struct admin_store *a = arg;
+    admin_store_wait(a);
+    char *json = a->result ? json_dumps(a->result, JSON_COMPACT) : NULL;
+    if (a->exchange && json)
+        http_respond(a->exchange, 200, "application/json", NULL, 0, json, strlen(json));
+    else if (a->exchange)
+        respond_error(a->exchange, status_of(&a->err), a->err.text[0] ? a->err.text : "out of memory");
+    free(json);
+    json_decref(a->result);
+    json_decref(a->request);
+    a->result = a->request = NULL;
+    a->exchange = NULL;
+    a->running = false;
+}
+
+static void *work(void *arg)
+{
+    struct admin_store *a = arg;
+    a->result = a->work(a, &a->err);
+    net_loop_post(a->loop, answer, a); /* refused only without memory: then the client's patience ends it */
+    return NULL;
+}
+
+/* ---- requests, on the loop ---------------------------------------------------------------------------------- */
+
+static bool may_ask(const struct admin_store *a, const char *authorization)
+{
+    static const char scheme[] = "Bearer ";
+    uint8_t hash[TD_HASH_SIZE];
+    if (strncasecmp(authorization, scheme, sizeof scheme - 1) != 0)
+        return false;
+    sha256_once(authorization + sizeof scheme - 1, strlen(authorization) - (sizeof scheme - 1), hash);
+    return crypto_equal(hash, a->token_hash, sizeof hash);
+}
+
+static const struct route {
+    const char *path, *method;
+    json_t *(*work)(struct admin_store *a, struct td_error *err);
+} routes[] = {
+    {"/store/stat", "GET", do_stat},
+    {"/store/compact", "POST", do_compact},
+    {"/store/gc", "POST", do_gc},
+    {"/store/pin", "POST", do_pin},
+};
+
+static void start(struct admin_store *a, struct http_exchange *x, const struct http_request *r,
+                  const struct route *route)
+{
+    a->request =
+        r->body_size ? json_loadb(r->body, r->body_size, JSON_REJECT_DUPLICATES, NULL) : json_object();
+    if (!json_is_object(a->request)) {
+        json_decref(a->request);
+        a->request = NULL;
+        respond_error(x, 400, "the body must be a JSON object");
+        return;
+    }
+    a->work = route->work;
+    a->err = (struct td_error){0};
+    a->exchange = x;
+    a->running = a->joinable = pthread_create(&a->thread, NULL, work, a) == 0;
+    if (a->running)
+        return;
+    json_decref(a->request);
+    a->request = NULL;
+    a->exchange = NULL;
+    respond_error(x, 503, "there is no memory for a thread");
+}
+
+void admin_store_request(struct admin_store *a, struct http_exchange *x, const struct http_request *r)
+{
+    const struct route *route = NULL;
+    for (size_t i = 0; i < TD_COUNT(routes); i++)
+        if (strcmp(routes[i].path, r->path) == 0)
+            route = &routes[i];
+    if (!route)
+        respond_error(x, 404, "there are /store/stat, /store/compact, /store/gc and /store/pin here");
+    else if (!may_ask(a, r->authorization))
+        respond_error(x, 401,
+                      "the admin token is missing or wrong; tandem store makes it from --store-key-file");
+    else if (strcmp(route->method, r->method) != 0)
+        respond_error(x, 405, "this path does not know that method");
+    else if (a->running)
+        respond_error(x, 409, "the store is at work for another request of this kind; try again soon");
+    else
+        start(a, x, r, route);
+}
+
+void admin_store_client_gone(struct admin_store *a, const struct http_exchange *x)
+{
+    if (a->exchange == x)
+        a->exchange = NULL;
+}
+
+/* ---- life --------------------------------------------------------------------------------------------------- */
+
+struct admin_store *admin_store_create(struct net_loop *loop, struct store *store,
+                                       const uint8_t token_hash[TD_HASH_SIZE])
+{
+    struct admin_store *a = calloc(1, sizeof *a);
+    if (!a)
+        return NULL;
+    a->loop = loop;
+    a->store = store;
+    memcpy(a->token_hash, token_hash, TD_HASH_SIZE);
+    return a;
+}
+
+void admin_store_destroy(struct admin_store *a)
+{
+    if (!a)
+        return;
+    admin_store_wait(a);
+    json_decref(a->request);
+    json_decref(a->result);
+    crypto_wipe(a, sizeof *a);
+    free(a);
+}
