@@ -152,7 +152,8 @@ TILE_INLINE void load_outputs(const float *out, uint32_t count, float32x4_t valu
 
 TILE_INLINE void store_outputs(float *out, const float32x4_t values[HALVES], uint32_t count)
 {
-    float all[TILE_ROWS], *to = count < TILE_ROWS ? all : out;
+    float all[TILE_ROWS] = {0};
+    float *to = count < TILE_ROWS ? all : out;
     vst1q_f32(to, values[0]), vst1q_f32(to + 4, values[1]);
     if (count < TILE_ROWS)
         memcpy(out, all, sizeof(float) * count);
