@@ -130,7 +130,7 @@ bool cuda_attention_hopper(cudaStream_t s, const struct cuda_attention *a, const
 
 /* --- a whole decode step ------------------------------------------------------------------------ */
 
-#define CUDA_STEP_ROWS 8
+#define CUDA_STEP_ROWS 4
 
 struct cuda_step_layer {
     struct cuda_matrix qkv, o, gate_up, down;

@@ -72,6 +72,7 @@ __device__ __forceinline__ void feed_split(ring &r, const cuda_split &s, const c
                                            const CUtensorMap *map, uint32_t row)
 {
     uint32_t page_rows = (uint32_t)(a.page_values / HD);
+#pragma unroll 1
     for (uint32_t i = 0; i < s.page_count; i++) {
         r.make_room();
         if (threadIdx.x % 32 == 0) {
@@ -105,6 +106,7 @@ __device__ __forceinline__ void use_split(decode_state<HD> &st, ring &r, const c
                                           const half *fresh, const uint32_t q[HD / 16][2])
 {
     uint32_t warp = threadIdx.x / 32, first = warp % 4 * 16;
+#pragma unroll 1
     for (uint32_t i = 0; i < s.page_count; i++) {
         int32_t left = (int32_t)s.token_count - (int32_t)i * 64; /* tokens that the row sees */
         r.await();

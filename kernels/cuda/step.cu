@@ -15,148 +15,20 @@
  *
  * bytes: the weights once and the rows' KV; flops: nothing. Predicted for the Llama-3-8B shape in bf16, one row, 1K context:
  * 14.1 GB at 4.4 TB/s = 3.2 ms, and 32 times 4 us in which attention outlasts the ring: 3.3 ms. */
-#include "matvec.cuh"
-#include "ring.cuh"
 #include "rope.cuh"
-
-#define ROWS    CUDA_STEP_ROWS
-#define WARPS   8            /* that work */
-#define WORKERS (32 * WARPS) /* the feeder comes behind them */
-#define THREADS (WORKERS + 32)
-
-/* --- letters ---------------------------------------------------------------------------------- */
-
-__device__ __forceinline__ void send(uint2 *to, uint32_t value, uint32_t stamp)
-{
-    asm volatile("st.volatile.global.v2.u32 [%0], {%1, %2};" ::"l"(to), "r"(value), "r"(stamp) : "memory");
-}
-__device__ __forceinline__ void send_two(uint2 *to, float x, float y, uint32_t stamp)
-{
-    asm volatile("st.volatile.global.v4.u32 [%0], {%1, %2, %3, %2};" ::"l"(to), "r"(__float_as_uint(x)),
-                 "r"(stamp), "r"(__float_as_uint(y))
-                 : "memory");
-}
-__device__ __forceinline__ uint4 look(const uint4 *from) /* at two letters */
-{
-    uint4 v;
-    asm volatile("ld.volatile.global.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-                 : "l"(from)
-                 : "memory");
-    return v;
-}
-
-#define VECTORS 8 /* pairs of letters that a thread asks for together */
-
-/* Pairs first, first + WORKERS, ... below count, all with this stamp. */
-__device__ __forceinline__ void receive(uint4 v[VECTORS], const uint4 *from, uint32_t first, uint32_t count,
-                                        uint32_t stamp)
-{
-    bool all;
-    do {
-        all = true;
-#pragma unroll
-        for (int i = 0; i < VECTORS; i++) {
-            v[i] = make_uint4(0, stamp, 0, stamp);
-            if (first + i * WORKERS < count)
-                v[i] = look(from + first + i * WORKERS);
-        }
-#pragma unroll
-        for (int i = 0; i < VECTORS; i++)
-            all = all && v[i].y == stamp && v[i].w == stamp;
-    } while (!all);
-}
-
-struct letters {            /* where what is, of all rows */
-    uint2 *x[2];            /* [rows][embd] f32: the even and the odd states of x */
-    uint2 *qkv, *out, *ffn; /* [rows][.. / 2] pairs of 16-bit values */
-    uint2 *parts;           /* [split][KV head][group][HD + 2] f32: of a split, maximum and sum at the end */
-};
-
-__host__ __device__ static letters letters_of(const cuda_step &a)
-{
-    uint64_t rows = a.rows, width = a.rope.head_count * a.rope.head_dim,
-             qkv = width + 2 * a.rope.kv_head_count * a.rope.head_dim;
-    letters p;
-    p.x[0] = (uint2 *)a.letters, p.x[1] = p.x[0] + rows * a.embd;
-    p.qkv = p.x[1] + rows * a.embd, p.out = p.qkv + rows * qkv / 2;
-    p.ffn = p.out + rows * width / 2, p.parts = p.ffn + rows * a.ffn / 2;
-    return p;
-}
-
-/* x goes through 2 * layer_count + 1 states. */
-__device__ __forceinline__ uint32_t stamp_of_x(uint32_t state)
-{
-    return state + 1;
-}
-
-/* --- weights in the ring ---------------------------------------------------------------------- */
-
-#define PIECE 2048 /* bytes of a row of weights in a slot */
-
-/* What of a matrix lies in a slot: 16 rows of `columns` columns, of which two neighbours never begin in the same half of the banks,
- * and behind them rows of 4-byte scales, 16 bytes further apart than they are long. A page lies at the first multiple of 1024. */
-template <cuda_form F> struct slot_of {
-    static constexpr int columns = PIECE / 16 * form_of<F>::values, rows_size = 16 * PIECE + 8 * 64,
-                         scales = form_of<F>::group
-                                      ? columns / (form_of<F>::group ? form_of<F>::group : 1) * 4
-                                      : 0,
-                         scale_row = scales ? scales + 16 : 0, size = rows_size + 16 * scale_row;
-    static __device__ __forceinline__ uint32_t row(uint32_t r)
-    {
-        return r * PIECE + (r + 1) / 2 * 64;
-    }
-};
-
-/* Where a block begins in a phase, when all tiles of all phases are dealt round. */
-struct dealer {
-    uint32_t turn;
-    __device__ __forceinline__ uint32_t first(uint32_t tiles)
-    {
-        uint32_t tile = (blockIdx.x + gridDim.x - turn) % gridDim.x;
-        turn = (turn + tiles) % gridDim.x;
-        return tile;
-    }
-};
+#include "step_product.cuh"
 
 /* --- feeding ---------------------------------------------------------------------------------- */
-
-template <cuda_form F> __device__ void feed_product(ring &r, dealer &d, const cuda_matrix &m, uint32_t parts)
-{
-    using slot = slot_of<F>;
-    constexpr uint32_t group = form_of<F>::group ? form_of<F>::group : 1, values = form_of<F>::values;
-    uint32_t lane = threadIdx.x % 32, rows = m.rows / parts, tiles = (rows + 15) / 16, columns = m.columns;
-    for (uint32_t tile = d.first(tiles); tile < tiles; tile += gridDim.x)
-        for (uint32_t part = 0; part < parts; part++) {
-            uint64_t n = min(tile * 16 + lane % 16, rows - 1) + (uint64_t)part * rows;
-            const uint8_t *w = (const uint8_t *)m.values + n * ((uint64_t)columns * 16 / values);
-            const uint8_t *scales =
-                (const uint8_t *)m.scales + (slot::scales ? n * (columns / group) * 4 : 0);
-            for (uint32_t first = 0; first < columns; first += slot::columns) {
-                uint32_t here = min(columns - first, (uint32_t)slot::columns), bytes = here / values * 16,
-                         scale_bytes = slot::scales ? here / group * 4 : 0;
-                r.make_room();
-                if (lane == 0)
-                    bell_expect(&r.b->full[r.at], 16 * (bytes + scale_bytes));
-                __syncwarp();
-                if (lane < 16)
-                    copy_bulk(r.slot() + slot::row(lane), w + (uint64_t)first / values * 16, bytes,
-                              &r.b->full[r.at]);
-                else if (slot::scales)
-                    copy_bulk(r.slot() + slot::rows_size + (lane - 16) * slot::scale_row,
-                              scales + first / group * 4, scale_bytes, &r.b->full[r.at]);
-                r.step();
-            }
-        }
-}
 
 template <cuda_form F, int HD> __device__ void feed(ring r, const cuda_step &a, const CUtensorMap *map)
 {
     dealer d = {0};
     uint32_t kv_heads = a.rope.kv_head_count;
+#pragma unroll 1
     for (uint32_t i = 0; i < a.layer_count; i++) {
         const cuda_step_layer &l = a.layers[i];
         feed_product<F>(r, d, l.qkv, 1);
+#pragma unroll 1
         for (uint32_t at = blockIdx.x; at < a.split_grid * kv_heads; at += gridDim.x)
             feed_split<HD>(r, a.splits[at / kv_heads], a.attention, map,
                            (i * 2 * kv_heads + at % kv_heads) * 64);
@@ -164,182 +36,6 @@ template <cuda_form F, int HD> __device__ void feed(ring r, const cuda_step &a, 
         feed_product<F>(r, d, l.gate_up, 2);
         feed_product<F>(r, d, l.down, 1);
     }
-}
-
-/* --- products --------------------------------------------------------------------------------- */
-
-enum sending { SEND_PAIRS, SEND_SWIGLU, SEND_SUM };
-
-struct product_job {
-    const cuda_matrix *m;
-    const uint16_t *act; /* shared */
-    uint32_t act_stride;
-    uint2 *to;           /* letters [rows][columns], or [rows][columns / 2] pairs */
-    const uint2 *to_add; /* SEND_SUM: x before */
-    uint32_t stamp, add_stamp;
-    float *plain; /* SEND_SUM: also here, or NULL */
-};
-
-/* act: of the lane's row, from the slot's first column on; NULL: no such row. */
-template <cuda_form F, bool BF16>
-__device__ __forceinline__ void use_slot(float acc[2][4], const uint8_t *slot, const uint16_t *act,
-                                         uint32_t columns)
-{
-    constexpr int values = form_of<F>::values, group = form_of<F>::group ? form_of<F>::group : 1;
-    uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, q = lane % 4;
-    constexpr int loads = PIECE / 64 / WARPS; /* of a warp and row */
-    const uint8_t *w = slot + slot_of<F>::row(g) + warp * loads * 64 + q * 16,
-                  *scales = slot + slot_of<F>::rows_size + g * slot_of<F>::scale_row;
-#pragma unroll
-    for (int l = 0; l < loads; l++) {
-        uint32_t column = ((warp * loads + l) * 4 + q) * values, scale[2] = {0, 0};
-        if ((warp * loads + l) * 4 * values >= columns)
-            break;
-        uint4 v[2] = {*(const uint4 *)(w + l * 64), *(const uint4 *)(w + l * 64 + slot_of<F>::row(8))};
-        if (form_of<F>::group) {
-            scale[0] = *(const uint32_t *)(scales + column / group * 4);
-            scale[1] = *(const uint32_t *)(scales + 8 * slot_of<F>::scale_row + column / group * 4);
-        }
-#pragma unroll
-        for (int p = 0; p < values / 8; p++) {
-            uint4 b = act ? *(const uint4 *)(act + column + p * 8) : make_uint4(0, 0, 0, 0);
-            uint32_t words[4] = {b.x, b.y, b.z, b.w};
-#pragma unroll
-            for (int i = 0; i < 2; i++) {
-                uint32_t x[4];
-                open4<F, BF16>(v[0], scale[0], p * 2 + i, x[0], x[2]);
-                open4<F, BF16>(v[1], scale[1], p * 2 + i, x[1], x[3]);
-                mma<BF16>(acc[i], x[0], x[1], x[2], x[3], words[2 * i], words[2 * i + 1]);
-            }
-        }
-    }
-}
-
-struct block_sums { /* of a tile, from all warps to one of them, which adds them up while the others go on */
-    float *sums;    /* shared, [2][warps][parts * rows][17] */
-    uint64_t *full, *empty; /* [2] */
-    uint32_t count;         /* tiles so far */
-};
-
-/* What the warps found of a tile, by one warp. before: of x, asked for when the tile began. */
-template <bool BF16, int PARTS, sending SEND>
-__device__ __forceinline__ void post_tile(const product_job &job, const float *own, uint32_t tile,
-                                          uint32_t n_rows, uint32_t rows, const uint2 before[ROWS / 2])
-{
-    uint32_t lane = threadIdx.x % 32;
-#pragma unroll
-    for (uint32_t k = 0; k < ROWS / 2; k++) {
-        if (k * 32 >= rows * 16)
-            break;
-        uint32_t i = k * 32 + lane, row = i / 16, n = tile * 16 + i % 16;
-        bool inside = row < rows && n < n_rows;
-        float total[2] = {0.0f, 0.0f};
-        if (row < rows)
-            for (int w = 0; w < WARPS; w++)
-#pragma unroll
-                for (int part = 0; part < PARTS; part++)
-                    total[part] += own[((w * PARTS + part) * rows + row) * 17 + i % 16];
-        float value = SEND == SEND_SWIGLU ? total[0] / (1.0f + __expf(-total[0])) * total[1] : total[0];
-        if (SEND == SEND_SUM) {
-            uint2 x = before[k];
-            uint64_t at = (uint64_t)row * n_rows + n;
-            while (inside && x.y != job.add_stamp)
-                asm volatile("ld.volatile.global.v2.u32 {%0, %1}, [%2];"
-                             : "=r"(x.x), "=r"(x.y)
-                             : "l"(job.to_add + at)
-                             : "memory");
-            value += __uint_as_float(x.x);
-            if (inside)
-                send(job.to + at, __float_as_uint(value), job.stamp);
-            if (inside && job.plain)
-                job.plain[at] = value;
-        } else {
-            float next = __shfl_down_sync(0xffffffffu, value, 1);
-            if (inside && n % 2 == 0)
-                send(job.to + ((uint64_t)row * n_rows + n) / 2, to_pair<BF16>(value, next), job.stamp);
-        }
-    }
-}
-
-template <sending SEND>
-__device__ __forceinline__ void ask_before(uint2 before[ROWS / 2], const product_job &job, uint32_t tile,
-                                           uint32_t n_rows, uint32_t rows)
-{
-#pragma unroll
-    for (uint32_t k = 0; k < ROWS / 2; k++) {
-        uint32_t i = k * 32 + threadIdx.x % 32, n = tile * 16 + i % 16;
-        before[k] = make_uint2(0, 0);
-        if (SEND == SEND_SUM && i / 16 < rows && n < n_rows)
-            asm volatile("ld.volatile.global.v2.u32 {%0, %1}, [%2];"
-                         : "=r"(before[k].x), "=r"(before[k].y)
-                         : "l"(job.to_add + (uint64_t)(i / 16) * n_rows + n)
-                         : "memory");
-    }
-}
-
-template <cuda_form F, bool BF16, int PARTS, sending SEND>
-__device__ __forceinline__ void multiply(ring &r, dealer &d, block_sums &b, uint32_t act_rows,
-                                         const product_job &job)
-{
-    constexpr uint32_t width = slot_of<F>::columns;
-    uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, q = lane % 4,
-             rows = job.m->rows / PARTS, tiles = (rows + 15) / 16, columns = job.m->columns;
-    const uint16_t *act = g < act_rows ? job.act + g * job.act_stride : nullptr;
-    for (uint32_t tile = d.first(tiles); tile < tiles; tile += gridDim.x, b.count++) {
-        uint32_t half = b.count % 2, parity = b.count / 2 % 2;
-        bool posts = b.count % WARPS == warp;
-        float *own = b.sums + half * (WARPS * 2 * act_rows * 17);
-        uint2 before[ROWS / 2];
-        if (posts)
-            ask_before<SEND>(before, job, tile, rows, act_rows);
-        float acc[PARTS][2][4] = {};
-#pragma unroll
-        for (int part = 0; part < PARTS; part++)
-            for (uint32_t first = 0; first < columns; first += width) {
-                r.await();
-                use_slot<F, BF16>(acc[part], r.slot(), act ? act + first : nullptr,
-                                  min(columns - first, width));
-                r.let_go();
-            }
-        bell_wait(&b.empty[half], parity ^ 1);
-#pragma unroll
-        for (int part = 0; part < PARTS; part++)
-#pragma unroll
-            for (int i = 0; i < 4; i++)
-                if (2 * q + i % 2 < act_rows)
-                    own[((warp * PARTS + part) * act_rows + 2 * q + i % 2) * 17 + g + 8 * (i / 2)] =
-                        acc[part][0][i] + acc[part][1][i];
-        __syncwarp();
-        if (lane == 0)
-            bell_arrive(&b.full[half]);
-        if (posts) {
-            bell_wait(&b.full[half], parity);
-            post_tile<BF16, PARTS, SEND>(job, own, tile, rows, act_rows, before);
-            __syncwarp();
-            if (lane == 0)
-                bell_arrive(&b.empty[half]);
-        }
-    }
-}
-
-/* Rows of pairs to shared memory, columns + 8 values apart. */
-__device__ __forceinline__ void receive_rows(uint16_t *act, const uint2 *from, uint32_t rows,
-                                             uint32_t columns, uint32_t stamp)
-{
-    uint32_t count = columns / 4;
-    uint4 v[VECTORS];
-    for (uint32_t r = 0; r < rows; r++)
-        for (uint32_t first = threadIdx.x; first - threadIdx.x < count; first += VECTORS * WORKERS) {
-            receive(v, (const uint4 *)from + (uint64_t)r * count, first, count, stamp);
-            if (r == 0 && first == threadIdx.x)
-                meet_warps<WORKERS>(1); /* nobody works with what was there before */
-#pragma unroll
-            for (int i = 0; i < VECTORS; i++)
-                if (first + i * WORKERS < count)
-                    *(uint2 *)(act + r * (columns + 8) + 4 * (first + i * WORKERS)) =
-                        make_uint2(v[i].x, v[i].z);
-        }
-    meet_warps<WORKERS>(1);
 }
 
 /* --- norm ------------------------------------------------------------------------------------- */
@@ -362,8 +58,10 @@ __device__ __forceinline__ void norm_rows(const cuda_step &a, const uint2 *x, ui
     uint32_t count = a.embd / 2;
     bool kept = count <= VECTORS * WORKERS;
     uint4 v[VECTORS];
+#pragma unroll 1
     for (uint32_t r = 0; r < a.rows; r++) {
         float sum = 0.0f;
+#pragma unroll 1
         for (uint32_t first = threadIdx.x; first < count; first += VECTORS * WORKERS) {
             receive(v, (const uint4 *)x + (uint64_t)r * count, first, count, stamp);
 #pragma unroll
@@ -376,11 +74,13 @@ __device__ __forceinline__ void norm_rows(const cuda_step &a, const uint2 *x, ui
             sums[r * WARPS + threadIdx.x / 32] = sum;
     }
     meet_warps<WORKERS>(1);
+#pragma unroll 1
     for (uint32_t r = 0; r < a.rows; r++) {
         float sum = 0.0f;
         for (int i = 0; i < WARPS; i++)
             sum += sums[r * WARPS + i];
         float scale = rsqrtf(sum / (float)a.embd + a.rope.norm_eps);
+#pragma unroll 1
         for (uint32_t first = threadIdx.x; first < count; first += VECTORS * WORKERS) {
             if (!kept)
                 load_weights(w, weight, first, count);
@@ -437,6 +137,7 @@ __device__ __forceinline__ void make_heads(attention_shared<HD> &sh, const cuda_
     uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, all = rope.head_count + 2 * rope.kv_head_count,
              kv_head = it.kv_head;
     const float *cos_sin = rope.cos_sin + (uint64_t)it.s.row * rope.rope_dim;
+#pragma unroll 1
     for (uint32_t job = warp; job < group + (it.writes ? 2 : 0); job += WARPS) {
         bool is_q = job < group, is_v = job == group + 1;
         uint32_t head = is_q ? kv_head * group + job : kv_head,
@@ -461,6 +162,7 @@ __device__ __forceinline__ void make_heads(attention_shared<HD> &sh, const cuda_
             is_q ? nullptr
                  : kv + rope.tables[it.s.table + it.position / 64] * rope.page_values +
                        (((is_v ? rope.kv_head_count : 0) + kv_head) * 64 + it.position % 64) * (uint64_t)HD;
+#pragma unroll 1
         for (uint32_t i = lane; i < HD; i += 32) {
             half x =
                 __ushort_as_half(to_bits<false>(is_q ? sh.heads[warp][i] * rope.q_scale : sh.heads[warp][i]));
@@ -477,6 +179,7 @@ template <int HD>
 __device__ __forceinline__ void post_split(const attention_shared<HD> &sh, const cuda_step &a, const item &it,
                                            uint32_t group, const letters &p, uint32_t stamp)
 {
+#pragma unroll 1
     for (uint32_t i = threadIdx.x; i < group * HD / 2; i += WORKERS) {
         uint32_t head = i / (HD / 2), pair = i % (HD / 2);
         float max = -CUDART_INF_F, sum = 0.0f;
@@ -514,6 +217,7 @@ __device__ __forceinline__ void attend(ring &r, attention_shared<HD> &sh, const 
     meet_warps<WORKERS>(1); /* nobody works with what was there before */
     if (threadIdx.x == 0)
         sh.ends.o = sh.o;
+#pragma unroll 1
     while (it.s.page_count > 0) {
         uint32_t q[HD / 16][2];
         make_heads<HD, BF16>(sh, a, l, it, group, kv, p.qkv, stamp);
@@ -543,6 +247,7 @@ __device__ __forceinline__ joint joint_of(const cuda_step &a, uint32_t turn)
     uint32_t at = turn * gridDim.x + gridDim.x - 1 - blockIdx.x, row = at / a.rope.head_count;
     joint j = {row, at % a.rope.head_count, 0, 0};
     if (row < a.rows)
+#pragma unroll 1
         for (uint32_t i = 0; i < a.split_grid; i++)
             if (a.splits[i].page_count > 0 && a.splits[i].row == row) {
                 j.first_split = i, j.split_count = a.splits[i].split_count;
@@ -569,6 +274,7 @@ __device__ __forceinline__ void join(attention_shared<HD> &sh, const cuda_step &
     constexpr uint32_t PAIRS = HD / 2, SHARES = WORKERS / PAIRS;
     uint32_t pair = threadIdx.x % PAIRS, share = threadIdx.x / PAIRS, heads = a.rope.head_count;
     float4 sum = {0.0f, 0.0f, -1e30f, 0.0f};
+#pragma unroll 1
     for (uint32_t k = share; k < j.split_count; k += AT_ONCE * SHARES) {
         uint4 v[AT_ONCE], m[AT_ONCE];
         bool all;
@@ -596,6 +302,7 @@ __device__ __forceinline__ void join(attention_shared<HD> &sh, const cuda_step &
     sh.joined[threadIdx.x] = sum;
     meet_warps<WORKERS>(1);
     if (share == 0) {
+#pragma unroll 1
         for (uint32_t i = 1; i < SHARES; i++)
             add_part(sum, sh.joined[i * PAIRS + pair]);
         float x = sum.x / sum.w, y = sum.y / sum.w;
@@ -604,10 +311,27 @@ __device__ __forceinline__ void join(attention_shared<HD> &sh, const cuda_step &
     }
 }
 
+/* All of this block's. first: the one of turn 0. */
+template <int HD>
+__device__ __forceinline__ void join_all(attention_shared<HD> &sh, const cuda_step &a, const joint &first,
+                                         const letters &p, uint32_t stamp)
+{
+    joint j = first;
+#pragma unroll 1
+    for (uint32_t turn = 0; turn * gridDim.x < a.rows * a.rope.head_count; turn++) {
+        if (turn > 0) {
+            j = joint_of(a, turn);
+            meet_warps<WORKERS>(1);
+        }
+        if (j.split_count > 0)
+            join<HD>(sh, a, j, p, stamp);
+    }
+}
+
 /* --- the step --------------------------------------------------------------------------------- */
 
-struct layout { /* of dynamic shared memory: the ring first */
-    uint32_t slot_size, slots, ahead, scratch, sums;
+struct layout {                                                /* of dynamic shared memory: the ring first */
+    uint32_t slot_size, slots, ahead, scratch, sums, coded_at; /* in scratch: the input once more, coded */
 };
 
 struct block_shared {
@@ -627,41 +351,48 @@ __device__ __forceinline__ void work(ring r, const cuda_step &a, const layout &l
     dealer d = {0};
     letters p = letters_of(a);
     uint32_t embd = a.embd, width = a.rope.head_count * HD, rows = a.rows;
+    uint64_t layer_values = (uint64_t)2 * a.rope.kv_head_count * 64 * HD;
     item first = item_of(a, blockIdx.x);
     joint mine = joint_of(a, 0);
     float2 w[VECTORS];
+#pragma unroll 1
     for (uint32_t i = blockIdx.x * WORKERS + threadIdx.x; i < rows * embd; i += gridDim.x * WORKERS)
         send(p.x[0] + i, __float_as_uint(a.x[i]), stamp_of_x(0));
     load_weights(w, a.layers[0].attn_norm, threadIdx.x, embd / 2);
-    for (uint32_t i = 0; i < a.layer_count; i++) {
-        const cuda_step_layer &l = a.layers[i];
-        half *kv = (half *)a.rope.kv + (uint64_t)i * 2 * a.rope.kv_head_count * 64 * HD;
-        uint32_t stamp = i + 1, before = stamp_of_x(2 * i), between = stamp_of_x(2 * i + 1),
-                 after = stamp_of_x(2 * i + 2);
-        norm_rows<BF16>(a, p.x[0], before, l.attn_norm, w, act, bs.norm_sums);
-        multiply<F, BF16, 1, SEND_PAIRS>(r, d, b, rows,
-                                         {&l.qkv, act, embd + 8, p.qkv, nullptr, stamp, 0, nullptr});
-        attend<HD, BF16>(r, sh, a, l, first, kv, p, stamp);
-        for (uint32_t turn = 0; turn * gridDim.x < rows * a.rope.head_count; turn++) {
-            joint j = turn == 0 ? mine : joint_of(a, turn);
-            if (turn > 0)
-                meet_warps<WORKERS>(1);
-            if (j.split_count > 0)
-                join<HD>(sh, a, j, p, stamp);
+    /* One loop over all products, with one copy of what they share: the instructions of a layer must stay in the SM. */
+#pragma unroll 1
+    for (uint32_t n = 0; n < 4 * a.layer_count; n++) {
+        uint32_t layer = n / 4, kind = n % 4, stamp = layer + 1,
+                 state = n / 2; /* state: of x, that is there */
+        const cuda_step_layer &l = a.layers[layer];
+        product_job job = {};
+        job.act = act, job.parts = 1, job.stamp = stamp;
+        if (kind % 2 == 0) {
+            norm_rows<BF16>(a, x_of(p, state), stamp_of_x(state), kind == 0 ? l.attn_norm : l.ffn_norm, w,
+                            act, bs.norm_sums);
+            job.m = kind == 0 ? &l.qkv : &l.gate_up, job.parts = kind == 0 ? 1 : 2;
+            job.how = kind == 0 ? SEND_PAIRS : SEND_SWIGLU, job.to = kind == 0 ? p.qkv : p.ffn;
+        } else {
+            if (kind == 1) {
+                attend<HD, BF16>(r, sh, a, l, first, (half *)a.rope.kv + layer * layer_values, p, stamp);
+                join_all<HD>(sh, a, mine, p, stamp);
+            }
+            if (n + 1 < 4 * a.layer_count)
+                load_weights(w, kind == 1 ? l.ffn_norm : a.layers[layer + 1].attn_norm, threadIdx.x,
+                             embd / 2);
+            receive_rows(act, kind == 1 ? p.out : p.ffn, rows, kind == 1 ? width : a.ffn, stamp);
+            job.m = kind == 1 ? &l.o : &l.down, job.how = SEND_SUM;
+            job.to = x_of(p, state + 1), job.stamp = stamp_of_x(state + 1);
+            job.to_add = x_of(p, state), job.add_stamp = stamp_of_x(state);
+            job.plain = n + 1 == 4 * a.layer_count ? a.x : nullptr;
         }
-        load_weights(w, l.ffn_norm, threadIdx.x, embd / 2);
-        receive_rows(act, p.out, rows, width, stamp);
-        multiply<F, BF16, 1, SEND_SUM>(r, d, b, rows,
-                                       {&l.o, act, width + 8, p.x[1], p.x[0], between, before, nullptr});
-        norm_rows<BF16>(a, p.x[1], between, l.ffn_norm, w, act, bs.norm_sums);
-        multiply<F, BF16, 2, SEND_SWIGLU>(r, d, b, rows,
-                                          {&l.gate_up, act, embd + 8, p.ffn, nullptr, stamp, 0, nullptr});
-        if (i + 1 < a.layer_count)
-            load_weights(w, a.layers[i + 1].attn_norm, threadIdx.x, embd / 2);
-        receive_rows(act, p.ffn, rows, a.ffn, stamp);
-        multiply<F, BF16, 1, SEND_SUM>(r, d, b, rows,
-                                       {&l.down, act, a.ffn + 8, p.x[0], p.x[1], after, between,
-                                        i + 1 == a.layer_count ? a.x : nullptr});
+        if constexpr (form_of<F>::group != 0) {
+            uint8_t *coded = (uint8_t *)act + lay.coded_at;
+            code_row<F>(coded, act, job.m->columns);
+            multiply_codes<F>(r, d, job, coded);
+        } else {
+            multiply<F, BF16>(r, d, b, rows, job);
+        }
     }
 }
 
@@ -703,9 +434,11 @@ template <cuda_form F, int HD> static bool lay_out(const cuda_step *a, layout *l
              attention = (uint32_t)sizeof(attention_shared<HD>) + WARPS * group * HD * 4,
              page = 2 * 64 * HD * 2;
     lay->slot_size = (larger(slot_of<F>::size, page + 512) + 127) / 128 * 128;
-    lay->scratch = larger(attention, 2 * a->rows * (larger(larger(a->embd, width), a->ffn) + 8));
+    uint32_t most = larger(larger(a->embd, width), a->ffn), act = a->rows * 2 * (most + 8);
+    lay->coded_at = (act + 127) / 128 * 128;
+    lay->scratch = larger(attention, form_of<F>::group ? lay->coded_at + most / 32 * CODED_SIZE : act);
     lay->scratch = (lay->scratch + 127) / 128 * 128;
-    lay->sums = 2 * WARPS * 2 * a->rows * 17 * 4;
+    lay->sums = form_of<F>::group ? 0 : 2 * WARPS * 2 * a->rows * 17 * 4;
     uint32_t fixed = lay->scratch + lay->sums + SHARED_FIXED;
     lay->slots = fixed < SHARED_MOST ? (SHARED_MOST - fixed) / lay->slot_size : 0;
     lay->slots = lay->slots > SLOTS_MAX ? SLOTS_MAX : lay->slots;
@@ -731,9 +464,9 @@ static bool launch_step(cudaStream_t s, const cuda_step *a, uint32_t sm_count, b
         cudaGetLastError();
         return false;
     }
-    if (form_of<F>::group && (a->embd % 128 || a->ffn % 128 || a->rope.head_count * HD % 128))
-        return false; /* rows of scales that the copy engine does not take */
-    if (!lay_out<F, HD>(a, &lay))
+    if (form_of<F>::group && (a->embd % 256 || a->ffn % 256 || a->rope.head_count * HD % 256))
+        return false; /* code_row does not take them, nor the copy engine their scales */
+    if ((form_of<F>::group && a->rows > 1) || !lay_out<F, HD>(a, &lay))
         return false;
     uint32_t shared = lay.slots * lay.slot_size + lay.scratch + lay.sums;
     int blocks = 0;
