@@ -42,6 +42,16 @@ static const struct config_option OPTIONS[] = {
      .max = 100,
      .metavar = "N",
      .help = "compact: segments of which at least so much is dead"},
+    {.name = "transfer-key-file",
+     .type = CONFIG_STRING,
+     .offset = FIELD(transfer_key_file),
+     .metavar = "FILE",
+     .help = "export, import: the words that seal the file, one line, mode 0600"},
+    {.name = "model",
+     .type = CONFIG_STRING,
+     .offset = FIELD(model),
+     .metavar = "FILE",
+     .help = "export: the model whose KV it is"},
     {.name = "json", .type = CONFIG_BOOL, .offset = FIELD(json), .help = "JSON instead of a table"},
 };
 static const struct config_spec SPEC = {
@@ -50,7 +60,10 @@ static const struct config_spec SPEC = {
     .summary = "What a KV store holds, whether it is whole, and its upkeep.",
     .usage = "ls|stat|compact|gc --store DIR|--admin URL --store-key-file FILE\n"
              "pin|unpin ID --tenant NAME [--principal NAME] --store DIR|--admin URL --store-key-file FILE\n"
-             "verify|rebuild|rotate-key --store DIR --store-key-file FILE",
+             "verify|rebuild|rotate-key --store DIR --store-key-file FILE\n"
+             "export FILE --tenant NAME --principal NAME --model FILE --transfer-key-file FILE --store DIR "
+             "--store-key-file FILE\n"
+             "import FILE --transfer-key-file FILE --store DIR --store-key-file FILE",
     .examples = "  tandem store ls --store /var/lib/tandem/cloud --store-key-file /var/lib/tandem/store.key\n"
                 "  tandem store stat --admin http://127.0.0.1:9443 --store-key-file "
                 "/var/lib/tandem/store.key --json\n"
@@ -184,7 +197,7 @@ static int rotate(struct store *store, const struct store_settings *s, const cha
 static const struct verb {
     const char *name;
     bool writes, online; /* online: a running node does it, too */
-    bool names;          /* takes an id */
+    bool names;          /* takes an id or a file */
     int (*run)(struct store *store, const struct store_settings *s, const char *name);
 } VERBS[] = {
     {"ls", false, true, false, list},
@@ -196,6 +209,8 @@ static const struct verb {
     {"pin", true, true, true, pin},
     {"unpin", true, true, true, unpin},
     {"rotate-key", true, false, false, rotate},
+    {"export", false, false, true, store_cmd_export},
+    {"import", true, false, true, store_cmd_import},
 };
 
 /* The store's own line, and what to do about it with this command. */
@@ -262,7 +277,8 @@ int cli_store(int argc, char **argv)
         return code;
     const struct verb *v = rest_count > 0 ? find_verb(rest[0]) : NULL;
     if (!v || rest_count != 1 + v->names)
-        fprintf(stderr, "usage: tandem store ls|stat|verify|rebuild|compact|gc|pin|unpin|rotate-key; see "
+        fprintf(stderr, "usage: tandem store ls|stat|verify|rebuild|compact|gc|pin|unpin|rotate-key|"
+                        "export|import; see "
                         "tandem store --help\n");
     else if (!s.directory[0] == !s.admin[0])
         fprintf(stderr, "tandem store: name the directory of a stopped node (--store DIR) or a running node "

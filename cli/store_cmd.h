@@ -6,7 +6,7 @@
 
 struct store_settings {
     const char *directory, *key_file, *keys_directory, *admin;
-    const char *tenant, *principal, *transfer_key_file, *file;
+    const char *tenant, *principal, *transfer_key_file, *model;
     int64_t dead_percent;
     bool json;
 };
@@ -15,6 +15,8 @@ struct store_settings {
 int store_cmd_remote(const struct store_settings *s, const char *verb, const char *name);
 /* The request of pin and unpin; NULL: wrong usage, which has been said. */
 json_t *store_cmd_pin_request(const struct store_settings *s, const char *verb, const char *name);
+int store_cmd_export(struct store *store, const struct store_settings *s, const char *name);
+int store_cmd_import(struct store *store, const struct store_settings *s, const char *name);
 /* Print what a verb has answered, as JSON or for people. Take the reference. */
 int store_cmd_print_tenants(const struct store_settings *s, json_t *stats);
 int store_cmd_print_stats(const struct store_settings *s, json_t *stats);

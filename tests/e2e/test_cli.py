@@ -3,9 +3,11 @@ import json
 import os
 import re
 import subprocess
+import urllib.error
+import urllib.request
 
 from conftest import client_of
-from harness import BIN, MODEL, Edge
+from harness import BIN, MODEL, Cloud, Edge
 
 ENV = {k: v for k, v in os.environ.items() if not k.startswith("TANDEM_")}  # TANDEM_MODEL would be a setting
 
@@ -51,7 +53,6 @@ def test_slice_is_enough_for_an_edge(cloud, edge, tmp_path):
 
 
 def test_store_is_listed_and_verified(tmp_path):
-    from harness import Cloud
     c = Cloud(tmp_path)
     token = c.new_token()
     c.start()
@@ -71,7 +72,6 @@ def lines(r):
 
 def stored(tmp_path, name="a", **settings):
     """A node, stopped, whose store holds one conversation of a few blocks; its id and text."""
-    from harness import Cloud
     c = Cloud(tmp_path / name, **settings)
     c.token = c.new_token()
     c.start()
@@ -107,13 +107,11 @@ def test_store_is_looked_after(tmp_path):
     other.write_text("00" * 32)
     other.chmod(0o600)
     assert "token" in tandem("store", "stat", "--admin", online[1], "--store-key-file", other, code=1).stderr
-    import urllib.request
-    from urllib.error import HTTPError
     for headers, status in (({}, 401), ({"Host": "example.org"}, 403), ({"Origin": "http://example.org"}, 403)):
         try:
             urllib.request.build_opener(urllib.request.ProxyHandler({})).open(urllib.request.Request(online[1] + "/store/stat", headers=headers))
             assert False, headers
-        except HTTPError as e:
+        except urllib.error.HTTPError as e:
             assert e.code == status, headers
     c.stop()
     # The directory itself.
@@ -139,6 +137,44 @@ def test_store_is_looked_after(tmp_path):
     r = ask(c, [{"role": "user", "content": "Go on."}], conversation="counting")
     assert r.usage.prompt_tokens_details.cached_tokens > 0
     assert c.stop() == 0
+
+
+def test_store_moves_to_a_node_with_other_keys(tmp_path):
+    a = stored(tmp_path)
+    words = tmp_path / "words"
+    words.write_text("words for the way\n")
+    words.chmod(0o600)
+    a.stop()
+    whose = ("--tenant", "acme", "--principal", "alice", "--model", MODEL, "--transfer-key-file", words)
+    at_a = ("--store", a.store, "--store-key-file", tmp_path / "a/store.key")
+    bundle = tmp_path / "bundle"
+    sent = json.loads(tandem("store", "export", bundle, *whose, *at_a, "--json").stdout)
+    assert sent["conversations"] == 1 and sent["blocks"] >= 2
+    assert b"One two" not in bundle.read_bytes() and bundle.stat().st_mode & 0o777 == 0o600
+    a.start()
+    question = [{"role": "user", "content": "Go on."}]
+    reference = ask(a, question, conversation="counting", fidelity="exact")
+    assert reference.usage.prompt_tokens_details.cached_tokens > 0
+    assert a.stop() == 0
+    b = Cloud(tmp_path / "b")  # with keys of its own
+    b.token, stranger = b.new_token(), b.new_token(tenant="other")
+    b.start()
+    assert b.stop() == 0
+    at_b = ("--store", b.store, "--store-key-file", tmp_path / "b/store.key")
+    for wrong, word in ((("--tenant", "other"), "another tenant"), (("--principal", "bob"), "another principal")):
+        assert word in lines(tandem("store", "import", bundle, "--transfer-key-file", words, *wrong, *at_b, code=1))[0]
+    got = json.loads(tandem("store", "import", bundle, "--transfer-key-file", words, *at_b, "--json").stdout)
+    assert got == {**sent, "kept": 0}
+    assert json.loads(tandem("store", "import", bundle, "--transfer-key-file", words, *at_b, "--json").stdout)["kept"] == 1
+    listing = json.loads(tandem("store", "stat", *at_b, "--json").stdout)
+    assert listing["blocks"] == sent["blocks"] and listing["tenants"][0]["from_device"] == 0
+    b.start()
+    r = ask(b, question, conversation="counting", fidelity="exact")
+    assert r.choices[0].message.content == reference.choices[0].message.content
+    assert r.usage.prompt_tokens_details.cached_tokens == reference.usage.prompt_tokens_details.cached_tokens
+    other = client_of(b, stranger, b.ca).chat.completions.create(model="default", messages=[{"role": "user", "content": "One two three. " * 60}], max_tokens=4)
+    assert other.usage.prompt_tokens_details.cached_tokens == 0
+    assert b.stop() == 0
 
 
 def test_conversations_are_copied(cloud, edge, tmp_path):
