@@ -60,6 +60,8 @@ struct tier_ops {
     void (*touch)(struct tier *t, const char *tenant, const struct kv_block_id *chain, size_t count);
     /* Hard limits of a tenant; 0: none. May be NULL. */
     void (*set_tenant)(struct tier *t, const char *tenant, uint64_t quota_size, uint64_t ttl_ms);
+    /* Nothing of the tenant is left in RAM. May be NULL. */
+    void (*drop_tenant)(struct tier *t, const char *tenant);
     /* Ask a tier that is far away, without waiting, about ids that find will be asked about. NULL where find knows. */
     void (*look_up)(struct tier *t, const char *tenant, const struct kv_block_id *ids, size_t count);
 };

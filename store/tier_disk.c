@@ -68,7 +68,7 @@ static void disk_destroy(struct tier *t)
 struct tier *tier_disk_create(struct store *s)
 {
     static const struct tier_ops ops = {disk_find,    disk_get,   disk_put,        disk_drop, disk_stats,
-                                        disk_destroy, disk_touch, disk_set_tenant, NULL};
+                                        disk_destroy, disk_touch, disk_set_tenant, NULL,      NULL};
     struct disk *d = calloc(1, sizeof *d);
     if (!d)
         return NULL;

@@ -271,6 +271,23 @@ static void ram_set_tenant(struct tier *t, const char *tenant, uint64_t quota_si
     pthread_mutex_unlock(&m->lock);
 }
 
+static void ram_drop_tenant(struct tier *t, const char *tenant)
+{
+    struct ram *m = (struct ram *)t;
+    pthread_mutex_lock(&m->lock);
+    const struct tenant *owner = find_tenant(m, tenant, false);
+    for (size_t i = 0; i < m->bucket_count && owner; i++)
+        for (struct entry **link = &m->buckets[i]; *link;) {
+            if ((*link)->tenant != owner) {
+                link = &(*link)->chain;
+                continue;
+            }
+            policy_forget(m->policy, owner->number, &(*link)->block->block.id);
+            remove_link(m, link);
+        }
+    pthread_mutex_unlock(&m->lock);
+}
+
 static void ram_destroy(struct tier *t)
 {
     struct ram *m = (struct ram *)t;
@@ -288,8 +305,8 @@ static void ram_destroy(struct tier *t)
 
 struct tier *tier_ram_create(uint64_t limit_size)
 {
-    static const struct tier_ops ops = {ram_find,    ram_get,   ram_put,        ram_drop, ram_stats,
-                                        ram_destroy, ram_touch, ram_set_tenant, NULL};
+    static const struct tier_ops ops = {ram_find,    ram_get,   ram_put,        ram_drop,        ram_stats,
+                                        ram_destroy, ram_touch, ram_set_tenant, ram_drop_tenant, NULL};
     struct ram *m = calloc(1, sizeof *m);
     if (!m)
         return NULL;

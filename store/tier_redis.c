@@ -492,6 +492,13 @@ static int redis_drop(struct tier *t, const char *tenant, const struct kv_block_
     return -TD_ERR_NOTFOUND;
 }
 
+/* The table does not list by tenant; what it forgets too much is asked for again. */
+static void redis_drop_tenant(struct tier *t, const char *tenant)
+{
+    (void)tenant;
+    known_forget_all(((struct redis *)t)->known);
+}
+
 static void redis_stats(struct tier *t, struct tier_stats *out)
 {
     struct redis *r = (struct redis *)t;
@@ -533,8 +540,9 @@ static void redis_destroy(struct tier *t)
 
 static void init(struct redis *r, const struct tier_redis_config *c)
 {
-    static const struct tier_ops ops = {redis_find,    redis_get, redis_put, redis_drop,   redis_stats,
-                                        redis_destroy, NULL,      NULL,      redis_look_up};
+    static const struct tier_ops ops = {redis_find,        redis_get,     redis_put, redis_drop,
+                                        redis_stats,       redis_destroy, NULL,      NULL,
+                                        redis_drop_tenant, redis_look_up};
     pthread_condattr_t monotonic;
     r->tier.ops = &ops;
     r->store = c->store;

@@ -199,6 +199,15 @@ int tiers_drop(struct tiers *t, const char *tenant, const struct kv_block_id *id
     return rc;
 }
 
+int tiers_erase_tenant(struct tiers *t, const char *tenant, struct td_error *err)
+{
+    int rc = store_erase_tenant(t->store, tenant, err);
+    for (enum tier_kind kind = 0; kind < TIER_COUNT && rc == 0; kind++)
+        if (t->list[kind] && t->list[kind]->ops->drop_tenant)
+            t->list[kind]->ops->drop_tenant(t->list[kind], tenant);
+    return rc;
+}
+
 /* ---- figures ------------------------------------------------------------------------------------------------ */
 
 void tiers_stats(struct tiers *t, enum tier_kind kind, struct tier_stats *out)

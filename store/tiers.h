@@ -57,6 +57,8 @@ void tiers_touch(struct tiers *t, const char *tenant, const struct kv_block_id *
 void tiers_set_tenant(struct tiers *t, enum tier_kind kind, const char *tenant, uint64_t quota_size,
                       uint64_t ttl_ms);
 int tiers_drop(struct tiers *t, const char *tenant, const struct kv_block_id *id);
+/* store_erase_tenant, and nothing of it is left in any tier's memory. What a remote tier holds cannot be opened any more, and goes with its time. */
+int tiers_erase_tenant(struct tiers *t, const char *tenant, struct td_error *err);
 void tiers_stats(struct tiers *t, enum tier_kind kind, struct tier_stats *out);
 const char *tier_name(enum tier_kind kind); /* "ram", "disk", "remote": also the label of metrics */
 /* Gauges of all tiers for /metrics; once a second. */

@@ -393,6 +393,27 @@ static void without_memory_there_is_the_disk(void **state)
     house_close(&h);
 }
 
+/* Erased is erased, in memory too, and for its tenant only. */
+static void an_erased_tenant_is_nowhere(void **state)
+{
+    (void)state;
+    struct house h;
+    struct fixture_block f, other;
+    struct tier_stats stats;
+    uint8_t key[32];
+    house_open(&h, 1 << 20);
+    assert_int_equal(house_put(&h, "acme", 1, quality_exact, &f), 0);
+    assert_int_equal(house_put(&h, "other", 2, quality_exact, &other), 0);
+    assert_int_equal(tiers_erase_tenant(h.tiers, "nobody", NULL), -TD_ERR_NOTFOUND);
+    assert_int_equal(tiers_erase_tenant(h.tiers, "acme", NULL), 0);
+    store_chain_key(h.store, "acme", key, NULL); /* the name is used again */
+    assert_int_equal(house_get(&h, "acme", &f, &want_any), -1);
+    assert_int_equal(house_get(&h, "other", &other, &want_any), TIER_RAM);
+    tiers_stats(h.tiers, TIER_RAM, &stats);
+    assert_int_equal(stats.blocks, 1);
+    house_close(&h);
+}
+
 /* Damage on the disk is found before a block gets into memory. */
 static void damage_is_not_promoted(void **state)
 {
@@ -433,6 +454,7 @@ int main(void)
         cmocka_unit_test(blocks_are_promoted),
         cmocka_unit_test(poor_copies_are_passed_over),
         cmocka_unit_test(without_memory_there_is_the_disk),
+        cmocka_unit_test(an_erased_tenant_is_nowhere),
         cmocka_unit_test(damage_is_not_promoted),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
