@@ -217,16 +217,17 @@ static void add_live(struct engine *e, struct sequence *s, uint64_t now_us)
 }
 
 /* The edge goes on where its link broke, or it does not, and what has not come is computed here. */
-static void take_up_plan(struct sequence *s, bool was_parked, bool resumes, uint64_t now_us)
+static void take_up_plan(struct sequence *s, const struct seq_model *m, bool was_parked, bool resumes,
+                         uint64_t now_us)
 {
     if (s->state == SEQ_ENDED || s->state == SEQ_CLOSING)
         return;
     s->away = false;
     s->kv_us = now_us;
-    if (!resumes)
-        sequence_void_plan(s);
-    else if (was_parked && s->record_count > 0)
+    if (resumes && was_parked)
         sequence_want_plan(s);
+    else if (!resumes && sequence_wants_data(s, m))
+        sequence_void_plan(s);
 }
 
 /* A generation that is known: its new client takes it over, gets what it lacks, and then what is still to come. */
@@ -239,7 +240,7 @@ static void reattach(struct engine *e, struct sequence *s, uint64_t handle, stru
         return;
     }
     if (s->handle != 0) {
-        if (!open->resumes)
+        if (!open->resumes && s->state != SEQ_ENDED && sequence_wants_data(s, &e->model))
             let_staged_go(e, s);
         engine_emit_failed(s, -TD_ERR_CANCELLED, "a later attempt of the same request has taken over", 0);
     }
@@ -254,7 +255,7 @@ static void reattach(struct engine *e, struct sequence *s, uint64_t handle, stru
     } else {
         atomic_fetch_sub(&e->open_count, 1); /* it is counted already, or needs no place */
     }
-    take_up_plan(s, was_parked, open->resumes, now);
+    take_up_plan(s, &e->model, was_parked, open->resumes, now);
     emit_opened(e, s, true);
     uint32_t held = open->held_count, count = sequence_reply_count(s);
     if (count > held)
@@ -368,11 +369,6 @@ void engine_do_detach(struct engine *e, struct sequence *s)
     if (s->state == SEQ_CLOSING)
         return;
     s->upload_us = now;
-    if (sequence_wants_data(s, &e->model)) {
-        s->away =
-            true; /* what has come is kept, what has not is waited for: the edge sends it when it is back */
-    } else {
-        sequence_void_plan(s);
-        engine_emit_ingested(e, s);
-    }
+    /* What has come is kept, what has not is waited for: the edge sends it when it is back. */
+    s->away = sequence_wants_data(s, &e->model);
 }

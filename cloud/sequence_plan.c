@@ -143,13 +143,26 @@ static void drop_hidden(struct sequence *s, const struct plan_range *ranges, uin
     s->hidden_last = at;
 }
 
+/* Where a plan begins to hold: behind what has run. In the middle of a block that the new plan leaves to the cloud the rows of the old one are used up to the
+ * block's end, if they are here: a record can only name whole blocks. */
+static uint32_t takes_effect(const struct sequence *s, const struct seq_model *m,
+                             const struct plan_range *ranges, uint32_t count)
+{
+    const struct plan_range *old = plan_at(s->ranges, s->range_count, s->high),
+                            *r = plan_at(ranges, count, s->high);
+    if (s->high % KV_BLOCK_TOKENS == 0 || !old || !r || r->layers > 0 || old->layers == 0 ||
+        old->layers == m->shape.layer_count)
+        return s->high;
+    uint32_t border = TD_MIN(sequence_blocks(s->high) * KV_BLOCK_TOKENS, plan_range_end(old));
+    return s->hidden_next >= border && border <= plan_range_end(r) ? border : s->high;
+}
+
 /* What has run stays in the record as it was planned then. */
 static void set_ranges(struct sequence *s, const struct plan_range *ranges, uint32_t count)
 {
     struct plan_range merged[LIMIT_RANGES];
-    uint32_t begin = s->high - s->high % KV_BLOCK_TOKENS;
+    uint32_t begin = s->plan_begin - s->plan_begin % KV_BLOCK_TOKENS;
     uint32_t merged_count = plan_merge(s->record, s->record_count, ranges, count, begin, merged);
-    s->plan_begin = s->high;
     s->record_count = merged_count ? merged_count : count;
     memcpy(s->record, merged_count ? merged : ranges, s->record_count * sizeof *ranges);
     s->range_count = count;
@@ -164,6 +177,17 @@ int sequence_plan(struct sequence *s, const struct seq_model *m, uint32_t epoch,
     int rc = check_plan(s, m, ranges, count, err);
     if (rc < 0)
         return rc;
+    struct plan_range kept[LIMIT_RANGES];
+    s->plan_begin = takes_effect(s, m, ranges, count);
+    bool keeps = s->plan_begin > s->high;
+    uint32_t kept_count =
+        keeps ? plan_merge(s->ranges, s->range_count, ranges, count, s->plan_begin, kept) : 0;
+    if (kept_count > 0) {
+        ranges = kept;
+        count = kept_count;
+    } else {
+        s->plan_begin = s->high;
+    }
     drop_hidden(s, ranges, count);
     set_ranges(s, ranges, count);
     s->epoch = epoch;
@@ -172,6 +196,8 @@ int sequence_plan(struct sequence *s, const struct seq_model *m, uint32_t epoch,
     s->ingested_dirty = true;
     for (uint32_t b = s->complete / KV_BLOCK_TOKENS; b < sequence_blocks(s->plan_end); b++)
         plan_block(s, b);
+    if (kept_count > 0) /* its rows come from the edge; its KV will not */
+        s->blocks[s->high / KV_BLOCK_TOKENS].closed = true;
     return 0;
 }
 
@@ -312,6 +338,11 @@ bool sequence_wants_data(const struct sequence *s, const struct seq_model *m)
 
 void sequence_want_plan(struct sequence *s)
 {
+    bool edge = false;
+    for (uint32_t i = 0; i < s->record_count; i++)
+        edge |= s->record[i].layers > 0;
+    if (!edge)
+        return;
     s->planned = s->pieces_lost = false;
     s->ids_until = 0;
 }

@@ -260,7 +260,7 @@ static uint32_t count_planned_rows(const struct sequence *s, uint32_t begin, uin
 
 void sequence_advance(struct sequence *s, const struct seq_model *m, const struct seq_job *job)
 {
-    uint32_t end = job->position + job->rows;
+    uint32_t end = job->position + job->rows, first;
     switch (job->kind) {
     case JOB_NONE:
         return;
@@ -268,8 +268,9 @@ void sequence_advance(struct sequence *s, const struct seq_model *m, const struc
         close_rows(s, job->position, end);
         s->complete = end;
         s->recomputed_tokens += job->rows;
-        s->refill_begin = s->refill_end ? TD_MIN(s->refill_begin, job->position) : job->position;
-        s->refill_end = TD_MAX(s->refill_end, end);
+        first = job->position - job->position % KV_BLOCK_TOKENS;
+        s->refill_begin = s->refill_end ? TD_MIN(s->refill_begin, first) : first;
+        s->refill_end = TD_MAX(s->refill_end, sequence_blocks(end) * KV_BLOCK_TOKENS);
         s->ingested_dirty = true;
         break;
     case JOB_IDS:
