@@ -204,6 +204,8 @@ int cli_bench(int argc, char **argv)
     int rest_count = 0, code = CLI_USAGE;
     if (argc > 1 && !strcmp(argv[1], "trace"))
         return cli_bench_trace(argc - 1, argv + 1);
+    if (argc > 1 && !strcmp(argv[1], "store"))
+        return cli_bench_store(argc - 1, argv + 1);
     if (argc > 1 && !strcmp(argv[1], "codec"))
         return cli_bench_codec(argc - 1, argv + 1);
     if (cli_load(&SPEC, argc, argv, &s, &config, &rest, &rest_count, &code) != 0)

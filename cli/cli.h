@@ -14,6 +14,7 @@
 int cli_model(int argc, char **argv);
 int cli_bench(int argc, char **argv);
 int cli_bench_codec(int argc, char **argv);
+int cli_bench_store(int argc, char **argv);
 int cli_bench_trace(int argc, char **argv);
 int cli_store(int argc, char **argv);
 int cli_conv(int argc, char **argv);

@@ -1,0 +1,377 @@
+/* bench: see bench.h.
+ *
+ * The raw file is written and read past the page cache in pieces of 1 MiB by IO_THREADS threads, as fio would; the cipher works on all cores. A store
+ * can at best be as fast as the slower of the two. Its segments are dropped from the page cache before they are read.
+ * Look-ups are those of store_find among entries that are in the table only. */
+#include "store/bench.h"
+#include "shared/workers.h"
+#include "store/store_internal.h"
+#include "store/tier.h"
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <time.h>
+#include <unistd.h>
+
+#define PIECE_SIZE (1u << 20)
+#define IO_THREADS 4
+#define LAYERS     30 /* of a small model: a block of 1.4 MiB */
+#define HEADS      3
+#define HEAD_DIM   64
+#define LOOKUPS    1000000u
+#define TENANT     "bench"
+
+struct bench {
+    const struct store_bench_options *o;
+    struct store_bench_result *r;
+    char directory[IO_PATH_MAX];
+    struct store *store;
+    struct workers *io, *cores;
+    int fd;
+    bool writing;
+    uint8_t *buffers[WORKERS_MAX]; /* PIECE_SIZE each, aligned */
+    atomic_int failed;             /* negative errno or code */
+    struct td_error *err;
+};
+
+static uint64_t now_ns(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
+static double rate_since(uint64_t start_ns, uint64_t bytes)
+{
+    uint64_t ns = now_ns() - start_ns;
+    return ns ? (double)bytes * 1e9 / (double)ns : 0;
+}
+
+static void step(const struct bench *b, uint64_t done)
+{
+    if (b->o->progress)
+        b->o->progress(b->o->ctx, done, 6);
+}
+
+static int failed(const struct bench *b, const char *what)
+{
+    int code = atomic_load(&b->failed);
+    return td_fail(b->err, -TD_ERR_IO, "cannot %s in %s: %s", what, b->o->directory, strerror(-code));
+}
+
+/* ---- the disk alone ----------------------------------------------------------------------------------------- */
+
+static void raw_task(void *ctx, size_t task, unsigned worker)
+{
+    struct bench *b = ctx;
+    off_t at = (off_t)(task * PIECE_SIZE);
+    ssize_t n = b->writing ? pwrite(b->fd, b->buffers[worker], PIECE_SIZE, at)
+                           : pread(b->fd, b->buffers[worker], PIECE_SIZE, at);
+    if (n != PIECE_SIZE)
+        atomic_store(&b->failed, n < 0 ? -errno : -EIO);
+}
+
+static int measure_raw(struct bench *b)
+{
+    char path[IO_PATH_MAX + 8];
+    size_t pieces = (size_t)(b->o->size / PIECE_SIZE);
+    snprintf(path, sizeof path, "%s/raw", b->directory);
+    b->fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_DIRECT, 0600);
+    b->r->direct = b->fd >= 0;
+    if (b->fd < 0)
+        b->fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+    if (b->fd < 0)
+        return td_fail(b->err, -TD_ERR_IO, "cannot make %s: %s", path, strerror(errno));
+    uint64_t start = now_ns();
+    b->writing = true;
+    workers_run(b->io, pieces, raw_task, b);
+    if (fsync(b->fd) < 0)
+        atomic_store(&b->failed, -errno);
+    b->r->raw_write = rate_since(start, pieces * (uint64_t)PIECE_SIZE);
+    step(b, 1);
+    start = now_ns();
+    b->writing = false;
+    workers_run(b->io, pieces, raw_task, b);
+    b->r->raw_read = rate_since(start, pieces * (uint64_t)PIECE_SIZE);
+    step(b, 2);
+    close(b->fd);
+    unlink(path);
+    return atomic_load(&b->failed) < 0 ? failed(b, "write and read a file") : 0;
+}
+
+/* ---- the cipher alone --------------------------------------------------------------------------------------- */
+
+static void cipher_task(void *ctx, size_t task, unsigned worker)
+{
+    struct bench *b = ctx;
+    uint8_t key[CRYPTO_KEY_SIZE] = {0}, tag[CRYPTO_TAG_SIZE];
+    store_le64(key, task); /* each piece its own key, as each record has */
+    if (gcm_seal(key, 0, NULL, 0, b->buffers[worker], PIECE_SIZE, b->buffers[worker], tag) < 0)
+        atomic_store(&b->failed, -EIO);
+}
+
+static void measure_cipher(struct bench *b)
+{
+    size_t pieces = (size_t)(b->o->size / PIECE_SIZE);
+    uint64_t start = now_ns();
+    workers_run(b->cores, pieces, cipher_task, b);
+    b->r->cipher = rate_since(start, pieces * (uint64_t)PIECE_SIZE);
+    step(b, 3);
+}
+
+/* ---- the store ---------------------------------------------------------------------------------------------- */
+
+static struct kv_block_id numbered(uint64_t n)
+{
+    struct kv_block_id id = {{0}};
+    for (int i = 0; i < 4; i++) { /* splitmix64: spread as HMACs are */
+        uint64_t x = (n * 4 + (uint64_t)i + 1) * 0x9e3779b97f4a7c15u;
+        x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+        x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+        store_le64(id.bytes + 8 * i, x ^ (x >> 31));
+    }
+    return id;
+}
+
+/* Valid pieces of random values; one allocation, the caller's. */
+static uint8_t *make_pieces(struct span pieces[2 * LAYERS], uint64_t *block_size)
+{
+    const struct kv_shape shape = {LAYERS, HEADS, HEAD_DIM};
+    size_t values = kv_piece_values(&shape, KV_BLOCK_TOKENS), bound = kv_piece_bound(&shape, KV_BLOCK_TOKENS);
+    struct kv_codec_scratch *scratch = kv_codec_scratch_create(&shape);
+    uint16_t *source = malloc(values * sizeof *source);
+    uint8_t *bytes = malloc(2 * LAYERS * bound);
+    bool good = scratch && source && bytes && crypto_random(source, values * sizeof *source) == 0;
+    *block_size = 0;
+    for (size_t i = 0; good && i < values; i++)
+        source[i] &= 0xbbff; /* finite */
+    for (unsigned i = 0; good && i < 2 * LAYERS; i++) {
+        struct kv_piece_head h = {.codec = KV_RAW,
+                                  .is_value = (uint8_t)(i % 2),
+                                  .quality = {KV_L0, KV_NUMERICS_CPU_V1, KV_FROM_CLOUD, 0},
+                                  .token_count = KV_BLOCK_TOKENS,
+                                  .layer = (uint16_t)(i / 2),
+                                  .kv_head_count = HEADS,
+                                  .head_dim = HEAD_DIM};
+        int64_t size = kv_piece_encode(scratch, &h, source, bytes + i * bound, bound);
+        good = size > 0;
+        pieces[i] = (struct span){bytes + i * bound, good ? (size_t)size : 0};
+        *block_size += pieces[i].size;
+    }
+    kv_codec_scratch_destroy(scratch);
+    free(source);
+    if (good)
+        return bytes;
+    free(bytes);
+    return NULL;
+}
+
+static void written(void *ctx, int status)
+{
+    struct bench *b = ctx;
+    if (status < 0)
+        atomic_store(&b->failed, -EIO);
+}
+
+static int measure_puts(struct bench *b)
+{
+    struct span pieces[2 * LAYERS];
+    uint8_t *bytes = make_pieces(pieces, &b->r->block_size);
+    if (!bytes)
+        return td_fail(b->err, -TD_ERR_NOMEM, "cannot measure: out of memory");
+    b->r->blocks = b->o->size / b->r->block_size;
+    uint64_t start = now_ns();
+    int rc = 0;
+    for (uint64_t i = 0; i < b->r->blocks && rc == 0; i++) {
+        struct store_block block = {.id = numbered(i),
+                                    .quality = {KV_L0, KV_NUMERICS_CPU_V1, KV_FROM_CLOUD, 0},
+                                    .layer_end = LAYERS,
+                                    .pieces = pieces};
+        while ((rc = store_put(b->store, TENANT, &block, written, b)) == -TD_ERR_FULL)
+            nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL); /* the writer is behind */
+    }
+    rc = rc < 0 ? rc : store_flush(b->store);
+    b->r->put = rate_since(start, b->r->blocks * b->r->block_size);
+    free(bytes);
+    step(b, 4);
+    return rc < 0 || atomic_load(&b->failed) < 0
+               ? td_fail(b->err, rc < 0 ? rc : -TD_ERR_IO, "cannot write blocks in %s", b->o->directory)
+               : 0;
+}
+
+/* What was written is on the disk, not in memory. */
+static void drop_cached(const char *directory)
+{
+    char path[IO_PATH_MAX + NAME_MAX + 2];
+    DIR *d = opendir(directory);
+    struct dirent *e;
+    while (d && (e = readdir(d))) {
+        snprintf(path, sizeof path, "%s/%s", directory, e->d_name);
+        int fd = open(path, O_RDONLY | O_CLOEXEC);
+        if (fd < 0)
+            continue;
+        posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
+        close(fd);
+    }
+    if (d)
+        closedir(d);
+}
+
+static void get_task(void *ctx, size_t task, unsigned worker)
+{
+    struct bench *b = ctx;
+    struct kv_block_id id = numbered(task * 7919 % b->r->blocks); /* in no order of the disk, each once */
+    struct tier_block *block;
+    (void)worker;
+    if (store_read_block(b->store, TENANT, &id, &block) < 0)
+        atomic_store(&b->failed, -EIO);
+    else
+        tier_block_release(block);
+}
+
+static int measure_gets(struct bench *b)
+{
+    sync();
+    drop_cached(b->directory);
+    if (b->r->blocks % 7919 == 0)
+        b->r->blocks--;
+    uint64_t start = now_ns();
+    workers_run(b->io, (size_t)b->r->blocks, get_task, b);
+    b->r->get = rate_since(start, b->r->blocks * b->r->block_size);
+    step(b, 5);
+    return atomic_load(&b->failed) < 0 ? failed(b, "read blocks back") : 0;
+}
+
+/* ---- look-ups ----------------------------------------------------------------------------------------------- */
+
+static int fill_table(struct bench *b)
+{
+    uint32_t tenant = keys_find(b->store->keys, TENANT);
+    for (uint32_t i = 0; i < b->o->lookup_entries; i++) {
+        struct kv_block_id id = numbered((1ull << 40) + i);
+        struct table_shard *shard = table_lock(&b->store->blocks, id.bytes);
+        struct entry *e = table_insert(&b->store->blocks, shard, tenant, id.bytes);
+        if (e)
+            e->segment_id = 1, e->stored_size = PIECE_SIZE;
+        table_unlock(shard);
+        if (!e)
+            return td_fail(b->err, -TD_ERR_NOMEM, "cannot hold %u blocks in the table: out of memory",
+                           b->o->lookup_entries);
+    }
+    return 0;
+}
+
+static int compare(const void *a, const void *b)
+{
+    uint32_t x = *(const uint32_t *)a, y = *(const uint32_t *)b;
+    return x < y ? -1 : x > y;
+}
+
+/* Every other one is there. */
+static int measure_lookups(struct bench *b)
+{
+    struct store_block_info info;
+    int rc = fill_table(b);
+    uint32_t *ns = rc < 0 ? NULL : malloc(LOOKUPS * sizeof *ns);
+    if (!ns)
+        return rc < 0 ? rc : td_fail(b->err, -TD_ERR_NOMEM, "cannot measure: out of memory");
+    uint64_t x = 1, wrong = 0;
+    for (uint32_t i = 0; i < LOOKUPS; i++) {
+        x = x * 6364136223846793005u + 1442695040888963407u;
+        bool there = i % 2 == 0;
+        struct kv_block_id id =
+            numbered((there ? 1ull << 40 : 1ull << 41) + (x >> 33) % b->o->lookup_entries);
+        uint64_t start = now_ns();
+        bool found = store_find(b->store, TENANT, &id, &info) == 0;
+        uint64_t took = now_ns() - start;
+        wrong += found != there;
+        ns[i] = (uint32_t)TD_MIN(took, (uint64_t)UINT32_MAX);
+        unsigned bucket = 0;
+        while (bucket + 1 < STORE_BENCH_BUCKETS && took >> (bucket + 1))
+            bucket++;
+        b->r->histogram[bucket]++;
+    }
+    qsort(ns, LOOKUPS, sizeof *ns, compare);
+    b->r->lookups = LOOKUPS;
+    b->r->lookup_median_ns = ns[LOOKUPS / 2];
+    b->r->lookup_p99_ns = ns[LOOKUPS / 100 * 99];
+    b->r->lookup_p999_ns = ns[LOOKUPS / 1000 * 999];
+    free(ns);
+    step(b, 6);
+    return wrong ? td_fail(b->err, -TD_ERR_INTERNAL, "look-ups answered wrongly") : 0;
+}
+
+/* ---- the run ------------------------------------------------------------------------------------------------ */
+
+static void remove_directory(const char *directory)
+{
+    char path[IO_PATH_MAX + NAME_MAX + 2];
+    DIR *d = opendir(directory);
+    struct dirent *e;
+    while (d && (e = readdir(d))) {
+        snprintf(path, sizeof path, "%s/%s", directory, e->d_name);
+        if (strcmp(e->d_name, ".") != 0 && strcmp(e->d_name, "..") != 0)
+            unlink(path);
+    }
+    if (d)
+        closedir(d);
+    rmdir(directory);
+}
+
+static int prepare(struct bench *b)
+{
+    long cores = sysconf(_SC_NPROCESSORS_ONLN);
+    unsigned threads = (unsigned)TD_MIN(TD_MAX(cores, 1L), (long)WORKERS_MAX);
+    b->r->cipher_threads = threads;
+    b->r->io_threads = IO_THREADS;
+    if (b->o->size < 64ull * PIECE_SIZE)
+        return td_fail(b->err, -TD_ERR_ARG, "cannot measure with so little: --size is at least 64M");
+    if (snprintf(b->directory, sizeof b->directory, "%s/bench-XXXXXX", b->o->directory) >= IO_PATH_MAX ||
+        !mkdtemp(b->directory)) {
+        b->directory[0] = '\0';
+        return td_fail(b->err, -TD_ERR_IO, "cannot make a directory in %s: %s", b->o->directory,
+                       strerror(errno));
+    }
+    b->io = workers_create(IO_THREADS);
+    b->cores = workers_create(threads);
+    bool good = b->io && b->cores;
+    for (unsigned i = 0; i < TD_MAX(threads, (unsigned)IO_THREADS) && good; i++) {
+        b->buffers[i] = aligned_alloc(4096, PIECE_SIZE);
+        good = b->buffers[i] && crypto_random(b->buffers[i], PIECE_SIZE) == 0;
+    }
+    return good ? 0 : td_fail(b->err, -TD_ERR_NOMEM, "cannot measure: out of memory");
+}
+
+static int open_store(struct bench *b)
+{
+    uint8_t chain[CRYPTO_KEY_SIZE];
+    struct store_config config = {.directory = b->directory, .limit_size = 2 * b->o->size + (1u << 30)};
+    int rc = crypto_random(config.master_key, sizeof config.master_key);
+    rc = rc < 0 ? rc : store_open(&config, &b->store, b->err);
+    return rc < 0 ? rc : store_chain_key(b->store, TENANT, chain, b->err);
+}
+
+int store_bench(const struct store_bench_options *o, struct store_bench_result *out, struct td_error *err)
+{
+    struct bench b = {.o = o, .r = out, .err = err};
+    memset(out, 0, sizeof *out);
+    int rc = prepare(&b);
+    rc = rc < 0 ? rc : measure_raw(&b);
+    if (rc == 0)
+        measure_cipher(&b);
+    rc = rc < 0 ? rc : open_store(&b);
+    rc = rc < 0 ? rc : measure_puts(&b);
+    rc = rc < 0 ? rc : measure_gets(&b);
+    rc = rc < 0 ? rc : measure_lookups(&b);
+    if (b.store)
+        store_close(b.store);
+    for (size_t i = 0; i < TD_COUNT(b.buffers); i++)
+        free(b.buffers[i]);
+    workers_destroy(b.io);
+    workers_destroy(b.cores);
+    if (b.directory[0])
+        remove_directory(b.directory);
+    return rc;
+}
