@@ -89,8 +89,10 @@ static void plan_block(struct sequence *s, uint32_t block)
     uint32_t first = 0, count = 0, start = block * KV_BLOCK_TOKENS;
     const struct plan_range *r = edge_range_of(s, block, &first, &count);
     if (start < s->high) { /* some of its rows ran under the plan before: what they lack is still lacking */
-        if (!r)
+        if (!r) {          /* what its rows lack does not come any more */
+            b->closed |= b->missing > 0;
             return;
+        }
         bool same = b->edge_layers > 0 && first == b->edge_first && count == b->edge_count;
         uint32_t end = first + count;
         if (b->edge_layers > 0) {
@@ -161,7 +163,7 @@ static uint32_t takes_effect(const struct sequence *s, const struct seq_model *m
 static void set_ranges(struct sequence *s, const struct plan_range *ranges, uint32_t count)
 {
     struct plan_range merged[LIMIT_RANGES];
-    uint32_t begin = s->plan_begin - s->plan_begin % KV_BLOCK_TOKENS;
+    uint32_t begin = plan_border(s->plan_begin, plan_range_end(&ranges[count - 1]), KV_BLOCK_TOKENS);
     uint32_t merged_count = plan_merge(s->record, s->record_count, ranges, count, begin, merged);
     s->record_count = merged_count ? merged_count : count;
     memcpy(s->record, merged_count ? merged : ranges, s->record_count * sizeof *ranges);

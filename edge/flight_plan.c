@@ -76,7 +76,7 @@ void plan_settle(struct flight *f)
     const Tandem__Ingested *m = &f->ingested;
     struct plan_range merged[LIMIT_RANGES];
     if (!f->merged && f->before_count > 0 && m->epoch == f->epoch) {
-        uint32_t begin = m->plan_begin - m->plan_begin % KV_BLOCK_TOKENS;
+        uint32_t begin = plan_border(m->plan_begin, f->turn.ids_count, KV_BLOCK_TOKENS);
         uint32_t count =
             plan_merge(f->before, f->before_count, f->plan.ranges, f->plan.range_count, begin, merged);
         if (count > 0)

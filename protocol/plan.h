@@ -29,6 +29,12 @@ static inline bool plan_range_alike(const struct plan_range *a, const struct pla
            (a->layers == 0 || (a->codec == b->codec && a->hidden_dtype == b->hidden_dtype));
 }
 
+/* From which token on a record takes over a plan that came when rows below `run` had run: block borders only, and the prompt's end. */
+static inline uint32_t plan_border(uint32_t run, uint32_t end, uint32_t block)
+{
+    return run >= end ? end : run - run % block;
+}
+
 /* The range with this token; NULL: none. Borrowed from ranges. */
 const struct plan_range *plan_at(const struct plan_range *ranges, uint32_t count, uint32_t token);
 /* before below `token`, after from there on; like neighbours become one. out: LIMIT_RANGES entries, neither input. Returns their count; 0: they

@@ -243,9 +243,9 @@ static void settle(struct sim *s)
     for (uint32_t t = 0; t < s->prompt && !s->disturbed; t++) {
         const struct plan_range *r = plan_at(record, count, t);
         struct form *f = &s->forms[t];
-        if (f->layers == 0)
-            f->codec = 0;
-        if (!r || (r->layers != f->layers && r->layers != LAYERS))
+        if (f->layers == 0 && f->codec == PLAN_CODEC_NONE)
+            f->codec = 0; /* all from token ids; with k = L no rows are run here, and the codec alone tells */
+        if (!r || (r->layers == LAYERS ? 0 : r->layers) != f->layers)
             fail(s, "the record names other layers than were run");
         if (s->is_settled && (f->layers != s->settled[t].layers || f->codec != s->settled[t].codec))
             fail(s, "the values behind a reply that had begun have changed");
@@ -285,12 +285,6 @@ static void finish_job(struct sim *s)
         return;
     check_job(s, &job);
     sequence_advance(q, &model, &job);
-    for (uint32_t t = 0; t < TD_MIN(q->high, s->prompt); t++) { /* at k = L nothing runs here: stepped over */
-        const struct plan_range *r = plan_at(q->ranges, q->range_count, t);
-        if (r && r->layers == LAYERS && s->forms[t].layers == 0 && t >= q->ids_until &&
-            !s->has[t][LAYERS - 1])
-            s->forms[t].layers = LAYERS;
-    }
     if (job.logits) {
         sequence_append(q, &model, 1);
         if (sequence_reply_count(q) == 3)
@@ -460,7 +454,7 @@ static void hear(struct sim *s, struct answer *a)
         return;
     }
     if (!s->merged && a->epoch == s->epoch) {
-        uint32_t begin = a->plan_begin - a->plan_begin % KV_BLOCK_TOKENS;
+        uint32_t begin = plan_border(a->plan_begin, s->prompt, KV_BLOCK_TOKENS);
         uint32_t count =
             plan_merge(s->before, s->before_count, s->plan.ranges, s->plan.range_count, begin, merged);
         if (count > 0)
@@ -561,7 +555,7 @@ static void change_world(struct sim *s)
 {
     static const double mbits[] = {0.3, 1, 3, 10, 30, 100, 1000};
     uint64_t dice = pick(s, 10);
-    s->change_us = s->now_us + pick(s, 2000) * MS;
+    s->change_us = s->now_us + pick(s, 1000) * MS;
     if (dice < 4)
         s->rate = mbits[pick(s, TD_COUNT(mbits))] / 8;
     else if (dice < 6)
@@ -575,15 +569,15 @@ static void change_world(struct sim *s)
 static void begin(struct sim *s, uint64_t seed)
 {
     *s = (struct sim){.seed = seed, .random = seed * 77 + 1};
-    s->prompt = 1 + (uint32_t)pick(s, TOKENS_MAX);
+    s->prompt = 1 + (uint32_t)pick(s, pick(s, 3) ? TOKENS_MAX : 100);
     s->row_size = 100.0 + (double)pick(s, 3000);
     s->kv_size = 50.0 + (double)pick(s, 1000);
     s->delay_us = pick(s, 50) * MS;
     s->rate = 1 + (double)pick(s, 20);
     s->edge_ns = (double)(1 + pick(s, 100)) * 10000;
     s->cloud_ns = (double)(1 + pick(s, 100)) * 10000;
-    s->change_us = pick(s, 2) ? pick(s, 3000) * MS : NEVER;
-    s->break_us = pick(s, 2) ? pick(s, 4000) * MS : NEVER;
+    s->change_us = pick(s, 4) ? pick(s, 1000) * MS : NEVER;
+    s->break_us = pick(s, 2) ? pick(s, 2000) * MS : NEVER;
     s->chunk_us = s->link_back_us = NEVER;
     s->dead = true;
     s->epoch = 1;
@@ -612,7 +606,7 @@ static void act(struct sim *s)
     if (s->now_us >= s->change_us)
         change_world(s);
     if (s->now_us >= s->break_us) {
-        s->break_us = pick(s, 3) && s->breaks < 5 ? s->now_us + pick(s, 6000) * MS : NEVER;
+        s->break_us = pick(s, 4) && s->breaks < 5 ? s->now_us + pick(s, 2000) * MS : NEVER;
         if (s->up)
             break_link(s);
     }
