@@ -7,7 +7,7 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { SALT_AT = 8, FRAME_HEAD = 8, AAD_SIZE = PORTABLE_HEAD_SIZE + FRAME_HEAD };
+enum { SALT_AT = 8, ITERATIONS_AT = 40, FRAME_HEAD = 8, AAD_SIZE = PORTABLE_HEAD_SIZE + FRAME_HEAD };
 
 struct portable {
     FILE *file;
@@ -18,7 +18,7 @@ struct portable {
     uint8_t aad[AAD_SIZE]; /* the file's head, then the frame's */
 };
 
-void portable_key(const char *words, const uint8_t salt[32], unsigned iterations,
+void portable_key(const char *words, const uint8_t salt[32], uint32_t iterations,
                   uint8_t out[CRYPTO_KEY_SIZE])
 {
     static const uint8_t first_block[4] = {0, 0, 0, 1};
@@ -26,7 +26,7 @@ void portable_key(const char *words, const uint8_t salt[32], unsigned iterations
     sha256_once(words, strlen(words), password);
     hmac_sha256(password, (const struct span[]){{salt, 32}, {first_block, 4}}, 2, u);
     memcpy(out, u, CRYPTO_KEY_SIZE);
-    for (unsigned i = 1; i < iterations; i++) {
+    for (uint32_t i = 1; i < iterations; i++) {
         hmac_sha256(password, &(struct span){u, sizeof u}, 1, u);
         for (size_t j = 0; j < CRYPTO_KEY_SIZE; j++)
             out[j] ^= u[j];
@@ -67,7 +67,7 @@ void portable_close(struct portable *p)
 
 /* ---- writing ------------------------------------------------------------------------------------------------ */
 
-static int begin(struct portable *p, const char *words, struct td_error *err)
+static int begin(struct portable *p, const char *words, uint32_t iterations, struct td_error *err)
 {
     int fd = open(p->path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
     if (fd < 0 && errno == EEXIST)
@@ -85,15 +85,22 @@ static int begin(struct portable *p, const char *words, struct td_error *err)
     memcpy(p->aad, PORTABLE_MAGIC, 8);
     if (crypto_random(p->aad + SALT_AT, 32) < 0)
         return td_fail(err, -TD_ERR_CRYPTO, "cannot seal %s: no random numbers", p->path);
-    portable_key(words, p->aad + SALT_AT, PORTABLE_ITERATIONS, p->key);
+    store_le32(p->aad + ITERATIONS_AT, iterations);
+    portable_key(words, p->aad + SALT_AT, iterations, p->key);
     errno = 0;
     return fwrite(p->aad, PORTABLE_HEAD_SIZE, 1, p->file) == 1 ? 0 : io_failed(p, "write", err);
 }
 
 int portable_create(const char *path, const char *words, struct portable **out, struct td_error *err)
 {
+    return portable_create_with(path, words, PORTABLE_ITERATIONS, out, err);
+}
+
+int portable_create_with(const char *path, const char *words, uint32_t iterations, struct portable **out,
+                         struct td_error *err)
+{
     struct portable *p = make(path);
-    int rc = p ? begin(p, words, err) : td_fail(err, -TD_ERR_NOMEM, "out of memory");
+    int rc = p ? begin(p, words, iterations, err) : td_fail(err, -TD_ERR_NOMEM, "out of memory");
     if (rc < 0) {
         portable_close(p);
         return rc;
@@ -149,7 +156,10 @@ static int start(struct portable *p, const char *words, struct td_error *err)
         return io_failed(p, "open", err);
     if (fread(p->aad, PORTABLE_HEAD_SIZE, 1, p->file) != 1 || memcmp(p->aad, PORTABLE_MAGIC, 8) != 0)
         return td_fail(err, -TD_ERR_FORMAT, "cannot read %s: it is no sealed export", p->path);
-    portable_key(words, p->aad + SALT_AT, PORTABLE_ITERATIONS, p->key);
+    uint32_t iterations = load_le32(p->aad + ITERATIONS_AT);
+    if (iterations == 0 || iterations > PORTABLE_ITERATIONS_MAX)
+        return td_fail(err, -TD_ERR_FORMAT, "cannot read %s: it is damaged", p->path);
+    portable_key(words, p->aad + SALT_AT, iterations, p->key);
     return 0;
 }
 
