@@ -111,6 +111,7 @@ int node_open_store(struct node *n, struct td_error *err)
                                        .node_epoch = n->service.node_epoch};
     struct tiers_config tiers = {.store = n->service.store,
                                  .ram_size = s->store_ram,
+                                 .ram_tenant_size = s->store_ram_tenant,
                                  .remote = s->redis_host[0] ? &remote : NULL};
     if (rc == 0)
         rc = tiers_create(&tiers, &n->tiers, err);

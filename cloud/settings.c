@@ -31,6 +31,7 @@ static const struct config_option options[] = {
     {.name = "store-ram", OPTION(store_ram, CONFIG_SIZE), .fallback = "256M", .metavar = "SIZE", .help = "memory for blocks as encoded as on disk, in front of it; 0: none"},
     {.name = "device", OPTION(device, CONFIG_STRING), .fallback = "auto", .metavar = "NAME", .help = "what computes: cpu, cuda:N, or auto: the first GPU if there is one"},
     {.name = "gpu-memory-utilization", OPTION(gpu_memory, CONFIG_FLOAT), .fallback = "0.9", .min = 0.05, .max = 1, .metavar = "SHARE", .help = "of a GPU's memory that may be in use, other programs' part included; KV pages take what the weights leave"},
+    {.name = "store-ram-tenant", OPTION(store_ram_tenant, CONFIG_SIZE), .metavar = "SIZE", .help = "the most that one tenant's blocks take of it; 0: no limit"},
     {.name = "store-keys", OPTION(store_keys, CONFIG_STRING), .metavar = "DIR", .help = "where the tenants' keys lie, for nodes that share them; without it, in the store"},
     {.name = "redis", OPTION(redis, CONFIG_STRING), .metavar = "HOST:PORT", .help = "a Redis server that several nodes share blocks through; its password in TANDEM_REDIS_PASSWORD. Needs --store-keys on a directory that all of them have"},
     {.name = "threads", OPTION(threads, CONFIG_INT), .max = WORKERS_MAX, .metavar = "N", .help = "compute threads; 0: all cores"},

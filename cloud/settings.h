@@ -15,7 +15,7 @@ struct settings {
     bool plain;
     const char *tokens_file;
     const char *store, *store_key_file, *store_keys, *redis;
-    uint64_t store_size, store_ram, store_tenant;
+    uint64_t store_size, store_ram, store_tenant, store_ram_tenant;
     int64_t store_ttl_hours;
     int64_t threads, pages, token_budget, sequences, context, kv_stall_ms;
     uint64_t kv_memory;

@@ -72,8 +72,8 @@ struct tier {
 /* What a block costs to compute again, for policies to compare; only ratios matter. */
 float tier_block_cost_s(uint32_t block_index);
 
-/* Host memory: at most limit_size bytes of blocks. NULL without memory. */
-struct tier *tier_ram_create(uint64_t limit_size);
+/* Host memory: at most limit_size bytes of blocks, of one tenant at most tenant_quota_size (0: no quota). NULL without memory. */
+struct tier *tier_ram_create(uint64_t limit_size, uint64_t tenant_quota_size);
 /* The local disk: the store, borrowed. */
 struct tier *tier_disk_create(struct store *s);
 

@@ -32,7 +32,7 @@ struct entry {
 struct ram {
     struct tier tier; /* first */
     pthread_mutex_t lock;
-    uint64_t seed, limit_size, size, count;
+    uint64_t seed, limit_size, tenant_quota_size, size, count;
     uint32_t bucket_count; /* a power of two */
     struct entry **buckets;
     struct tenant *names[NAME_BUCKETS]; /* kept for the tier's life: there are few */
@@ -56,6 +56,8 @@ static struct tenant *make_tenant(struct ram *m, struct tenant **bucket, const c
     *bucket = t;
     m->tenants[m->tenant_count++] = t;
     t->number = m->tenant_count;
+    if (m->tenant_quota_size)
+        policy_set_tenant(m->policy, t->number, m->tenant_quota_size, 0);
     return t;
 }
 
@@ -303,7 +305,7 @@ static void ram_destroy(struct tier *t)
     free(m);
 }
 
-struct tier *tier_ram_create(uint64_t limit_size)
+struct tier *tier_ram_create(uint64_t limit_size, uint64_t tenant_quota_size)
 {
     static const struct tier_ops ops = {ram_find,    ram_get,   ram_put,        ram_drop,        ram_stats,
                                         ram_destroy, ram_touch, ram_set_tenant, ram_drop_tenant, NULL};
@@ -312,6 +314,7 @@ struct tier *tier_ram_create(uint64_t limit_size)
         return NULL;
     m->tier.ops = &ops;
     m->limit_size = limit_size;
+    m->tenant_quota_size = tenant_quota_size;
     pthread_mutex_init(&m->lock, NULL);
     m->bucket_count = BUCKETS_MIN;
     while (m->bucket_count < BUCKETS_MAX && (uint64_t)m->bucket_count * BUCKET_BYTES < limit_size)

@@ -279,7 +279,7 @@ static bool start_remote(struct tiers *t, const struct tier_redis_config *c, str
 
 static bool start(struct tiers *t, const struct tiers_config *c, struct td_error *err)
 {
-    if (c->ram_size && !(t->list[TIER_RAM] = tier_ram_create(c->ram_size)))
+    if (c->ram_size && !(t->list[TIER_RAM] = tier_ram_create(c->ram_size, c->ram_tenant_size)))
         return false;
     if (c->ram_size)
         register_metrics(t, TIER_RAM);

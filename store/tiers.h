@@ -18,6 +18,7 @@
 
 struct tiers_config {
     struct store *store;                    /* borrowed */
+    uint64_t ram_tenant_size;               /* of one tenant at most; 0: no quota */
     uint64_t ram_size;                      /* 0: no host memory tier */
     const struct tier_redis_config *remote; /* NULL: no remote tier; its store and wake are set here */
     unsigned threads; /* that read the disk and undo its cipher; 0: one for each core, 2 to 8 */

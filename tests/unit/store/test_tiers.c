@@ -57,7 +57,7 @@ static void ram_keeps_and_gives(void **state)
 {
     (void)state;
     assert_int_equal(crypto_init(), 0);
-    struct tier *t = tier_ram_create(1 << 20);
+    struct tier *t = tier_ram_create(1 << 20, 0);
     struct fixture_block f;
     struct tier_block *b = block_make(1, quality_exact, &f), *again;
     struct store_block_info info;
@@ -91,7 +91,7 @@ static void ram_is_bounded(void **state)
     struct fixture_block f;
     struct tier_block *first = block_make(1, quality_exact, &f);
     uint64_t size = tier_block_size(first), limit = 4 * size + size / 2;
-    struct tier *t = tier_ram_create(limit);
+    struct tier *t = tier_ram_create(limit, 0);
     struct tier_stats stats;
     assert_int_equal(t->ops->put(t, "acme", first, NULL, NULL), 0);
     for (uint64_t seed = 2; seed < 50; seed++) {
@@ -104,7 +104,7 @@ static void ram_is_bounded(void **state)
     assert_same(first, &f);
     tier_block_release(first);
     t->ops->destroy(t);
-    t = tier_ram_create(size - 1); /* a block that can never fit */
+    t = tier_ram_create(size - 1, 0); /* a block that can never fit */
     assert_int_equal(put(t, "acme", 1, quality_exact), -TD_ERR_NOSPACE);
     t->ops->destroy(t);
 }
@@ -113,7 +113,7 @@ static void ram_is_bounded(void **state)
 static void ram_keeps_quotas(void **state)
 {
     (void)state;
-    struct tier *t = tier_ram_create(1 << 20);
+    struct tier *t = tier_ram_create(1 << 20, 0);
     struct fixture_block f;
     struct tier_block *b = block_make(1, quality_exact, &f);
     uint64_t size = tier_block_size(b);
@@ -129,6 +129,14 @@ static void ram_keeps_quotas(void **state)
     t->ops->set_tenant(t, "acme", size, 0); /* less: what is over goes at once */
     t->ops->stats(t, &stats);
     assert_int_equal(stats.blocks, 2);
+    t->ops->destroy(t);
+    t = tier_ram_create(1 << 20, 2 * size); /* of whoever comes */
+    for (uint64_t seed = 2; seed < 20; seed++) {
+        put(t, "acme", seed, quality_exact);
+        put(t, "other", seed, quality_exact);
+    }
+    t->ops->stats(t, &stats);
+    assert_int_equal(stats.blocks, 4);
     tier_block_release(b);
     t->ops->destroy(t);
 }
@@ -136,7 +144,7 @@ static void ram_keeps_quotas(void **state)
 static void ram_replaces_by_quality(void **state)
 {
     (void)state;
-    struct tier *t = tier_ram_create(1 << 20);
+    struct tier *t = tier_ram_create(1 << 20, 0);
     struct kv_block_id id;
     struct store_block_info info;
     struct tier_stats stats;
