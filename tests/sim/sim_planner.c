@@ -240,6 +240,8 @@ static void settle(struct sim *s)
 {
     struct plan_range record[LIMIT_RANGES];
     uint32_t count = sequence_record(s->sequence, record);
+    if (s->held == 0) /* nobody has seen a word of it */
+        return;
     for (uint32_t t = 0; t < s->prompt && !s->disturbed; t++) {
         const struct plan_range *r = plan_at(record, count, t);
         struct form *f = &s->forms[t];
