@@ -34,7 +34,7 @@ static int serve(int argc, char **argv)
         rc = node_run(node);
         node_destroy(node);
         if (rc < 0)
-            log_error("cloud", "the network loop failed: %s", td_status_text(rc));
+            log_error("cloud", "stopped by a failure: %s", td_status_text(rc));
         else
             log_info("cloud", "stopped");
     } else {

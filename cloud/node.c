@@ -56,6 +56,18 @@ static void settle(struct node *n)
 
 /* ---- once a second ---- */
 
+/* A device that failed does not come back within this process: let everybody know, and end. What is persisted stays. */
+static void look_at_device(struct node *n)
+{
+    int rc = n->backend->ops->state ? n->backend->ops->state(n->backend) : 0;
+    if (rc == 0 || n->lost != 0)
+        return;
+    n->lost = rc;
+    log_error("cloud", "the device that computes has failed (%s; its own message is above): stopping",
+              td_status_text(rc));
+    node_begin_drain(n);
+}
+
 static void on_tick(void *ctx)
 {
     struct node *n = ctx;
@@ -64,6 +76,7 @@ static void on_tick(void *ctx)
     edge_server_tick(n->edges);
     direct_tick(n->direct);
     node_gauges_update(n);
+    look_at_device(n);
     if (n->drained)
         settle(n);
     else
@@ -184,7 +197,8 @@ int node_start(const struct settings *settings, struct node **out, struct td_err
 
 int node_run(struct node *n)
 {
-    return net_loop_run(n->service.loop);
+    int rc = net_loop_run(n->service.loop);
+    return rc < 0 ? rc : n->lost;
 }
 
 /* Numbered, because the order matters:

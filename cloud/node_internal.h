@@ -17,6 +17,8 @@ struct node {
     struct tokenizer *tokenizer;
     struct tiers *tiers;
     struct engine *engine;
+    const struct backend *backend; /* the engine's */
+    int lost;                      /* the code with which the device that computes failed */
     struct edge_server *edges;
     struct direct *direct;
     struct admin *admin;

@@ -197,13 +197,14 @@ static int create_backend(const struct node *n, struct backend **out, struct td_
                                     .threads = (unsigned)s->threads,
                                     .rows_max = (uint32_t)TD_MIN(rows, (uint64_t)BATCH_ROWS_MAX),
                                     .memory_share = s->gpu_memory,
+                                    .deterministic = s->deterministic,
                                     .progress = isatty(STDERR_FILENO) ? show_progress : NULL,
                                     .progress_ctx = &progress};
     bool gpu = wants_gpu(s);
     int rc = choose_pages(n, gpu, &config.page_count, err);
     if (rc == 0 && gpu)
-        rc = cuda_backend_create(n->model, &config, strcmp(s->device, "auto") == 0 ? "cuda:0" : s->device, out,
-                                 err);
+        rc = cuda_backend_create(n->model, &config, strcmp(s->device, "auto") == 0 ? "cuda:0" : s->device,
+                                 out, err);
     else if (rc == 0)
         rc = cpu_backend_create(n->model, &config, out, err);
     if (rc < 0)
@@ -232,14 +233,54 @@ int node_start_engine(struct node *n, struct td_error *err)
     rc = engine_create(&config, &n->engine, err);
     if (rc < 0)
         backend->ops->destroy(backend);
+    else
+        n->backend = backend;
     return rc;
 }
 
 /* ---- gauges ---- */
 
+enum {
+    GPU_BUSY,
+    GPU_MEMORY_BUSY,
+    GPU_MEMORY_USED,
+    GPU_MEMORY,
+    GPU_POWER,
+    GPU_CLOCK,
+    GPU_MEMORY_CLOCK,
+    GPU_HEAT,
+    GPU_GAUGES
+};
+
 struct node_gauges {
     struct metric *conversations, *read_failures, *put_failures;
+    struct metric *gpu[GPU_GAUGES];
 };
+
+static void gpu_gauges_update(const struct node *n)
+{
+    static const char *const names[GPU_GAUGES][2] = {
+        [GPU_BUSY] = {"tandem_gpu_utilization", "Share of the last moments in which the GPU computed"},
+        [GPU_MEMORY_BUSY] = {"tandem_gpu_memory_utilization", "Share in which it read or wrote its memory"},
+        [GPU_MEMORY_USED] = {"tandem_gpu_memory_used_bytes", "Its memory in use, by all programs"},
+        [GPU_MEMORY] = {"tandem_gpu_memory_bytes", "Its memory"},
+        [GPU_POWER] = {"tandem_gpu_power_watts", "What it draws"},
+        [GPU_CLOCK] = {"tandem_gpu_clock_hertz", "Clock of its multiprocessors"},
+        [GPU_MEMORY_CLOCK] = {"tandem_gpu_memory_clock_hertz", "Clock of its memory"},
+        [GPU_HEAT] = {"tandem_gpu_temperature_celsius", "Its temperature"},
+    };
+    struct cuda_gpu g;
+    int device = strcmp(n->settings->device, "auto") == 0 ? 0 : cuda_device_number(n->settings->device);
+    if (!n->backend || strcmp(n->backend->ops->name, "cuda") != 0 || !cuda_gpu_read(device, &g))
+        return;
+    double values[GPU_GAUGES] = {g.busy,        g.memory_busy,  (double)g.memory_used, (double)g.memory_total,
+                                 g.power_watts, g.sm_mhz * 1e6, g.memory_mhz * 1e6,    g.celsius};
+    for (int i = 0; i < GPU_GAUGES; i++) {
+        if (!n->gauges->gpu[i])
+            n->gauges->gpu[i] = metric_gauge(names[i][0], NULL, names[i][1]);
+        metric_set(n->gauges->gpu[i], values[i]);
+    }
+}
 
 void node_gauges_update(struct node *n)
 {
@@ -254,6 +295,7 @@ void node_gauges_update(struct node *n)
         g->put_failures = metric_counter("tandem_store_put_failures_total", NULL,
                                          "Blocks and conversations that were not written");
     }
+    gpu_gauges_update(n);
     struct store_stats s;
     store_stats(n->service.store, &s);
     metric_set(n->gauges->conversations, (double)s.conversations);

@@ -34,6 +34,7 @@ static const struct config_option options[] = {
     {.name = "store-ram-tenant", OPTION(store_ram_tenant, CONFIG_SIZE), .metavar = "SIZE", .help = "the most that one tenant's blocks take of it; 0: no limit"},
     {.name = "store-keys", OPTION(store_keys, CONFIG_STRING), .metavar = "DIR", .help = "where the tenants' keys lie, for nodes that share them; without it, in the store"},
     {.name = "redis", OPTION(redis, CONFIG_STRING), .metavar = "HOST:PORT", .help = "a Redis server that several nodes share blocks through; its password in TANDEM_REDIS_PASSWORD. Needs --store-keys on a directory that all of them have"},
+    {.name = "deterministic", OPTION(deterministic, CONFIG_BOOL), .help = "on a GPU: the same bits whatever runs beside a request, slower; a CPU computes so always"},
     {.name = "threads", OPTION(threads, CONFIG_INT), .max = WORKERS_MAX, .metavar = "N", .help = "compute threads; 0: all cores"},
     {.name = "kv-memory", OPTION(kv_memory, CONFIG_SIZE), .metavar = "SIZE", .help = "memory for KV pages; 0: a quarter of what is available, on a GPU all that --gpu-memory-utilization leaves"},
     {.name = "pages", OPTION(pages, CONFIG_INT), .max = 1 << 24, .metavar = "N", .help = "the same as a number of pages of 64 tokens; wins over --kv-memory"},

@@ -21,6 +21,7 @@ struct settings {
     uint64_t kv_memory;
     const char *device;
     double gpu_memory;
+    bool deterministic;
     const char *log_level;
     /* filled in by settings_load */
     char redis_host[256]; /* "": no remote tier */

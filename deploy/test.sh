@@ -7,7 +7,7 @@
 #   test.sh --list        the stages
 #
 # Each stage's output is in build/test-logs/STAGE.log. The last line counts the stages; the exit code is 0 when all passed.
-# Stages: packages build checks unit arm model sim fault asan tsan fuzz e2e
+# Stages: packages build checks unit arm model sim fault asan tsan fuzz e2e gpu
 
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -16,7 +16,7 @@ here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 root=$(dirname "$here")
 cd "$root"
 
-stages=(packages build checks unit arm model sim fault asan tsan fuzz e2e)
+stages=(packages build checks unit arm model sim fault asan tsan fuzz e2e gpu)
 only=()
 long=''
 while [ $# -gt 0 ]; do
@@ -104,6 +104,7 @@ stage_fuzz() { # as many targets at a time as there are cores: a minute together
   printf '%s\0' "${targets[@]}" | xargs -0 -P "$jobs" -I {} bash -c 'fuzz_one {} '"$seconds"
 }
 stage_e2e() { ./tests/e2e/run.sh; }
+stage_gpu() { ./tests/gpu/run.sh; }
 
 passed=0 skipped=0 failed=()
 started=$SECONDS

@@ -91,7 +91,8 @@ static int bench_start_engine(struct bench *b, struct td_error *err)
                                     .threads = o->threads,
                                     .rows_max =
                                         TD_MAX(TD_MIN(b->chunk_tokens, o->prompt_tokens), b->seq_count),
-                                    .isa = o->isa};
+                                    .isa = o->isa,
+                                    .deterministic = o->deterministic};
     if (!on_gpu(b))
         return cpu_backend_create(b->model, &config, &b->backend, err);
     int rc = cuda_measure_ceilings(o->device, &b->ceilings, err);

@@ -19,6 +19,19 @@ int cuda_backend_create(const struct model *m, const struct backend_config *conf
                    "cannot start the engine on %s: " ABSENT "; use the CPU (--device cpu)", device);
 }
 
+bool cuda_gpu_read(int device, struct cuda_gpu *out)
+{
+    (void)device;
+    *out = (struct cuda_gpu){0};
+    return false;
+}
+
+int cuda_device_number(const char *name)
+{
+    (void)name;
+    return -1;
+}
+
 int cuda_measure_ceilings(const char *device, struct cuda_ceilings *out, struct td_error *err)
 {
     *out = (struct cuda_ceilings){0};

@@ -1,5 +1,6 @@
 /* backend: makes and unmakes the CUDA backend: the device chosen, memory planned and taken once, weights copied. */
 #include "kernels/cuda/cuda_backend.h"
+#include "kernels/cuda/det_kernels.h"
 #include "kernels/cpu/numerics.h"
 #include "shared/log.h"
 #include <errno.h>
@@ -26,7 +27,14 @@ int cuda_note(struct cuda_backend *b, cudaError_t rc, const char *what)
     int code = rc == cudaErrorMemoryAllocation ? -TD_ERR_NOMEM : -TD_ERR_INTERNAL;
     if (!b->failed)
         log_error("cuda", "%s on cuda:%d failed: %s", what, b->device, cudaGetErrorString(rc));
-    return b->failed = b->failed ? b->failed : code;
+    if (!b->failed)
+        __atomic_store_n(&b->failed, code, __ATOMIC_RELAXED);
+    return b->failed;
+}
+
+static int cuda_state(const struct backend *base)
+{
+    return __atomic_load_n(&((const struct cuda_backend *)base)->failed, __ATOMIC_RELAXED);
 }
 
 static bool device_fits(int device, char *why, size_t size)
@@ -57,7 +65,7 @@ bool cuda_available(char *why, size_t size)
     return device_total(why, size) > 0 && device_fits(0, why, size);
 }
 
-int cuda_device_parse(const char *name)
+int cuda_device_number(const char *name)
 {
     char *end;
     if (strcmp(name, "cuda") == 0)
@@ -73,7 +81,7 @@ static int open_device(struct cuda_backend *b, const char *name, struct td_error
 {
     char why[160];
     int count = device_total(why, sizeof why);
-    b->device = cuda_device_parse(name);
+    b->device = cuda_device_number(name);
     if (b->device < 0)
         return td_fail(err, -TD_ERR_ARG, "cannot start an engine on '%s': write cuda or cuda:N", name);
     if (count > 0 && b->device >= count)
@@ -123,6 +131,10 @@ static void carve_work(struct cuda_backend *b, struct cuda_carver *c, uint64_t s
     b->frequencies = cuda_carve(c, sizeof(double) * p->rope_dim / 2);
     b->stage_device = cuda_carve(c, b->stage_size);
     b->sampled_device = cuda_carve(c, sizeof *b->sampled_device * LOGIT_ROWS);
+    b->det_act =
+        b->deterministic
+            ? cuda_carve(c, cuda_det_act_size((uint32_t)rows, (uint32_t)TD_MAX(TD_MAX(embd, q), ffn)))
+            : NULL;
     b->scratch = cuda_carve(c, scratch_size);
     b->scratch_rows_size = scratch_size;
 }
@@ -179,7 +191,7 @@ static int plan_memory(struct cuda_backend *b, struct plan *plan, struct td_erro
     if (rc)
         return rc;
     plan->weights = c.used;
-    plan->scratch = TD_MIN(plan->scratch, SCRATCH_MAX);
+    plan->scratch = b->deterministic ? SCRATCH_MAX : TD_MIN(plan->scratch, SCRATCH_MAX);
     b->stage_size = cuda_stage_size(b);
     c = (struct cuda_carver){NULL, 0};
     carve_work(b, &c, plan->scratch);
@@ -272,21 +284,16 @@ static void cuda_destroy(struct backend *base)
     free(b);
 }
 
-static const struct backend_ops cuda_backend_ops = {
-    .name = "cuda",
-    .numerics = KV_NUMERICS_CUDA_FAST,
-    .samples = true,
-    .forward = cuda_forward,
-    .page_read = cuda_page_read,
-    .page_write = cuda_page_write,
-    .page_copy = cuda_page_copy,
-    .pieces_write = cuda_pieces_write,
-    .swap_start = cuda_swap_start,
-    .swap_done = cuda_swap_done,
-    .host_take = cuda_host_take,
-    .host_give = cuda_host_give,
-    .destroy = cuda_destroy,
-};
+#define CUDA_OPS(kind)                                                                                       \
+    {                                                                                                        \
+        .name = "cuda", .numerics = kind, .samples = true, .forward = cuda_forward,                          \
+        .page_read = cuda_page_read, .page_write = cuda_page_write, .page_copy = cuda_page_copy,             \
+        .pieces_write = cuda_pieces_write, .swap_start = cuda_swap_start, .swap_done = cuda_swap_done,       \
+        .state = cuda_state, .host_take = cuda_host_take, .host_give = cuda_host_give,                       \
+        .destroy = cuda_destroy,                                                                             \
+    }
+static const struct backend_ops fast_ops = CUDA_OPS(KV_NUMERICS_CUDA_FAST),
+                                deterministic_ops = CUDA_OPS(KV_NUMERICS_CUDA_DET_V1);
 
 static int check_config(const struct model *m, const struct backend_config *c, struct td_error *err)
 {
@@ -335,7 +342,7 @@ static int prepare_steps(struct cuda_backend *b, struct td_error *err)
     cudaError_t rc =
         cudaMemcpy(b->step_layers, host, sizeof *host * b->base.layers_paged, cudaMemcpyHostToDevice);
     free(host);
-    if (!cuda_step_possible(b))
+    if (b->deterministic || !cuda_step_possible(b))
         b->step_layers = NULL;
     return rc ? td_fail(err, -TD_ERR_INTERNAL, "cannot start the engine on cuda:%d: %s", b->device,
                         cudaGetErrorString(rc))
@@ -361,8 +368,8 @@ static int build(struct cuda_backend *b, const char *device, unsigned threads, s
     b->matvec_rows_16 = MATVEC_ROWS_16;
     if ((rc = prepare_steps(b, err)) || (rc = cuda_paging_create(b, err)))
         return rc;
-    b->blas = blas_create(b->stream, why, sizeof why);
-    if (!b->blas)
+    b->blas = b->deterministic ? NULL : blas_create(b->stream, why, sizeof why);
+    if (!b->blas && !b->deterministic)
         log_warn("cuda", "%s: steps with many rows will be slow; install the CUDA 13 libraries", why);
     return 0;
 }
@@ -377,7 +384,9 @@ int cuda_backend_create(const struct model *m, const struct backend_config *conf
     struct cuda_backend *b = calloc(1, sizeof *b);
     if (!b)
         return td_fail(err, -TD_ERR_NOMEM, "cannot start the CUDA engine: out of memory");
-    b->base = (struct backend){&cuda_backend_ops, m, config->page_count, config->layers_paged};
+    b->deterministic = config->deterministic;
+    b->base = (struct backend){b->deterministic ? &deterministic_ops : &fast_ops, m, config->page_count,
+                               config->layers_paged};
     b->rows_max = config->rows_max;
     b->config = config;
     rc = build(b, device, config->threads, err);

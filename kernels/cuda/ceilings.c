@@ -122,7 +122,7 @@ int cuda_measure_ceilings(const char *device, struct cuda_ceilings *out, struct 
     struct bench b = {0};
     char why[160];
     *out = (struct cuda_ceilings){0};
-    int number = cuda_device_parse(device), rc = -TD_ERR_UNSUPPORTED;
+    int number = cuda_device_number(device), rc = -TD_ERR_UNSUPPORTED;
     if (number < 0)
         return td_fail(err, -TD_ERR_ARG, "cannot measure '%s': write cuda or cuda:N", device);
     if (!cuda_available(why, sizeof why))

@@ -22,6 +22,16 @@ bool cuda_available(char *why, size_t size);
 int cuda_backend_create(const struct model *m, const struct backend_config *config, const char *device,
                         struct backend **out, struct td_error *err);
 
+/* What the driver says of a GPU now; false where it says nothing, or not all (what is not known is 0). Any thread. */
+struct cuda_gpu {
+    double busy, memory_busy; /* share of the last moments with a kernel, with memory traffic */
+    uint64_t memory_used, memory_total;
+    double power_watts;
+    uint32_t sm_mhz, memory_mhz, celsius;
+};
+bool cuda_gpu_read(int device, struct cuda_gpu *out);
+int cuda_device_number(const char *name); /* of "cuda" and "cuda:N"; -1: something else */
+
 /* What the device can do at best, measured now: medians of a few runs. A rate that could not be measured is 0. */
 struct cuda_ceilings {
     double read_gb_s, copy_gb_s; /* 8 GiB; a copy's bytes count twice */

@@ -64,6 +64,7 @@ struct cuda_backend {
     struct workers *workers;             /* for copies on the host */
     const struct backend_config *config; /* while it is made */
     uint32_t rows_max, matvec_rows_16;   /* products of 16-bit weights with more rows go to blas */
+    bool deterministic;                  /* products by det_product.cu, attention by tiles alone */
     int failed;                          /* a code, once the device has failed: nothing works after it */
 
     struct cuda_layer *layers; /* [layers_paged] */
@@ -79,7 +80,7 @@ struct cuda_backend {
 
     float *x, *x_kept, *cos_sin, *logits; /* f32 [rows][...] */
     void *act, *wide, *q;                 /* 16-bit [rows][...] */
-    void *scratch, *partial;
+    void *scratch, *partial, *det_act;
     uint32_t *counters;
     void *letters; /* of the step kernel */
     uint64_t letters_size;
@@ -119,9 +120,6 @@ static inline void *cuda_carve(struct cuda_carver *c, uint64_t size)
 
 /* The code of a CUDA error, logged once; it stays with the backend. */
 int cuda_note(struct cuda_backend *b, cudaError_t rc, const char *what);
-
-/* backend.c: "cuda" or "cuda:N" to its number, -1 otherwise. */
-int cuda_device_parse(const char *name);
 
 /* pages.c: pages to and from host memory. The functions are the backend's; made and unmade with it. */
 struct cuda_paging;

@@ -11,6 +11,7 @@
  *
  * In the last layer only rows that somebody wants go on behind K and V: they are gathered into x_kept. */
 #include "kernels/cuda/cuda_backend.h"
+#include "kernels/cuda/det_kernels.h"
 #include "kernels/batch.h"
 #include "kernels/sampler.h"
 #include <math.h>
@@ -64,6 +65,14 @@ static int product_many(struct cuda_backend *b, const struct cuda_product *p, ui
     return 0;
 }
 
+/* For cuda-det-v1: nothing depends on how many rows there are. */
+static void product_fixed(struct cuda_backend *b, struct cuda_product p, uint32_t rows)
+{
+    struct cuda_det_buffers buffers = {b->scratch, b->scratch_rows_size, b->det_act};
+    p.rows = rows;
+    cuda_det_product(b->stream, &p, &buffers);
+}
+
 static bool few_rows(const struct cuda_backend *b, const struct cuda_group *g, uint32_t rows)
 {
     uint32_t most = is_opened(&g->m[0], g->bf16) ? CUDA_MATVEC_ROWS : b->matvec_rows_16;
@@ -85,7 +94,9 @@ static int product(struct cuda_backend *b, const struct cuda_group *g, uint32_t 
                                  .epilogue = epilogue,
                                  .out = out,
                                  .out_stride = out_stride};
-        if (few)
+        if (b->deterministic)
+            product_fixed(b, p, rows);
+        else if (few)
             product_few(b, p, rows);
         else
             rc = product_many(b, &p, rows);
@@ -170,7 +181,7 @@ static int feed_forward(struct cuda_backend *b, const struct cuda_layer *l, floa
     const struct model_params *p = &b->base.model->params;
     int rc;
     cuda_norm(b->stream, x, NULL, l->ffn_norm, p->norm_eps, rows, p->embd_size, l->gate_up.bf16, b->act);
-    if (l->gate_up.count == 1 && rows <= CUDA_MATVEC_ROWS && few_rows(b, &l->gate_up, rows) &&
+    if (!b->deterministic && l->gate_up.count == 1 && rows <= CUDA_MATVEC_ROWS && few_rows(b, &l->gate_up, rows) &&
         l->gate_up.bf16 == l->down.bf16) {
         struct cuda_product fused = {.m = l->gate_up.m[0],
                                      .act = b->act,

@@ -121,9 +121,10 @@ static void fill_work(const struct lists *l, struct cuda_work *w, struct cuda_ca
     for (uint32_t i = 0; i < l->p->seq_count; i++) {
         const struct batch_seq *s = l->p->seqs[i];
         uint32_t count = rows_of(l, s), position = s->position + s->row_count - count;
-        if (count == 1)
+        bool split = count == 1 && !l->b->deterministic;
+        if (split)
             splits = add_splits(w->splits, splits, row, table, position, pages);
-        for (uint32_t at = 0; count > 1 && at < count; at += tile_rows)
+        for (uint32_t at = 0; !split && at < count; at += tile_rows)
             w->tiles[w->tile_count++] =
                 (struct cuda_tile){row + at, TD_MIN(tile_rows, count - at), position + at, table};
         row += count;

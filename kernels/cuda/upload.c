@@ -75,6 +75,11 @@ static void show_progress(const struct placing *p)
         c->progress(c->progress_ctx, TD_MIN(p->c->used, p->total), p->total);
 }
 
+static void want_scratch(struct placing *p, const struct cuda_matrix *m)
+{
+    p->largest_scratch = TD_MAX(p->largest_scratch, (uint64_t)2 * m->rows * m->columns);
+}
+
 /* One matrix, or several of one form and width, one after the other. */
 static struct cuda_matrix place_matrices(struct placing *p, const struct weight *const *w, uint32_t count)
 {
@@ -116,7 +121,7 @@ static struct cuda_group place_group(struct placing *p, const struct weight *fir
         g.m[i] = place_matrices(p, w + i, same ? count : 1);
         bool opened = g.m[i].form != CUDA_BF16 && g.m[i].form != CUDA_F16;
         if (opened || (g.m[i].form == CUDA_BF16 && !g.bf16))
-            p->largest_scratch = TD_MAX(p->largest_scratch, (uint64_t)2 * g.m[i].rows * g.m[i].columns);
+            want_scratch(p, &g.m[i]);
     }
     return g;
 }
@@ -160,7 +165,7 @@ static void place_ends(struct placing *p)
     b->head = (struct cuda_group){
         .m = {b->embed}, .count = 1, .rows = b->embed.rows, .bf16 = b->embed.form == CUDA_BF16};
     if (b->embed.form != CUDA_F16 && b->embed.form != CUDA_BF16)
-        p->largest_scratch = TD_MAX(p->largest_scratch, (uint64_t)2 * b->embed.rows * b->embed.columns);
+        want_scratch(p, &b->embed);
 }
 
 int cuda_place_weights(struct cuda_backend *b, struct cuda_carver *c, uint64_t total,

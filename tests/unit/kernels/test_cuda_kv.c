@@ -55,8 +55,8 @@ struct made { /* a piece as it is received, and what it stands for */
     struct page_piece piece;
 };
 
-static void make_piece(struct made *m, enum kv_codec codec, uint32_t page, uint16_t layer, bool is_value,
-                       uint16_t first, uint16_t tokens)
+static void make_piece(struct made *m, enum kv_codec codec, uint8_t table, uint32_t page, uint16_t layer,
+                       bool is_value, uint16_t first, uint16_t tokens)
 {
     *m = (struct made){.count = kv_piece_values(&shape, tokens)};
     size_t capacity = kv_piece_bound(&shape, tokens);
@@ -67,6 +67,7 @@ static void make_piece(struct made *m, enum kv_codec codec, uint32_t page, uint1
         .version = 1,
         .codec = (uint8_t)codec,
         .is_value = is_value,
+        .table = table,
         .quality = {codec == KV_RAW ? KV_L0 : (uint8_t)codec, KV_NUMERICS_CPU_V1, 0, 0},
         .first_token = first,
         .token_count = tokens,
@@ -100,9 +101,9 @@ static void read_half(uint32_t page, uint32_t layer, bool is_value, uint16_t *ou
 static void pieces_give_the_bits_of_the_host(void **state)
 {
     (void)state;
-    static const enum kv_codec codecs[] = {KV_RAW, KV_L0, KV_L1};
+    static const enum kv_codec codecs[] = {KV_RAW, KV_L0, KV_L1, KV_L1, KV_L2, KV_L2};
     static const uint16_t spans[][2] = {{0, 64}, {0, 1}, {63, 1}, {5, 17}, {31, 33}, {0, 23}};
-    enum { COUNT = 36 };
+    enum { COUNT = 72 };
     struct made made[COUNT];
     struct page_piece pieces[COUNT];
     size_t all = kv_piece_values(&shape, KV_BLOCK_TOKENS);
@@ -112,9 +113,10 @@ static void pieces_give_the_bits_of_the_host(void **state)
     for (uint32_t c = 0; c < TD_COUNT(codecs); c++)
         for (uint32_t s = 0; s < TD_COUNT(spans); s++)
             for (uint32_t v = 0; v < 2; v++, count++) {
-                uint32_t page = (count * 37 + 11) % RUN_PAGES, layer = count % 2;
+                uint32_t page = count * 37 % RUN_PAGES, layer = count / RUN_PAGES;
                 run.backend->ops->page_write(run.backend, page, layer, KV_BLOCK_TOKENS, mark, mark + all);
-                make_piece(&made[count], codecs[c], page, (uint16_t)layer, v, spans[s][0], spans[s][1]);
+                make_piece(&made[count], codecs[c], c == 3 || c == 5, page, (uint16_t)layer, v, spans[s][0],
+                           spans[s][1]);
                 pieces[count] = made[count].piece;
             }
     assert_int_equal(run.backend->ops->pieces_write(run.backend, pieces, count), 0);
@@ -142,7 +144,7 @@ static void what_no_piece_may_hold_is_found(void **state)
     struct made made[6];
     struct page_piece pieces[6];
     for (uint32_t i = 0; i < 6; i++)
-        make_piece(&made[i], i == 2 ? KV_L1 : i == 3 ? KV_L0 : KV_RAW, i, 0, false, 0, 64);
+        make_piece(&made[i], i == 2 ? KV_L1 : i == 3 ? KV_L0 : KV_RAW, 0, i, 0, false, 0, 64);
     for (uint32_t i = 0; i < 6; i++)
         pieces[i] = made[i].piece;
     size_t n = made[0].count;
@@ -170,7 +172,7 @@ static void many_pieces(void **state)
     struct made one;
     struct page_piece *pieces = calloc(COUNT, sizeof *pieces);
     uint16_t *got = malloc(2 * kv_piece_values(&shape, KV_BLOCK_TOKENS));
-    make_piece(&one, KV_L1, 0, 0, true, 0, 64);
+    make_piece(&one, KV_L1, 0, 0, 0, true, 0, 64);
     for (uint32_t i = 0; i < COUNT; i++)
         pieces[i] = one.piece, pieces[i].page = i % RUN_PAGES, pieces[i].head.layer = i / RUN_PAGES % 2;
     assert_int_equal(run.backend->ops->pieces_write(run.backend, pieces, COUNT), 0);

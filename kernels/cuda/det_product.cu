@@ -1,0 +1,395 @@
+/* det_product: the products of cuda-det-v1: a row's result is the same bits whatever other rows are beside it, however many.
+ *
+ * One rule for every size. Columns are taken in spans of 128 (the last filled up with zeros), and the spans of a row are cut into
+ * eight runs, [T * i / 8, T * (i + 1) / 8) of T. A run's sum is one chain of tensor-core instructions (m16n8k16, f32), span by span,
+ * eight a span; the instruction j of a span adds columns 32 * q + 4 * j + {0, 1, 2, 3} of q = 0..3. The runs' sums are added in order
+ * to 0. Two kernels keep to it:
+ *
+ *   few    up to 64 rows. A block has 16 rows of W, a warp each run; weights go from memory to registers as in matvec.cu: a lane's
+ *          32 columns of a span lie together. Memory-bound: W once for all rows.
+ *   many   W, opened, and act are first laid out so that what one instruction adds lies together (det_open, det_permute); then tiles
+ *          of 128 x 128, 8 warps of 64 x 32, four stages of 64 columns in shared memory; at the end of a run the sums so far are
+ *          added up and begin again from zero.
+ * No size, device or library chooses another order. Predicted for `many`: 64 x 32 a warp needs 12 ldmatrix for 32 mma, so the tensor
+ * cores' rate for mma.sync, some 60 % of wgmma's, less epilogue and opening: 300 TFLOP/s on an H200. */
+#include "det_kernels.h"
+#include "device.cuh"
+
+#define SPAN 128
+#define RUNS 8
+
+/* --- opening ---------------------------------------------------------------------------------- */
+
+/* Bytes of 32 columns of a row. */
+template <cuda_form F> __host__ __device__ constexpr int chunk_size()
+{
+    return F == CUDA_F32 ? 128 : F <= CUDA_BF16 ? 64 : F == CUDA_W4 ? 16 : 32;
+}
+
+template <cuda_form F> struct chunk { /* 32 columns of a row, as they lie in memory */
+    uint4 w[chunk_size<F>() / 16];
+    uint32_t scale[2];
+};
+
+template <cuda_form F>
+__device__ __forceinline__ void load_chunk(chunk<F> &c, const cuda_matrix &m, uint64_t row, uint32_t column)
+{
+    uint64_t at = row * m.columns + column;
+    const uint4 *from = (const uint4 *)((const uint8_t *)m.values + at / 32 * chunk_size<F>());
+#pragma unroll
+    for (int i = 0; i < chunk_size<F>() / 16; i++)
+        c.w[i] = __ldg(from + i);
+    if (F == CUDA_W8G16) {
+        uint2 both = __ldg((const uint2 *)((const uint32_t *)m.scales + at / 16));
+        c.scale[0] = both.x, c.scale[1] = both.y;
+    } else if (F > CUDA_BF16) {
+        c.scale[0] = c.scale[1] = __ldg((const uint32_t *)m.scales + at / 32);
+    }
+}
+
+template <cuda_form F> __device__ __forceinline__ void clear_chunk(chunk<F> &c)
+{
+#pragma unroll
+    for (int i = 0; i < chunk_size<F>() / 16; i++)
+        c.w[i] = make_uint4(0, 0, 0, 0);
+    c.scale[0] = c.scale[1] = 0;
+}
+
+__device__ __forceinline__ uint32_t word_of(const uint4 *w, int i)
+{
+    return i % 4 == 0 ? w[i / 4].x : i % 4 == 1 ? w[i / 4].y : i % 4 == 2 ? w[i / 4].z : w[i / 4].w;
+}
+
+/* Columns 4 * step to 4 * step + 3 of the chunk, as two registers of 16-bit pairs. */
+template <cuda_form F, bool BF16>
+__device__ __forceinline__ void open4(const chunk<F> &c, int step, uint32_t &low, uint32_t &high)
+{
+    if (F == CUDA_F32) {
+        low = to_pair<BF16>(__uint_as_float(word_of(c.w, 4 * step)),
+                            __uint_as_float(word_of(c.w, 4 * step + 1)));
+        high = to_pair<BF16>(__uint_as_float(word_of(c.w, 4 * step + 2)),
+                             __uint_as_float(word_of(c.w, 4 * step + 3)));
+    } else if (F == CUDA_F16 || F == CUDA_BF16) {
+        uint32_t a = word_of(c.w, 2 * step), b = word_of(c.w, 2 * step + 1);
+        if (F == CUDA_BF16 && !BF16) { /* beside weights of another type */
+            a = to_pair<false>(__uint_as_float(a << 16), __uint_as_float(a & 0xffff0000u));
+            b = to_pair<false>(__uint_as_float(b << 16), __uint_as_float(b & 0xffff0000u));
+        }
+        low = a, high = b;
+    } else {
+        half2 dm = bits_half2(c.scale[step / 4]), d = __low2half2(dm), m = __high2half2(dm), c0, c1;
+        if (F == CUDA_W4) { /* 0x6400 | n is 1024 + n */
+            uint32_t x = word_of(c.w, step / 2) >> (step % 2 * 8);
+            c0 = __hsub2(bits_half2((x & 0x000f000fu) | 0x64006400u), __float2half2_rn(1024.0f));
+            c1 = __hsub2(bits_half2((x >> 4 & 0x000f000fu) | 0x64006400u), __float2half2_rn(1024.0f));
+        } else {
+            uint32_t x = word_of(c.w, step);
+            c0 = __hsub2(bits_half2(__byte_perm(x, 0x64646464u, 0x4140)), __float2half2_rn(1152.0f));
+            c1 = __hsub2(bits_half2(__byte_perm(x, 0x64646464u, 0x4342)), __float2half2_rn(1152.0f));
+        }
+        low = half2_bits(__hfma2(c0, d, m));
+        high = half2_bits(__hfma2(c1, d, m));
+    }
+}
+
+template <bool BF16>
+__device__ __forceinline__ void put(const cuda_product &p, uint32_t r, uint32_t n, float value)
+{
+    uint64_t at = (uint64_t)r * p.out_stride + n;
+    if (p.epilogue == CUDA_STORE16)
+        ((uint16_t *)p.out)[at] = to_bits<BF16>(value);
+    else if (p.epilogue == CUDA_ADD_F32)
+        ((float *)p.out)[at] += value;
+    else
+        ((float *)p.out)[at] = value;
+}
+
+/* --- few rows --------------------------------------------------------------------------------- */
+
+/* NT: tiles of 8 rows of act. */
+template <cuda_form F, bool BF16, int NT>
+__global__ void __launch_bounds__(32 * RUNS) few_kernel(cuda_product p)
+{
+    __shared__ float sums[RUNS][8 * NT][17];
+    uint32_t run = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, q = lane % 4,
+             tile = blockIdx.x * 16;
+    uint32_t spans = (p.m.columns + SPAN - 1) / SPAN, end = spans * (run + 1) / RUNS;
+    uint64_t row[2] = {min(tile + g, p.m.rows - 1),
+                       min(tile + g + 8, p.m.rows - 1)}; /* behind the last: not written */
+    chunk<F> now[2], next[2];
+    float acc[NT][4] = {};
+    auto load = [&](chunk<F>(&c)[2], uint32_t span) {
+        uint32_t column = span * SPAN + 32 * q;
+        for (int i = 0; i < 2; i++)
+            if (span < end && column < p.m.columns)
+                load_chunk<F>(c[i], p.m, row[i], column);
+            else
+                clear_chunk<F>(c[i]);
+    };
+    load(now, spans * run / RUNS);
+    for (uint32_t span = spans * run / RUNS; span < end; span++) {
+        load(next, span + 1);
+        uint32_t column = span * SPAN + 32 * q;
+        bool inside = column < p.m.columns;
+#pragma unroll
+        for (int piece = 0; piece < 4; piece++) { /* 8 columns: two instructions */
+            uint4 b[NT];
+#pragma unroll
+            for (int t = 0; t < NT; t++)
+                b[t] = inside && g + 8 * t < p.rows
+                           ? *(const uint4 *)((const uint16_t *)p.act + (uint64_t)(g + 8 * t) * p.act_stride +
+                                              column + 8 * piece)
+                           : make_uint4(0, 0, 0, 0);
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                uint32_t a[4];
+                open4<F, BF16>(now[0], 2 * piece + i, a[0], a[2]);
+                open4<F, BF16>(now[1], 2 * piece + i, a[1], a[3]);
+#pragma unroll
+                for (int t = 0; t < NT; t++)
+                    mma<BF16>(acc[t], a[0], a[1], a[2], a[3], i ? b[t].z : b[t].x, i ? b[t].w : b[t].y);
+            }
+        }
+        now[0] = next[0], now[1] = next[1];
+    }
+#pragma unroll
+    for (int t = 0; t < NT; t++)
+        for (int i = 0; i < 4; i++)
+            sums[run][8 * t + 2 * q + i % 2][g + 8 * (i / 2)] = acc[t][i];
+    __syncthreads();
+    for (uint32_t i = threadIdx.x; i < 16 * p.rows; i += 32 * RUNS) {
+        uint32_t n = i % 16, r = i / 16;
+        float total = 0.0f;
+        for (int k = 0; k < RUNS; k++)
+            total += sums[k][r][n];
+        if (tile + n < p.m.rows)
+            put<BF16>(p, r, tile + n, total);
+    }
+}
+
+template <cuda_form F, bool BF16> static void launch_few(cudaStream_t s, const cuda_product &p)
+{
+    void (*kernel)(cuda_product) = p.rows <= 8    ? few_kernel<F, BF16, 1>
+                                   : p.rows <= 16 ? few_kernel<F, BF16, 2>
+                                   : p.rows <= 32 ? few_kernel<F, BF16, 4>
+                                                  : few_kernel<F, BF16, 8>;
+    launch(kernel, dim3((p.m.rows + 15) / 16), dim3(32 * RUNS), 0, s, p);
+}
+
+/* --- layouts of `many` ------------------------------------------------------------------------ */
+
+/* Where columns 32 * q + 4 * step of a span and the next lie: those of an instruction side by side, as its registers want them. */
+__device__ __forceinline__ uint32_t place(uint32_t q, int step, int half)
+{
+    return 16 * step + 8 * half + 2 * q;
+}
+
+/* grid: a thread for 32 columns of a row of W. */
+template <cuda_form F, bool BF16>
+__global__ void open_kernel(cuda_matrix m, uint32_t first, uint64_t chunks, uint32_t spans, uint16_t *out)
+{
+    uint64_t at = (uint64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (at >= chunks)
+        return;
+    uint64_t row = at / (4 * spans);
+    uint32_t within = (uint32_t)(at % (4 * spans)), q = within % 4, column = within * 32;
+    chunk<F> c;
+    if (column < m.columns)
+        load_chunk<F>(c, m, first + row, column);
+    else
+        clear_chunk<F>(c);
+    uint16_t *to = out + (row * spans + within / 4) * SPAN;
+#pragma unroll
+    for (int step = 0; step < 8; step++) {
+        uint32_t low, high;
+        open4<F, BF16>(c, step, low, high);
+        *(uint32_t *)(to + place(q, step, 0)) = low;
+        *(uint32_t *)(to + place(q, step, 1)) = high;
+    }
+}
+
+/* grid: a thread for 32 columns of a row of act. */
+__global__ void permute_kernel(const uint16_t *act, uint32_t columns, uint32_t stride, uint64_t chunks,
+                               uint32_t spans, uint16_t *out)
+{
+    uint64_t at = (uint64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (at >= chunks)
+        return;
+    uint64_t row = at / (4 * spans);
+    uint32_t within = (uint32_t)(at % (4 * spans)), column = within * 32;
+    const uint4 *from = (const uint4 *)(act + row * stride + column);
+    uint16_t *to = out + (row * spans + within / 4) * SPAN;
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        uint4 v = column < columns ? from[i] : make_uint4(0, 0, 0, 0);
+        *(uint32_t *)(to + place(within % 4, 2 * i, 0)) = v.x;
+        *(uint32_t *)(to + place(within % 4, 2 * i, 1)) = v.y;
+        *(uint32_t *)(to + place(within % 4, 2 * i + 1, 0)) = v.z;
+        *(uint32_t *)(to + place(within % 4, 2 * i + 1, 1)) = v.w;
+    }
+}
+
+/* --- many rows -------------------------------------------------------------------------------- */
+
+#define TILE    128
+#define CHUNK   64 /* columns of a stage */
+#define STAGES  4
+#define THREADS 256
+
+struct many_shared {
+    uint16_t w[STAGES][TILE][CHUNK], act[STAGES][TILE][CHUNK];
+};
+
+struct many_args {
+    const uint16_t *w, *act; /* laid out; rows of spans * SPAN */
+    uint32_t n, n_first, rows, spans;
+    cuda_product p;
+};
+
+/* A row's eight pieces of 16 bytes are crossed with its number: ldmatrix then meets every bank once. */
+__device__ __forceinline__ const uint16_t *piece_at(const uint16_t (*tile)[CHUNK], uint32_t row,
+                                                    uint32_t piece)
+{
+    return tile[row] + 8 * (piece ^ (row % 8));
+}
+
+__device__ __forceinline__ void start_stage(many_shared &sh, const many_args &d, uint32_t chunk, uint32_t n0,
+                                            uint32_t r0)
+{
+    if (chunk < 2 * d.spans) {
+        uint32_t s = chunk % STAGES;
+        uint64_t width = (uint64_t)d.spans * SPAN;
+        for (uint32_t i = threadIdx.x; i < TILE * 8; i += THREADS) {
+            uint32_t row = i / 8, piece = i % 8;
+            copy16_async((void *)piece_at(sh.w[s], row, piece),
+                         d.w + min(n0 + row, d.n - 1) * width + chunk * CHUNK + 8 * piece);
+            copy16_async((void *)piece_at(sh.act[s], row, piece),
+                         d.act + min(r0 + row, d.rows - 1) * width + chunk * CHUNK + 8 * piece);
+        }
+    }
+    copies_commit();
+}
+
+template <bool BF16>
+__device__ __forceinline__ void multiply(float acc[4][4][4], const many_shared &sh, uint32_t s, uint32_t wm,
+                                         uint32_t wn)
+{
+    uint32_t lane = threadIdx.x % 32;
+#pragma unroll
+    for (int k = 0; k < CHUNK / 16; k++) {
+        uint32_t a[4][4], b[2][4];
+#pragma unroll
+        for (int i = 0; i < 4; i++) /* rows 0-7 and 8-15, then the same of the second half of the columns */
+            ldmatrix(a[i], piece_at(sh.w[s], wm + 16 * i + lane % 16, 2 * k + lane / 16));
+#pragma unroll
+        for (int i = 0; i < 2;
+             i++) /* two tiles of 8 rows of act: halves of the first, halves of the second */
+            ldmatrix(b[i], piece_at(sh.act[s], wn + 16 * i + lane / 16 * 8 + lane % 8, 2 * k + lane / 8 % 2));
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+#pragma unroll
+            for (int j = 0; j < 4; j++)
+                mma<BF16>(acc[i][j], a[i][0], a[i][1], a[i][2], a[i][3], b[j / 2][j % 2 * 2],
+                          b[j / 2][j % 2 * 2 + 1]);
+    }
+}
+
+template <bool BF16> __global__ void __launch_bounds__(THREADS, 1) many_kernel(many_args d)
+{
+    extern __shared__ __align__(128) uint8_t raw[];
+    many_shared &sh = *reinterpret_cast<many_shared *>(raw);
+    uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, wm = warp % 2 * 64, wn = warp / 2 * 32,
+             r0 = blockIdx.x * TILE, n0 = blockIdx.y * TILE, run = 0;
+    float acc[4][4][4] = {}, total[4][4][4] = {};
+    for (uint32_t i = 0; i < STAGES - 1; i++)
+        start_stage(sh, d, i, n0, r0);
+    for (uint32_t chunk = 0; chunk < 2 * d.spans; chunk++) {
+        copies_wait<STAGES - 2>();
+        __syncthreads();
+        start_stage(sh, d, chunk + STAGES - 1, n0, r0);
+        multiply<BF16>(acc, sh, chunk % STAGES, wm, wn);
+        if (chunk % 2 == 0)
+            continue;
+        while (d.spans * (run + 1) / RUNS < chunk / 2 + 1) /* empty runs add nothing */
+            run++;
+        if (d.spans * (run + 1) / RUNS != chunk / 2 + 1)
+            continue;
+#pragma unroll
+        for (int i = 0; i < 64; i++) {
+            (&total[0][0][0])[i] += (&acc[0][0][0])[i];
+            (&acc[0][0][0])[i] = 0.0f;
+        }
+    }
+    copies_wait<0>();
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+#pragma unroll
+        for (int j = 0; j < 4; j++)
+#pragma unroll
+            for (int k = 0; k < 4; k++) {
+                uint32_t n = n0 + wm + 16 * i + lane / 4 + 8 * (k / 2),
+                         r = r0 + wn + 8 * j + lane % 4 * 2 + k % 2;
+                if (n < d.n && r < d.rows)
+                    put<BF16>(d.p, r, d.n_first + n, total[i][j][k]);
+            }
+}
+
+/* --- launching -------------------------------------------------------------------------------- */
+
+template <cuda_form F, bool BF16>
+static void open_rows(cudaStream_t s, const cuda_matrix &m, uint32_t first, uint32_t count, uint32_t spans,
+                      uint16_t *out)
+{
+    uint64_t chunks = (uint64_t)count * spans * 4;
+    launch(open_kernel<F, BF16>, dim3((unsigned)((chunks + 255) / 256)), dim3(256), 0, s, m, first, chunks,
+           spans, out);
+}
+
+template <cuda_form F, bool BF16>
+static void run_form(cudaStream_t s, const cuda_product &p, const cuda_det_buffers &b)
+{
+    if (p.rows <= CUDA_DET_FEW)
+        return launch_few<F, BF16>(s, p);
+    uint32_t spans = (p.m.columns + SPAN - 1) / SPAN,
+             step = (uint32_t)min((uint64_t)p.m.rows, b.w_size / (2 * (uint64_t)spans * SPAN) / TILE * TILE);
+    uint64_t chunks = (uint64_t)p.rows * spans * 4;
+    launch(permute_kernel, dim3((unsigned)((chunks + 255) / 256)), dim3(256), 0, s, (const uint16_t *)p.act,
+           p.m.columns, p.act_stride, chunks, spans, (uint16_t *)b.act);
+    cudaFuncSetAttribute(many_kernel<BF16>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                         (int)sizeof(many_shared));
+    for (uint32_t first = 0; first < p.m.rows; first += step) {
+        many_args d = {(const uint16_t *)b.w,
+                       (const uint16_t *)b.act,
+                       min(step, p.m.rows - first),
+                       first,
+                       p.rows,
+                       spans,
+                       p};
+        open_rows<F, BF16>(s, p.m, first, d.n, spans, (uint16_t *)b.w);
+        launch(many_kernel<BF16>, dim3((p.rows + TILE - 1) / TILE, (d.n + TILE - 1) / TILE), dim3(THREADS),
+               sizeof(many_shared), s, d);
+    }
+}
+
+uint64_t cuda_det_act_size(uint32_t rows, uint32_t columns)
+{
+    return (uint64_t)rows * ((columns + SPAN - 1) / SPAN * SPAN) * 2;
+}
+
+void cuda_det_product(cudaStream_t s, const struct cuda_product *p, const struct cuda_det_buffers *b)
+{
+    switch (p->m.form) {
+    case CUDA_F32:
+        return run_form<CUDA_F32, false>(s, *p, *b);
+    case CUDA_F16:
+        return run_form<CUDA_F16, false>(s, *p, *b);
+    case CUDA_BF16:
+        return p->act_bf16 ? run_form<CUDA_BF16, true>(s, *p, *b) : run_form<CUDA_BF16, false>(s, *p, *b);
+    case CUDA_W4:
+        return run_form<CUDA_W4, false>(s, *p, *b);
+    case CUDA_W8:
+        return run_form<CUDA_W8, false>(s, *p, *b);
+    case CUDA_W8G16:
+        return run_form<CUDA_W8G16, false>(s, *p, *b);
+    }
+}

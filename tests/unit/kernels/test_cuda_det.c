@@ -1,0 +1,341 @@
+/* cuda_det: numerics cuda-det-v1: the bits of a row depend on nothing beside it. Products with any number of rows, whole models however
+ * the work is cut: chunks, batches, layer ranges, pages carried over. Skipped where no GPU is. */
+#include "kernels/cpu/blocks.h"
+#include "kernels/cuda/cuda.h"
+#include "tests/unit/kernels/models.h"
+#include <math.h>
+
+#ifdef TANDEM_HAS_CUDA
+#include "kernels/cuda/det_kernels.h"
+
+/* --- products --------------------------------------------------------------------------------- */
+
+static uint64_t seed = 88172645463325252u;
+
+static uint32_t random32(void)
+{
+    seed ^= seed << 13, seed ^= seed >> 7, seed ^= seed << 17;
+    return (uint32_t)(seed >> 16);
+}
+
+static float uniform(void) /* -1 to 1 */
+{
+    return (float)random32() * 0x1p-31f - 1.0f;
+}
+
+static void *device_copy(const void *host, size_t size)
+{
+    void *p;
+    assert_int_equal(cudaMalloc(&p, size + 256), cudaSuccess);
+    assert_int_equal(cudaMemcpy(p, host, size, cudaMemcpyHostToDevice), cudaSuccess);
+    return p;
+}
+
+static uint16_t to16(float x, bool bf16)
+{
+    uint32_t u = float_bits(x);
+    return bf16 ? (uint16_t)((u + 0x7fff + (u >> 16 & 1)) >> 16) : f32_to_f16(x);
+}
+
+static float from16(uint16_t x, bool bf16)
+{
+    return bf16 ? float_from_bits((uint32_t)x << 16) : f16_to_f32(x);
+}
+
+enum { ROWS_MAX = 200 };
+
+struct made { /* a matrix on the device, and act */
+    struct cuda_matrix m;
+    bool bf16;
+    uint16_t *act;
+    void *act_device;
+};
+
+/* Random planes: codes of any value, small scales; float forms between -1 and 1. */
+static void make(struct made *p, enum cuda_form form, bool bf16, uint32_t n, uint32_t k)
+{
+    size_t values = (size_t)n * k, size = form == CUDA_F32    ? 4 * values
+                                          : form <= CUDA_BF16 ? 2 * values
+                                          : form == CUDA_W4   ? values / 2
+                                                              : values;
+    size_t groups = values / (form == CUDA_W8G16 ? 16 : 32);
+    uint8_t *bytes = malloc(size);
+    uint16_t *scales = malloc(4 * groups);
+    for (size_t i = 0; i < size; i++)
+        bytes[i] = (uint8_t)random32();
+    for (size_t i = 0; form <= CUDA_BF16 && i < values; i++)
+        if (form == CUDA_F32)
+            store_le32(bytes + 4 * i, float_bits(uniform()));
+        else
+            store_le16(bytes + 2 * i, to16(uniform(), form == CUDA_BF16));
+    for (size_t i = 0; i < groups; i++)
+        scales[2 * i] = f32_to_f16(uniform() * 0.01f), scales[2 * i + 1] = f32_to_f16(uniform() * 0.05f);
+    p->m = (struct cuda_matrix){form, k, n, device_copy(bytes, size), device_copy(scales, 4 * groups)};
+    p->bf16 = bf16;
+    p->act = malloc(sizeof *p->act * ROWS_MAX * k);
+    for (size_t i = 0; i < (size_t)ROWS_MAX * k; i++)
+        p->act[i] = to16(uniform(), bf16);
+    p->act_device = device_copy(p->act, sizeof *p->act * ROWS_MAX * k);
+    free(bytes), free(scales);
+}
+
+static void unmake(struct made *p)
+{
+    cudaFree((void *)(uintptr_t)p->m.values), cudaFree((void *)(uintptr_t)p->m.scales);
+    cudaFree(p->act_device), free(p->act);
+}
+
+/* Rows [first, first + rows) of act, into out [rows][n]. */
+static void run_product(const struct made *p, uint32_t first, uint32_t rows, float *out)
+{
+    uint32_t n = p->m.rows, k = p->m.columns;
+    struct cuda_det_buffers buffers = {.w_size = (size_t)2 * 128 * (k + 128)}; /* 128 rows of W at a time */
+    void *result;
+    assert_int_equal(cudaMalloc(&buffers.w, buffers.w_size), cudaSuccess);
+    assert_int_equal(cudaMalloc(&buffers.act, cuda_det_act_size(rows, k)), cudaSuccess);
+    assert_int_equal(cudaMalloc(&result, sizeof(float) * rows * n), cudaSuccess);
+    assert_int_equal(cudaMemset(result, 0xff, sizeof(float) * rows * n), cudaSuccess);
+    struct cuda_product q = {.m = p->m,
+                             .act = (const uint16_t *)p->act_device + (size_t)first * k,
+                             .act_bf16 = p->bf16,
+                             .rows = rows,
+                             .act_stride = k,
+                             .epilogue = CUDA_STORE_F32,
+                             .out = result,
+                             .out_stride = n};
+    cuda_det_product(NULL, &q, &buffers);
+    assert_int_equal(cudaGetLastError(), cudaSuccess);
+    assert_int_equal(cudaMemcpy(out, result, sizeof(float) * rows * n, cudaMemcpyDeviceToHost), cudaSuccess);
+    cudaFree(buffers.w), cudaFree(buffers.act), cudaFree(result);
+}
+
+/* Against double precision on what the weights stand for, opened to f16 by the other kernel of the engine. */
+static double error_of(const struct made *p, const float *got, uint32_t rows)
+{
+    uint32_t n = p->m.rows, k = p->m.columns;
+    uint16_t *w = malloc(sizeof *w * n * k);
+    void *opened;
+    assert_int_equal(cudaMalloc(&opened, sizeof *w * n * k), cudaSuccess);
+    cuda_dequantise(NULL, &p->m, 0, n, opened);
+    assert_int_equal(cudaMemcpy(w, opened, sizeof *w * n * k, cudaMemcpyDeviceToHost), cudaSuccess);
+    double error = 0, norm = 0;
+    for (uint32_t r = 0; r < rows; r++)
+        for (uint32_t i = 0; i < n; i++) {
+            double sum = 0;
+            for (uint32_t c = 0; c < k; c++)
+                sum += (double)f16_to_f32(w[(size_t)i * k + c]) *
+                       (double)from16(p->act[(size_t)r * k + c], p->bf16);
+            error += (sum - (double)got[(size_t)r * n + i]) * (sum - (double)got[(size_t)r * n + i]);
+            norm += sum * sum;
+        }
+    cudaFree(opened), free(w);
+    return sqrt(error / norm);
+}
+
+static void rows_beside_a_row_change_nothing(void **state)
+{
+    (void)state;
+    static const struct {
+        enum cuda_form form;
+        bool bf16;
+    } kinds[] = {{CUDA_F32, false}, {CUDA_F16, false}, {CUDA_BF16, true},  {CUDA_BF16, false},
+                 {CUDA_W4, false},  {CUDA_W8, false},  {CUDA_W8G16, false}};
+    static const uint32_t counts[] = {2, 8, 9, 16, 17, 32, 33, 64, 65, 128, 129, ROWS_MAX};
+    static const uint32_t sizes[][2] = {{300, 608}, {130, 2336}, {16, 32}};
+    for (size_t f = 0; f < TD_COUNT(kinds); f++)
+        for (size_t s = 0; s < TD_COUNT(sizes); s++) {
+            struct made p;
+            uint32_t n = sizes[s][0];
+            make(&p, kinds[f].form, kinds[f].bf16, n, sizes[s][1]);
+            float *alone = malloc(sizeof *alone * ROWS_MAX * n), *got = malloc(sizeof *got * ROWS_MAX * n);
+            for (uint32_t r = 0; r < ROWS_MAX; r++)
+                run_product(&p, r, 1, alone + (size_t)r * n);
+            double error = error_of(&p, alone, 20);
+            if (!(error <= 1e-3))
+                fail_msg("form %d, %u x %u: relative error %.2e", kinds[f].form, n, sizes[s][1], error);
+            for (size_t c = 0; c < TD_COUNT(counts); c++) {
+                run_product(&p, 0, counts[c], got);
+                if (memcmp(got, alone, sizeof *got * counts[c] * n) != 0)
+                    fail_msg("form %d, %u x %u: with %u rows the bits are others", kinds[f].form, n,
+                             sizes[s][1], counts[c]);
+            }
+            free(alone), free(got), unmake(&p);
+        }
+}
+#endif
+
+/* --- models ----------------------------------------------------------------------------------- */
+
+enum { TOKENS = 150 };
+
+static const char *const names[] = {
+    "llama-gqa-untied", "llama-mha-tied", "llama-rope-freqs", "qwen2",  "qwen3",
+    "type-f32",         "type-q8_0",      "type-q4_0",        "type-k", "type-q5_1"};
+
+struct scene {
+    struct run run;
+    int32_t ids[TOKENS];
+    float *alone; /* [TOKENS][vocab]: of the ids in one piece */
+    uint32_t vocab, layers, embd;
+};
+
+static void det_open(struct run *r, const char *name)
+{
+    char path[512];
+    struct td_error err = {0};
+    snprintf(path, sizeof path, "%s/tiny/%s.gguf", TEST_DATA, name);
+    if (gguf_open(path, &r->file, &err) || model_load(r->file, &r->model, &err))
+        fail_msg("%s", err.text);
+    struct backend_config config = {.page_count = RUN_PAGES,
+                                    .layers_paged = r->model->layers_held,
+                                    .rows_max = 512,
+                                    .deterministic = true};
+    if (cuda_backend_create(r->model, &config, "cuda", &r->backend, &err))
+        fail_msg("%s", err.text);
+    assert_int_equal(r->backend->ops->numerics, KV_NUMERICS_CUDA_DET_V1);
+    for (uint32_t i = 0; i < RUN_PAGES; i++)
+        r->pages[i] = (i * 37 + 11) % RUN_PAGES;
+}
+
+static void scene_open(struct scene *s, const char *name)
+{
+    det_open(&s->run, name);
+    const struct model_params *p = &s->run.model->params;
+    s->vocab = p->vocab_count, s->layers = p->layer_count, s->embd = p->embd_size;
+    fill_ids(s->ids, TOKENS, s->vocab, 42);
+    s->alone = new_logits(&s->run, TOKENS);
+    run_chunks(&s->run, s->ids, TOKENS, TOKENS, s->run.pages, s->alone);
+}
+
+static void scene_close(struct scene *s)
+{
+    free(s->alone), run_close(&s->run);
+}
+
+static void check_bits(const struct scene *s, const float *got, uint32_t first, uint32_t count,
+                       const char *name, const char *what)
+{
+    for (uint32_t i = 0; i < count; i++)
+        if (memcmp(got + (size_t)i * s->vocab, s->alone + (size_t)(first + i) * s->vocab,
+                   sizeof(float) * s->vocab) != 0)
+            fail_msg("%s, %s: row %u has other bits", name, what, first + i);
+}
+
+static void chunks_change_nothing(void **state)
+{
+    (void)state;
+    static const uint32_t chunks[] = {1, 5, 37, 64, 100, 149};
+    for (size_t n = 0; n < TD_COUNT(names); n++) {
+        struct scene s;
+        scene_open(&s, names[n]);
+        float *got = new_logits(&s.run, TOKENS);
+        for (size_t c = 0; c < TD_COUNT(chunks); c++) {
+            memset(got, 0xff, sizeof *got * TOKENS * s.vocab);
+            run_chunks(&s.run, s.ids, TOKENS, chunks[c], s.run.pages + 20, got);
+            check_bits(&s, got, 0, TOKENS, names[n], "chunks");
+        }
+        free(got), scene_close(&s);
+    }
+}
+
+/* The sequence as a prompt and then row by row, among others of all lengths, more of them from step to step. */
+static void a_crowd_changes_nothing(void **state)
+{
+    (void)state;
+    enum { OTHERS = 20, PROMPT = 100 };
+    for (size_t n = 0; n < TD_COUNT(names); n++) {
+        struct scene s;
+        scene_open(&s, names[n]);
+        float *got = new_logits(&s.run, PROMPT), *rest = new_logits(&s.run, OTHERS + 1);
+        for (uint32_t at = 0; at < TOKENS;) {
+            uint32_t rows = at == 0 ? PROMPT : 1, others = at == 0 ? 5 : 1 + at % OTHERS;
+            struct batch_seq seqs[OTHERS + 1];
+            for (uint32_t i = 0; i <= others; i++)
+                seqs[i] = (struct batch_seq){.layer_end = s.layers,
+                                             .row_count = 1 + i % 3,
+                                             .ids = s.ids + 3 * i,
+                                             .logits = rest + (size_t)i * s.vocab,
+                                             .logit_count = 1,
+                                             .pages = s.run.pages + 10 + i};
+            uint32_t mine = others / 2;
+            seqs[mine] = (struct batch_seq){.layer_end = s.layers,
+                                            .position = at,
+                                            .row_count = rows,
+                                            .ids = s.ids + at,
+                                            .logits = got,
+                                            .logit_count = rows,
+                                            .pages = s.run.pages + 40};
+            assert_int_equal(run_batch(&s.run, seqs, others + 1), 0);
+            check_bits(&s, got, at, rows, names[n], "crowd");
+            at += rows;
+        }
+        free(got), free(rest), scene_close(&s);
+    }
+}
+
+/* Layers [0, k) on one engine, the rest on another with the first's pages carried over through the host; then decode. */
+static void splits_and_carried_pages_change_nothing(void **state)
+{
+    (void)state;
+    enum { PROMPT = 140 };
+    for (size_t n = 0; n < TD_COUNT(names); n++) {
+        struct scene s;
+        struct run upper;
+        scene_open(&s, names[n]);
+        det_open(&upper, names[n]);
+        const struct model_params *p = &upper.model->params;
+        float *hidden = calloc((size_t)PROMPT * s.embd, sizeof *hidden), *got = new_logits(&upper, PROMPT);
+        struct batch_seq below = {.layer_end = 1,
+                                  .row_count = PROMPT,
+                                  .ids = s.ids,
+                                  .hidden_out = hidden,
+                                  .pages = s.run.pages + 20};
+        struct batch_seq above = {.layer_begin = 1,
+                                  .layer_end = s.layers,
+                                  .row_count = PROMPT,
+                                  .hidden_in = hidden,
+                                  .logits = got,
+                                  .logit_count = PROMPT,
+                                  .pages = upper.pages};
+        assert_int_equal(run_batch(&s.run, &below, 1), 0);
+        assert_int_equal(run_batch(&upper, &above, 1), 0);
+        check_bits(&s, got, 0, PROMPT, names[n], "split");
+        size_t values = (size_t)KV_BLOCK_TOKENS * p->kv_head_count * p->head_dim;
+        uint16_t *k = calloc(values, 2), *v = calloc(values, 2);
+        for (uint32_t block = 0; block < 3; block++) {
+            uint32_t count = TD_MIN((uint32_t)KV_BLOCK_TOKENS, PROMPT - KV_BLOCK_TOKENS * block);
+            s.run.backend->ops->page_read(s.run.backend, s.run.pages[20 + block], 0, count, k, v);
+            upper.backend->ops->page_write(upper.backend, upper.pages[block], 0, count, k, v);
+        }
+        for (uint32_t at = PROMPT; at < TOKENS; at++) {
+            struct batch_seq step = {.layer_end = s.layers,
+                                     .position = at,
+                                     .row_count = 1,
+                                     .ids = s.ids + at,
+                                     .logits = got,
+                                     .logit_count = 1,
+                                     .pages = upper.pages};
+            assert_int_equal(run_batch(&upper, &step, 1), 0);
+            check_bits(&s, got, at, 1, names[n], "carried pages");
+        }
+        free(k), free(v), free(hidden), free(got), run_close(&upper), scene_close(&s);
+    }
+}
+
+int main(void)
+{
+    char why[200];
+    if (!cuda_available(why, sizeof why)) {
+        printf("skipped: %s\n", why);
+        return 0;
+    }
+    const struct CMUnitTest tests[] = {
+#ifdef TANDEM_HAS_CUDA
+        cmocka_unit_test(rows_beside_a_row_change_nothing),
+#endif
+        cmocka_unit_test(chunks_change_nothing),
+        cmocka_unit_test(a_crowd_changes_nothing),
+        cmocka_unit_test(splits_and_carried_pages_change_nothing),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
