@@ -47,8 +47,10 @@ struct ram {
 static struct tenant *make_tenant(struct ram *m, struct tenant **bucket, const char *name)
 {
     struct tenant **grown = realloc(m->tenants, (m->tenant_count + 1) * sizeof(struct tenant *));
-    m->tenants = grown ? grown : m->tenants;
-    struct tenant *t = grown ? calloc(1, sizeof *t) : NULL;
+    if (!grown)
+        return NULL;
+    m->tenants = grown;
+    struct tenant *t = calloc(1, sizeof *t);
     if (!t)
         return NULL;
     strcpy(t->name, name);
