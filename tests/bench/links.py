@@ -1,0 +1,424 @@
+#!/usr/bin/env python3
+"""links.py: what links.sh measures, and how. Standard library only; run by links.sh, which has made the namespaces and built the relay.
+
+Two network namespaces, a link of links_relay.c between them; tandem-cloud on one core, on the other the device: one tandem-edge for each split that is
+measured (planner, cloud-only, fixed k), of which one at a time has work, and a tandem-cloud on loopback that stands for edge-only: the same engine on the
+device's core without a link, asked through its own API. The client is in the device's namespace.
+
+All connections are warm: every program has answered a prompt of the length, the planner WARM of them, before anything counts. Runs alternate: a round
+asks each mode once, in an order that rotates, each time a prompt that nobody has seen; rounds are the pairs. A run that takes longer than STOP times the
+better single side is cut off and counts as that long. Between runs the programs finish what they do behind a reply (read from their processor time).
+
+ratio is the planner's median over the lower median of cloud-only and edge-only; ratio_low95 the lower end of a one-sided 95 % interval of the ratio's
+geometric mean over the pairs (t on logarithms; with one pair the ratio itself)."""
+import argparse
+import ctypes
+import http.client
+import json
+import math
+import os
+import pathlib
+import random
+import socket
+import statistics
+import subprocess
+import sys
+import threading
+import time
+
+import links_report
+
+CLONE_NEWNET = 0x40000000
+EDGE_ADDRESS, CLOUD_ADDRESS = "10.77.0.1", "10.77.0.2"
+CLOUD_PORT, CLOUD_ADMIN, LOCAL_PORT, LOCAL_ADMIN, EDGE_PORT = 8443, 9443, 8090, 9091, 8100
+EDGE_CORE, CLOUD_CORE = "0", "1"
+TOKENS = 16  # of a reply: its last makes T16
+STOP, STOP_FIRST_S = 3.0, 120.0
+WARM = 2
+RATES, FIXED = [1, 5, 20, 100, 300, 1000], [0, 1, 2, 4, 8, 12, 15, 20, 25, 30]
+T_95 = [0, 6.314, 2.920, 2.353, 2.132, 2.015, 1.943, 1.895, 1.860, 1.833, 1.812, 1.796, 1.782, 1.771, 1.761, 1.753]
+WORDS = ("the of and to in is was for on that with as it by at from his an were are which this also be had or has first one their its new "
+         "after but who not they have her she two been other when there all during into school time may years more most only over city").split()
+
+
+def enter(namespace):
+    """This thread, and what it starts, from now on."""
+    with open(f"/run/netns/{namespace}") as f:
+        if ctypes.CDLL(None, use_errno=True).setns(f.fileno(), CLONE_NEWNET) != 0:
+            raise OSError(ctypes.get_errno(), f"cannot enter {namespace}")
+
+
+class Link:
+    """The relay and the devices at its ends."""
+
+    def __init__(self, o):
+        self.relay = subprocess.Popen([o.relay, o.edge_ns, o.cloud_ns], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        if self.relay.stdout.readline() != "ready\n":
+            raise RuntimeError("the relay did not start")
+        for namespace, address, peer in ((o.edge_ns, EDGE_ADDRESS, CLOUD_ADDRESS), (o.cloud_ns, CLOUD_ADDRESS, EDGE_ADDRESS)):
+            for what in (["link", "set", "lo", "up"], ["addr", "add", address, "peer", peer, "dev", "link0"], ["link", "set", "link0", "up"]):
+                subprocess.run(["ip", "-n", namespace, *what], check=True)
+        self.namespaces = (o.edge_ns, o.cloud_ns)
+
+    def ask(self, line):
+        self.relay.stdin.write(line + "\n")
+        self.relay.stdin.flush()
+        return self.relay.stdout.readline()
+
+    def shape(self, mbit, delay_ms):
+        """The delay is one way, of each direction; the queue holds 50 ms, at least 32 KiB. Large packets where small ones would cost the relay a core."""
+        for namespace in self.namespaces:
+            subprocess.run(["ip", "-n", namespace, "link", "set", "link0", "mtu", "1500" if mbit <= 100 else "9000"], check=True)
+        self.ask(f"shape {mbit} {delay_ms} {max(32768, mbit * 1e6 / 8 * 0.05)}")
+
+    def stats(self):
+        return [int(n) for n in self.ask("stats").split()]
+
+    def uplink_payload(self):
+        """Bytes delivered upward, less the heads of IP and TCP (52 with timestamps)."""
+        bytes_, packets, *_ = self.stats()
+        return bytes_ - 52 * packets
+
+
+class Program:
+    def __init__(self, o, name, core, command, port, address="127.0.0.1", namespace=None):
+        self.log = open(o.dir / f"{name}.log", "wb")
+        inside = ["ip", "netns", "exec", namespace] if namespace else []
+        self.name, self.port = name, port
+        self.process = subprocess.Popen([*inside, "taskset", "-c", core, *map(str, command), "--threads", "1"], stdin=subprocess.DEVNULL,
+                                        stdout=self.log, stderr=self.log)
+        until = time.monotonic() + 30
+        while True:
+            try:
+                socket.create_connection((address, port), 2).close()
+                return
+            except OSError as e:
+                if self.process.poll() is not None or time.monotonic() > until:
+                    raise RuntimeError(f"{name} did not start: {(o.dir / f'{name}.log').read_text()[-500:]}") from e
+                time.sleep(0.05)
+
+    def cpu_s(self):
+        fields = pathlib.Path(f"/proc/{self.process.pid}/stat").read_text().rsplit(")", 1)[1].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def stop(self):
+        self.process.terminate()
+        try:
+            self.process.wait(15)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        self.log.close()
+
+
+class Bench:
+    """All programs; modes: name -> the Program that is asked."""
+
+    def __init__(self, o, names, edge_extra=()):
+        self.o, self.programs, self.modes = o, [], {}
+        self.names, self.edge_extra, self.at = names, edge_extra, None
+        self.random = random.Random(o.seed)
+        self.overhead = 40
+        self.link = Link(o)
+        enter(o.edge_ns)
+        subprocess.run([o.root / "deploy/certs.sh", o.dir / "certs", "--name", CLOUD_ADDRESS], check=True, capture_output=True)
+        new = subprocess.run([o.bin / "tandem-cloud", "token", "new", "--tenant", "bench", "--principal", "links", "--tokens-file", o.dir / "tokens"],
+                             check=True, capture_output=True, text=True)
+        self.token = new.stdout.split()[-1]
+        (o.dir / "token").touch(0o600)
+        (o.dir / "token").write_text(self.token + "\n")
+        self.link.shape(1000, 0)
+        if o.keep_window:
+            for namespace in (o.edge_ns, o.cloud_ns):
+                subprocess.run(["ip", "netns", "exec", namespace, "sysctl", "-qw", "net.ipv4.tcp_slow_start_after_idle=0"], check=True)
+        self.cloud = self.start_cloud("cloud", CLOUD_CORE, CLOUD_PORT, CLOUD_ADMIN, o.cloud_ns, ["--listen", CLOUD_ADDRESS, "--cert",
+                                      o.dir / "certs/server.crt", "--key", o.dir / "certs/server.key"], CLOUD_ADDRESS)
+        if "edge-only" in names:
+            self.modes["edge-only"] = self.start_local()
+
+    def shape(self, mbit, delay_ms):
+        """Another link: the edges begin anew on it, as what they know of the old one is no part of the question."""
+        edges = [self.modes[n] for n in self.names if n != "edge-only" and n in self.modes]
+        for edge in edges:
+            edge.stop()
+            self.programs.remove(edge)
+        self.link.shape(mbit, delay_ms)
+        self.at = (mbit, delay_ms)
+        for i, name in enumerate(n for n in self.names if n != "edge-only"):
+            self.modes[name] = self.start_edge(name, EDGE_PORT + i, self.edge_extra)
+        self.modes = {name: self.modes[name] for name in self.names}
+
+    def start_cloud(self, name, core, port, admin, namespace, extra, address):
+        command = [self.o.bin / "tandem-cloud", "--model", self.o.model, "--listen-port", port, "--admin-port", admin, "--tokens-file", self.o.dir / "tokens",
+                   "--store", self.o.dir / f"{name}-store", "--store-key-file", self.o.dir / f"{name}.key", "--store-ram", "0", *extra]
+        self.programs.append(Program(self.o, name, core, command, port, address, namespace))
+        return self.programs[-1]
+
+    def start_local(self):
+        return self.start_cloud("edge-only", EDGE_CORE, LOCAL_PORT, LOCAL_ADMIN, None, ["--plain"], "127.0.0.1")
+
+    def start_edge(self, name, port, extra):
+        layers = {"planner": [], "cloud-only": ["--edge-layers", 0]}.get(name) if not name.startswith("k") else ["--edge-layers", name[1:]]
+        command = [self.o.bin / "tandem-edge", "--model", self.o.model, "--cloud", f"{CLOUD_ADDRESS}:{CLOUD_PORT}", "--ca", self.o.dir / "certs/ca.crt",
+                   "--token-file", self.o.dir / "token", "--listen-port", port, "--data", self.o.dir / name, *layers, *extra]
+        self.programs.append(Program(self.o, name, EDGE_CORE, command, port))
+        return self.programs[-1]
+
+    def stop(self):
+        for program in reversed(self.programs):
+            program.stop()
+        self.link.relay.stdin.close()
+        self.link.relay.wait()
+
+    def settle(self):
+        """Until nobody works any more; 3 s at most."""
+        until, before = time.monotonic() + 3, None
+        while time.monotonic() < until:
+            now = [p.cpu_s() for p in self.programs]
+            if before and sum(now) - sum(before) < 0.011:
+                return
+            before = now
+            time.sleep(0.1)
+
+    def open(self, mode, prompt, tokens=TOKENS):
+        """A streamed request under way: (connection, response)."""
+        words = max(prompt - self.overhead, 1)
+        body = {"messages": [{"role": "user", "content": " ".join(self.random.choices(WORDS, k=words))}], "stream": True, "max_tokens": tokens,
+                "temperature": 0, "ignore_eos": True, "timings": True, "stream_options": {"include_usage": True}}
+        connection = http.client.HTTPConnection("127.0.0.1", self.modes[mode].port, timeout=STOP_FIRST_S)
+        connection.connect()
+        connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.request("POST", "/v1/chat/completions", json.dumps(body), {"Content-Type": "application/json", "Authorization": f"Bearer {self.token}"})
+        return connection
+
+    def ask(self, mode, prompt, limit_s=STOP_FIRST_S):
+        """One run. Times in ms from the request on; cut: it took longer than limit_s and counts as that."""
+        cpu, link, started = self.cloud.cpu_s(), self.link.stats(), time.monotonic()
+        times, result = [], {"cut": False, "timings": {}}
+        connection = self.open(mode, prompt)
+        try:
+            response = connection.getresponse()
+            if response.status != 200:
+                raise RuntimeError(f"{mode}: {response.status}: {response.read().decode()[:300]}")
+            while True:
+                connection.sock.settimeout(max(started + limit_s - time.monotonic(), 0.001))
+                line = response.readline()
+                if not line or line.startswith(b"data: [DONE]"):
+                    break
+                if not line.startswith(b"data: {"):
+                    continue
+                event = json.loads(line[6:])
+                if any((c.get("delta") or {}).get("content") for c in event.get("choices") or []):
+                    times.append((time.monotonic() - started) * 1e3)
+                result["timings"] = event.get("timings") or result["timings"]
+                if event.get("usage"):
+                    self.overhead += event["usage"]["prompt_tokens"] - prompt
+                if "error" in event:
+                    raise RuntimeError(f"{mode}: {event['error']}")
+        except TimeoutError:
+            result["cut"] = True
+        connection.close()
+        result.update(ttft=times[0] if times else limit_s * 1e3, t16=limit_s * 1e3 if result["cut"] else times[-1],
+                      gap=max([b - a for a, b in zip(times, times[1:])], default=0.0))
+        self.settle()
+        after = self.link.stats()
+        result.update(cpu_s=self.cloud.cpu_s() - cpu, sent=after[0] - link[0], dropped=after[2] - link[2])
+        return result
+
+
+def ratio_low95(pairs):
+    logs = [math.log(a / b) for a, b in pairs]
+    if len(logs) < 2:
+        return math.exp(logs[0])
+    t = T_95[len(logs) - 1] if len(logs) <= len(T_95) else 1.645
+    return math.exp(statistics.mean(logs) - t * statistics.stdev(logs) / math.sqrt(len(logs)))
+
+
+def pair(shape, runs, what):
+    """A line of `pairs`."""
+    of = {mode: [r[what] for r in rs] for mode, rs in runs.items()}
+    middle = {mode: statistics.median(v) for mode, v in of.items()}
+    better = min(("cloud-only", "edge-only"), key=middle.get)
+    mbit, delay, prompt = shape
+    return {"link_mbit": mbit, "delay_ms": delay, "prompt": prompt, "planner_ms": round(middle["planner"], 1),
+            "cloud_only_ms": round(middle["cloud-only"], 1), "edge_only_ms": round(middle["edge-only"], 1),
+            "ratio": round(middle["planner"] / middle[better], 4), "ratio_low95": round(ratio_low95(list(zip(of["planner"], of[better]))), 4)}
+
+
+def measure(bench, shape, repeats):
+    """{mode: [run, ...]} of one link and prompt."""
+    o, (mbit, delay, prompt) = bench.o, shape
+    if (mbit, delay) != bench.at:
+        bench.shape(mbit, delay)
+    order = list(bench.modes)
+    warm = {m: [bench.ask(m, prompt) for _ in range(WARM if m == "planner" else 1)][-1] for m in ("cloud-only", "edge-only", "planner")}
+    limit_s = max(STOP * min(warm["cloud-only"]["t16"], warm["edge-only"]["t16"]) / 1e3, 0.5)
+    for mode in order:
+        if mode not in warm:
+            bench.ask(mode, prompt, limit_s)
+    runs = {m: [] for m in order}
+    for i in range(repeats):
+        for mode in order[i % len(order):] + order[:i % len(order)]:
+            runs[mode].append(bench.ask(mode, prompt, limit_s))
+            if o.verbose:
+                r = runs[mode][-1]
+                print(f"  {mode} {r['ttft']:.0f} {r['t16']:.0f} ms, {r['dropped']} packets dropped {json.dumps(r['timings'])}", file=sys.stderr, flush=True)
+    return runs
+
+
+def shapes_of(o):
+    """[(shape, repeats, fixed splits too?)]"""
+    if o.smoke:
+        return [((100, 20, 128), 2)]
+    if o.rates or o.delays or o.prompts:
+        return [((r, d, p), o.repeats) for r in o.rates or RATES for d in o.delays or [20] for p in o.prompts or [512]]
+    if o.quick:
+        return [((r, 20, p), o.repeats) for r in RATES for p in (128, 512, 2048)] + [((r, d, 512), o.repeats) for r in RATES for d in (2, 100)]
+    return [((r, d, p), o.repeats) for r in RATES for d in (2, 20, 100) for p in (128, 512, 1024, 2048, 4096)]
+
+
+def compare(o):
+    names = ["planner", "cloud-only", "edge-only"]
+    if o.fixed is None:
+        o.fixed = [8] if o.smoke else [8, 15, 25] if o.quick else FIXED
+    names += [f"k{k}" for k in o.fixed if k > 0]  # k = 0 is cloud-only
+    bench, results = Bench(o, names), []
+    try:
+        for shape, repeats in shapes_of(o):
+            runs = measure(bench, shape, repeats)
+            results.append((shape, runs))
+            if not o.json:
+                print(links_report.lines(shape, runs, pair(shape, runs, "ttft"), pair(shape, runs, "t16")), flush=True)
+    finally:
+        bench.stop()
+    pairs, pairs_t16 = ([pair(s, runs, what) for s, runs in results] for what in ("ttft", "t16"))
+    paced = float(os.environ.get("TANDEM_PACED_LAYER_US") or 0)
+    if o.json:
+        print(json.dumps({"paced_layer_us": paced, "pairs": pairs, "pairs_t16": pairs_t16,
+                          "runs": [dict(zip(("link_mbit", "delay_ms", "prompt"), s), modes=runs) for s, runs in results]}))
+    else:
+        print(links_report.summary(pairs, pairs_t16, paced))
+    if o.svg:
+        pathlib.Path(o.svg).write_text(links_report.chart(results))
+
+
+# ---- the link kept full ----
+
+def flood(bench, mbit):
+    """A prompt whose KV goes as it is, all layers of it: more than the link takes. Returns once the link is full."""
+    before = bench.link.uplink_payload()
+    connection = bench.open("k30", 4096)
+    until = time.monotonic() + 20
+    while bench.link.uplink_payload() - before < min(mbit * 1e6 / 8 * 0.3, 4e6) and time.monotonic() < until:
+        time.sleep(0.01)
+    return connection
+
+
+def goodput(o):
+    """Payload of TCP that arrives in a window of a full link, over the shaped rate."""
+    bench, rows = Bench(o, ["k30"], ["--codec", "raw", "--hidden", "f32"]), []
+    try:
+        for mbit in o.rates or [1, 5, 20, 100, 300]:
+            bench.shape(mbit, (o.delays or [20])[0])
+            connection = flood(bench, mbit)
+            a, started = bench.link.uplink_payload(), time.monotonic()
+            time.sleep(4)
+            b, took = bench.link.uplink_payload(), time.monotonic() - started
+            edge = bench.modes["k30"]
+            rows.append({"link_mbit": mbit, "goodput_mbit": round((b - a) * 8e-6 / took, 3), "share": round((b - a) * 8e-6 / took / mbit, 4)})
+            connection.close()
+            bench.settle()
+            if not o.json:
+                print("{link_mbit:5} Mbit/s: {goodput_mbit:8.2f} Mbit/s of payload, {share:.1%}".format(**rows[-1]), flush=True)
+            assert edge.process.poll() is None
+    finally:
+        bench.stop()
+    if o.json:
+        print(json.dumps({"goodput": rows}))
+
+
+class Watcher(threading.Thread):
+    """In the cloud's namespace: since when no request is running there."""
+
+    def __init__(self, namespace):
+        super().__init__(daemon=True)
+        self.namespace, self.running, self.idle_at, self.ends = namespace, 0, 0.0, False
+        self.start()
+
+    def run(self):
+        enter(self.namespace)
+        connection = http.client.HTTPConnection("127.0.0.1", CLOUD_ADMIN, timeout=10)
+        while not self.ends:
+            connection.request("GET", "/metrics")
+            asked = time.monotonic()
+            text = connection.getresponse().read().decode()
+            now = sum(float(line.split()[1]) for line in text.splitlines() if line.startswith(("tandem_requests_running", "tandem_requests_waiting")))
+            if self.running and not now:
+                self.idle_at = asked
+            self.running = now
+            time.sleep(0.003)
+
+
+def cancel(o):
+    """From the client's going away to the cloud's having nothing to do, with the uplink full."""
+    bench, rows = Bench(o, ["k30"], ["--codec", "raw", "--hidden", "f32"]), []
+    delay = (o.delays or [20])[0]
+    try:
+        watcher = Watcher(o.cloud_ns)
+        for mbit in o.rates or RATES:
+            bench.shape(mbit, delay)
+            took = []
+            for _ in range(o.repeats):
+                connection = flood(bench, mbit)
+                time.sleep(0.5)
+                if not watcher.running:
+                    raise RuntimeError("the cloud had nothing to do before it was told to stop")
+                watcher.idle_at, started = 0.0, time.monotonic()
+                connection.close()
+                while not watcher.idle_at and time.monotonic() < started + 10:
+                    time.sleep(0.002)
+                took.append((watcher.idle_at - started) * 1e3 if watcher.idle_at else 1e4)
+                bench.settle()
+            rows.append({"link_mbit": mbit, "delay_ms": delay, "cancel_ms": round(statistics.median(took), 1), "worst_ms": round(max(took), 1),
+                         "over_rtt_ms": round(max(took) - 2 * delay, 1)})
+            if not o.json:
+                print("{link_mbit:5} Mbit/s: {cancel_ms:7.1f} ms, at worst {worst_ms:.1f}: {over_rtt_ms:.1f} over the round trip".format(**rows[-1]), flush=True)
+        watcher.ends = True
+        watcher.join()
+    finally:
+        bench.stop()
+    if o.json:
+        print(json.dumps({"cancel": rows}))
+
+
+def numbers(text):
+    return [float(n) if "." in n else int(n) for n in text.split(",")]
+
+
+def main():
+    p = argparse.ArgumentParser(prog="links.sh", description="Tandem over shaped links; see the head of tests/bench/links.sh.")
+    kind = p.add_mutually_exclusive_group()
+    for name, text in (("quick", "fewer shapes, repeats and splits; under half an hour"), ("smoke", "one shape, two repeats; under 90 s"),
+                       ("goodput", "how much of a full uplink is payload"), ("cancel", "how soon CANCEL works on a full uplink")):
+        kind.add_argument("--" + name, action="store_true", help=text)
+    p.add_argument("--rates", type=numbers, metavar="MBIT,...")
+    p.add_argument("--delays", type=numbers, metavar="MS,...", help="one way")
+    p.add_argument("--prompts", type=numbers, metavar="TOKENS,...")
+    p.add_argument("--fixed", type=lambda t: numbers(t) if t else [], metavar="K,...", help="fixed splits to measure too; '' for none")
+    p.add_argument("--repeats", type=int, default=0, metavar="N")
+    p.add_argument("--json", action="store_true")
+    p.add_argument("--svg", metavar="FILE", help="draw a chart there")
+    p.add_argument("--keep-window", action="store_true", help="TCP keeps its window when idle (net.ipv4.tcp_slow_start_after_idle=0)")
+    p.add_argument("--seed", type=int, default=1)
+    p.add_argument("--verbose", action="store_true", help="every run, with its timings")
+    for name in ("root", "bin", "dir", "model", "relay"):
+        p.add_argument("--x-" + name, dest=name, type=pathlib.Path, required=True, help=argparse.SUPPRESS)
+    for name in ("edge-ns", "cloud-ns"):
+        p.add_argument("--x-" + name, dest=name.replace("-", "_"), required=True, help=argparse.SUPPRESS)
+    o = p.parse_args()
+    o.repeats = o.repeats or (3 if o.quick or o.cancel else 10)
+    (goodput if o.goodput else cancel if o.cancel else compare)(o)
+
+
+if __name__ == "__main__":
+    main()
