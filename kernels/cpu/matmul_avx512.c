@@ -122,16 +122,18 @@ AVX512_INLINE void block_add(const uint32_t type, const unsigned rows, const uns
 }
 
 /* Q6_K's two sums start at -32 * sum of their own half. */
-static void split_starts(uint8_t *panel, unsigned rows, size_t blocks)
+AVX512_INLINE void split_starts(uint8_t *panel, const unsigned rows, size_t blocks)
 {
     for (size_t block = 0; block < blocks; block++, panel += (size_t)PANEL_ROW_SIZE * rows)
+#pragma GCC unroll 8
         for (unsigned r = 0; r < rows; r++) {
-            const int8_t *q = (const int8_t *)panel + 32 * (size_t)r;
-            int32_t half[2] = {0, 0};
-            for (unsigned i = 0; i < 16; i++)
-                half[0] -= 32 * q[i], half[1] -= 32 * q[16 + i];
-            memcpy(panel + PANEL_START(rows) + 4 * (size_t)r, &half[0], 4);
-            memcpy(panel + PANEL_HALF(rows) + 4 * (size_t)r, &half[1], 4);
+            const __m256i q = _mm256_loadu_si256((const __m256i *)(panel + 32 * (size_t)r));
+            __m256i sums = _mm256_dpbusd_epi32(_mm256_setzero_si256(), _mm256_set1_epi8(32), q);
+            sums = _mm256_hadd_epi32(sums, sums);
+            sums = _mm256_hadd_epi32(sums, sums); /* in every lane of a half its sum */
+            sums = _mm256_sub_epi32(_mm256_setzero_si256(), sums);
+            _mm_storeu_si32(panel + PANEL_START(rows) + 4 * (size_t)r, _mm256_castsi256_si128(sums));
+            _mm_storeu_si32(panel + PANEL_HALF(rows) + 4 * (size_t)r, _mm256_extracti128_si256(sums, 1));
         }
 }
 
