@@ -52,6 +52,19 @@ def test_slice_is_enough_for_an_edge(cloud, edge, tmp_path):
         assert e.stop() == 0
 
 
+def test_chat_explains_the_plan(cloud, edge, tmp_path):
+    text = "Tell me about rivers. " * 40
+    chosen = Edge(tmp_path / "e", cloud, cloud.token, "auto").start()
+    try:
+        said = tandem("chat", "--url", chosen.url, "--explain", "--max-tokens", "20", text).stderr
+        for part in ("[plan:", "[estimates: first token", "the cloud alone:", "uplink", "[what happened:"):
+            assert part in said, said
+    finally:
+        assert chosen.stop() == 0
+    said = tandem("chat", "--url", edge.url, "--explain", "--max-tokens", "4", text).stderr
+    assert "[plan: 8 layers here" in said and "was given" in said and "[estimates" not in said
+
+
 def test_store_is_listed_and_verified(tmp_path):
     c = Cloud(tmp_path)
     token = c.new_token()

@@ -66,6 +66,26 @@ static inline int fake_page_read(struct backend *b, uint32_t page, uint32_t laye
     return 0;
 }
 
+/* What comes in must be what fake_page_read would give of some tokens; those it then holds (but for multiples of 97). */
+static inline int fake_page_write(struct backend *b, uint32_t page, uint32_t layer, uint32_t token_count,
+                                  const uint16_t *k, const uint16_t *v)
+{
+    struct fake_backend *f = (struct fake_backend *)b;
+    for (uint32_t t = 0; t < token_count; t++) {
+        int32_t *id = &f->ids[page * KV_BLOCK_TOKENS + t];
+        if (layer == 0)
+            *id = (int32_t)(f16_to_f32(k[t * FAKE_DIM]) - (float)t * 0.25f);
+        for (uint32_t h = 0; h < FAKE_HEADS; h++)
+            for (uint32_t d = 0; d < FAKE_DIM; d++) {
+                size_t at = (h * token_count + t) * FAKE_DIM + d;
+                if (k[at] != fake_key(*id, t, layer, h, d, false) ||
+                    v[at] != fake_key(*id, t, layer, h, d, true))
+                    f->pages_bad++;
+            }
+    }
+    return 0;
+}
+
 static inline void fake_destroy(struct backend *b)
 {
     struct fake_backend *f = (struct fake_backend *)b;
@@ -80,6 +100,7 @@ static inline struct fake_backend *fake_backend_create(uint32_t page_count, uint
                                            .numerics = KV_NUMERICS_CPU_V1,
                                            .forward = fake_forward,
                                            .page_read = fake_page_read,
+                                           .page_write = fake_page_write,
                                            .destroy = fake_destroy};
     struct fake_backend *f = calloc(1, sizeof *f);
     f->base.ops = &ops;

@@ -6,6 +6,7 @@
 #include "protocol/generation.h"
 #include "protocol/link.h"
 #include "protocol/net.h"
+#include "shared/kv_block.h"
 #include <pthread.h>
 #include <semaphore.h>
 #include <stdlib.h>
@@ -56,10 +57,13 @@ struct fake_cloud {
     int refuse_code;
     uint32_t cached_tokens, token_count;
     bool need_ids, resumed, silent; /* silent: no tokens */
-    bool hold_done;                 /* no DONE for a reply that ended at the edge */
-    bool wait_for_rows;             /* no token before the rows of the whole prompt are here */
-    uint32_t cut_after;             /* reply tokens after which the connection is cut, once */
-    int error_code;                 /* an ERROR instead of OPEN_ACK */
+    bool
+        plan_wanted; /* with resumed: the edge is to go on behind the first block of its plan, which has one range of `wanted_layers` */
+    uint32_t wanted_layers, wanted_epoch;
+    bool hold_done;     /* no DONE for a reply that ended at the edge */
+    bool wait_for_rows; /* no token before the rows of the whole prompt are here */
+    uint32_t cut_after; /* reply tokens after which the connection is cut, once */
+    int error_code;     /* an ERROR instead of OPEN_ACK */
     bool error_retry;
 
     /* records */
@@ -157,6 +161,18 @@ static inline void fake_on_open(struct fake_conn *c, const struct wire_frame *fr
     ack.attempt = m->attempt;
     ack.need_ids = f->need_ids && m->conversation_length > 0;
     ack.resumed = f->resumed;
+    Tandem__Range range = TANDEM__RANGE__INIT, *ranges = &range;
+    if (f->resumed && f->plan_wanted && f->open_count > 1) {
+        range.count = m->prompt_count;
+        range.layers = f->wanted_layers;
+        range.codec = KV_L1;
+        range.hidden_dtype = HIDDEN_INT8;
+        ack.plan_wanted = true;
+        ack.epoch = f->wanted_epoch;
+        ack.hidden_tokens = ack.kv_tokens = KV_BLOCK_TOKENS;
+        ack.n_ranges = 1;
+        ack.ranges = &ranges;
+    }
     ack.cached_tokens = ack.cached_memory = m->no_cache ? 0 : f->cached_tokens;
     fake_send(c, FRAME_OPEN_ACK, frame->stream, &ack.base, NULL, 0);
     if (ack.need_ids)

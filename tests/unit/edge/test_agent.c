@@ -279,6 +279,63 @@ static void every_token_comes_once_over_a_cut_link(void **state)
     }
 }
 
+/* The cloud has the first block: what is behind goes, in the form that the cloud's plan says, whatever the agent's own would be. */
+static void an_upload_goes_on_as_the_cloud_has_it_planned(void **state)
+{
+    (void)state;
+    for (uint32_t layers = 1; layers <= 3; layers++) { /* 3 are more than there are: the cloud's */
+        struct rig r;
+        rig_make(&r, 2);
+        r.cloud.cut_after = 1;
+        r.cloud.resumed = r.cloud.plan_wanted = true;
+        r.cloud.wanted_layers = layers;
+        r.cloud.wanted_epoch = 4000000000u;
+        rig_run(&r);
+        struct client *c = client_make(&r);
+        client_says(c, "user", long_text);
+        client_run(&r, c);
+        client_check_reply(c, FAKE_REPLY);
+        assert_int_equal(r.cloud.open_count, 2);
+        const struct fake_plan *p = &r.cloud.plans[r.cloud.plan_count - 1];
+        assert_true(p->epoch > 4000000000u);
+        assert_int_equal(p->range_count, 1);
+        assert_int_equal(p->ranges[0].first_token, 0);
+        assert_int_equal(p->ranges[0].layers, layers == 3 ? 0 : layers);
+        if (layers < 3)
+            assert_int_equal(p->ranges[0].hidden_dtype, HIDDEN_INT8);
+        if (layers == 1 && r.cloud.rows > 0) { /* the reply does not wait for them */
+            assert_int_equal(r.cloud.rows_begin, KV_BLOCK_TOKENS);
+            assert_int_equal(r.cloud.row_layer, 1);
+        }
+        free(c);
+        rig_free(&r);
+    }
+}
+
+static void an_agent_that_chooses_says_by_what(void **state)
+{
+    (void)state;
+    struct rig r;
+    rig_make(&r, PLANNER_AUTO);
+    rig_run(&r);
+    for (int turn = 0; turn < 2; turn++) {
+        struct client *c = client_make(&r);
+        client_says(c, "user", long_text);
+        client_run(&r, c);
+        client_check_reply(c, FAKE_REPLY);
+        const struct api_plan *p = &c->timings.plan;
+        assert_true(p->chosen);
+        assert_true(p->plan_count >= 1);
+        assert_true(p->layers <= 2);
+        assert_int_equal(p->token_count, c->usage.prompt_tokens);
+        assert_true(p->first_token_ms > 0 && p->first_token_ms <= p->cloud_first_token_ms);
+        assert_true(p->t16_ms > p->first_token_ms);
+        assert_true(p->edge_layer_us > 0 && p->cloud_layer_us > 0 && p->uplink_mbit > 0);
+        free(c);
+    }
+    rig_free(&r);
+}
+
 static void a_node_that_leaves_is_followed(void **state)
 {
     (void)state;
@@ -738,6 +795,8 @@ int main(void)
         cmocka_unit_test(many_clients_at_once_hear_their_own),
         cmocka_unit_test(shutdown_in_the_middle_leaves_nothing),
         cmocka_unit_test(layers_beyond_the_file_are_refused),
+        cmocka_unit_test(an_upload_goes_on_as_the_cloud_has_it_planned),
+        cmocka_unit_test(an_agent_that_chooses_says_by_what),
         cmocka_unit_test(missing_certificates_are_told_at_the_start),
     };
     return cmocka_run_group_tests(tests, set_up, NULL);

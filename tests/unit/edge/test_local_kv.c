@@ -83,13 +83,15 @@ static void depth_falls_along_the_chain(void **state)
     (void)state;
     struct kv_block_id chain[4];
     uint16_t depths[4];
+    uint32_t unread;
     struct local_kv *kv = local_kv_create(8);
     local_kv_chain(key_a, fingerprint, layout, NULL, ids, TD_COUNT(ids), chain);
     static const uint32_t layers[] = {9, 4, 6};
     for (uint32_t i = 0; i < 3; i++)
         assert_int_equal(local_kv_publish(kv, chain, i, local_kv_alloc(kv), layers[i], KV_NUMERICS_CPU_V1),
                          0);
-    assert_int_equal(local_kv_depths(kv, chain, 4, depths), 3);
+    assert_int_equal(local_kv_depths(kv, chain, 4, depths, &unread), 3);
+    assert_int_equal(unread, 0);
     assert_int_equal(depths[0], 9);
     assert_int_equal(depths[1], 4);
     assert_int_equal(depths[2], 4); /* its own 6 are of no use beyond those of the block before */
@@ -100,7 +102,7 @@ static void depth_falls_along_the_chain(void **state)
     assert_int_equal(local_kv_publish(kv, chain, 1, deeper, 8, KV_NUMERICS_CPU_V1), 0); /* replaces */
     assert_int_equal(local_kv_publish(kv, chain, 1, local_kv_alloc(kv), 2, KV_NUMERICS_CPU_V1),
                      0); /* does not */
-    assert_int_equal(local_kv_depths(kv, chain, 4, depths), 3);
+    assert_int_equal(local_kv_depths(kv, chain, 4, depths, &unread), 3);
     assert_int_equal(depths[2], 6);
     assert_int_equal(local_kv_take(kv, &chain[1], 1, 5, &taken), 1);
     assert_int_equal(taken, deeper);

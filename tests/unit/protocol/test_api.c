@@ -185,6 +185,10 @@ static void test_length_and_timings(void **state)
     assert_int_equal(json_integer_value(at(root, "timings.edge_layers")), 3);
     assert_int_equal(json_integer_value(at(root, "timings.uplink_bytes")), 77);
     assert_true(json_real_value(at(root, "timings.total_ms")) == 12.5);
+    assert_int_equal(json_integer_value(at(root, "timings.plan.layers")), 15);
+    assert_int_equal(json_integer_value(at(root, "timings.plan.kv_tokens")), 640);
+    assert_int_equal(json_integer_value(at(root, "timings.plan.plans")), 2);
+    assert_true(json_real_value(at(root, "timings.plan.estimates.t16_ms")) == 99.5);
     json_decref(root);
 }
 

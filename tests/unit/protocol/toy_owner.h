@@ -110,7 +110,11 @@ static inline void toy_say(struct toy_call *t, const char *text, bool batch)
 static inline void toy_done(struct toy_call *t, unsigned finish)
 {
     struct api_usage usage = {10, (uint32_t)strlen(t->text), 4};
-    struct api_timings timings = {.edge_layers = 3, .total_ms = 12.5, .uplink_bytes = 77};
+    struct api_timings timings = {
+        .edge_layers = 3,
+        .total_ms = 12.5,
+        .uplink_bytes = 77,
+        .plan = {.chosen = true, .plan_count = 2, .layers = 15, .kv_tokens = 640, .t16_ms = 99.5}};
     int32_t end = TOY_END;
     if (!t->call)
         return;
