@@ -52,21 +52,27 @@ struct marks {
     const char *lead; /* between role and content */
 };
 
-static bool find_marks(const struct tokenizer *t, struct marks *m)
-{
-    *m = (struct marks){tokenizer_find(t, "<|im_start|>"), -1, tokenizer_find(t, "<|im_end|>"), "\n"};
-    if (m->begin >= 0 && m->end >= 0)
-        return true;
-    *m = (struct marks){tokenizer_find(t, "<|start_header_id|>"), tokenizer_find(t, "<|end_header_id|>"),
-                        tokenizer_find(t, "<|eot_id|>"), "\n\n"};
-    return m->begin >= 0 && m->role_end >= 0 && m->end >= 0;
-}
-
 static uint32_t find_id(const struct conversation *c, uint32_t from, int32_t a, int32_t b)
 {
     while (from < c->ids_count && c->ids[from] != a && c->ids[from] != b)
         from++;
     return from;
+}
+
+/* A vocabulary may have the marks of several templates: those that the conversation uses count. */
+static bool find_marks(const struct tokenizer *t, const struct conversation *c, struct marks *m)
+{
+    const struct marks known[] = {
+        {tokenizer_find(t, "<|im_start|>"), -1, tokenizer_find(t, "<|im_end|>"), "\n"},
+        {tokenizer_find(t, "<|start_header_id|>"), tokenizer_find(t, "<|end_header_id|>"),
+         tokenizer_find(t, "<|eot_id|>"), "\n\n"},
+    };
+    for (size_t i = 0; i < TD_COUNT(known); i++) {
+        *m = known[i];
+        if (m->begin >= 0 && m->end >= 0 && find_id(c, 0, m->begin, m->begin) < c->ids_count)
+            return true;
+    }
+    return false;
 }
 
 /* The message behind the mark at `at`; where the next may begin. */
@@ -145,9 +151,9 @@ json_t *conversation_messages_json(const struct conversation *c, const struct to
     struct marks m;
     if (!s.messages)
         return NULL;
-    if (find_marks(t, &m))
+    if (find_marks(t, c, &m))
         split_marked(&s, &m);
-    if (json_array_size(s.messages) == 0)
+    else
         split_turns(&s);
     if (!s.failed)
         return s.messages;
