@@ -105,7 +105,7 @@ static const struct verb {
     {"ls", "GET", "", 0, print_list},         {"show", "GET", "", 1, print_turns},
     {"rm", "DELETE", "", 1, print_removed},   {"fork", "POST", "/fork", 1, print_new},
     {"pin", "POST", "/pin", 1, print_pinned}, {"unpin", "POST", "/unpin", 1, print_pinned},
-    {"export", "GET", "/export", 2, NULL},    {"import", "POST", "/import", 1, print_new},
+    {"export", "GET", "/export", 2, NULL},    {"import", "POST", "", 1, print_new},
 };
 
 static int answer(const struct verb *v, const struct cli_response *r, const struct conv_settings *s,
@@ -165,7 +165,7 @@ static int import(const struct conv_settings *s, const struct verb *v, const cha
     size_t size = 0;
     int rc = conv_file_read(file, s->key_file, &json, &size, &err);
     rc = rc < 0 ? rc : conv_file_body(json, size, is_loopback(s->server.url), &body, &err);
-    int code = rc < 0 ? cli_fail("conv import", &err) : ask(s, v, "/v1/conversations/import", body, NULL);
+    int code = rc < 0 ? cli_fail("conv import", &err) : ask(s, v, "/v1/conversations", body, NULL);
     if (json)
         crypto_wipe(json, size);
     if (body)

@@ -194,7 +194,7 @@ static void on_detokenize(const struct route_call *r)
 
 /* ---- conversations ----------------------------------------------------------------------------------------- */
 
-static void on_conversations(const struct route_call *r)
+static void list_conversations(const struct route_call *r)
 {
     const struct api_config *config = &r->server->config;
     char *json = NULL;
@@ -262,7 +262,7 @@ static void on_conversation_verb(const struct route_call *r, const char *verb)
         respond(r, 200, json);
 }
 
-static void on_import(const struct route_call *r)
+static void import_conversation(const struct route_call *r)
 {
     const struct api_config *config = &r->server->config;
     struct td_error err = {0};
@@ -277,6 +277,14 @@ static void on_import(const struct route_call *r)
         respond_code(r, code);
     else
         respond(r, 200, json);
+}
+
+static void on_conversations(const struct route_call *r)
+{
+    if (strcmp(r->request->method, "POST") == 0)
+        import_conversation(r);
+    else
+        list_conversations(r);
 }
 
 static void on_conversation(const struct route_call *r)
@@ -311,8 +319,7 @@ static const struct route routes[] = {{"/v1/chat/completions", "POST", false, on
                                       {"/metrics", "GET", false, on_metrics},
                                       {"/tokenize", "POST", false, on_tokenize},
                                       {"/detokenize", "POST", false, on_detokenize},
-                                      {"/v1/conversations", "GET", false, on_conversations},
-                                      {"/v1/conversations/import", "POST", false, on_import},
+                                      {"/v1/conversations", "GET, POST", false, on_conversations},
                                       {"/v1/conversations/", "GET, DELETE, POST", false, on_conversation}};
 
 static const struct route *find_route(const char *path, const char **rest)

@@ -4,8 +4,8 @@
  *
  * Routes: POST /v1/chat/completions, POST /v1/completions, GET /v1/models, GET /health (503 until api_set_ready), GET /metrics,
  *         POST /tokenize {"content","add_special"?} → {"tokens"}, POST /detokenize {"tokens"} → {"content"};
- *         GET /v1/conversations, GET|DELETE /v1/conversations/{id}, POST /v1/conversations/{id}/fork|pin|unpin, GET /v1/conversations/{id}/export,
- *         POST /v1/conversations/import, GET /v1/models/{id}. Anything else: 404; wrong method: 405.
+ *         GET /v1/conversations, POST there (what export gave), GET|DELETE /v1/conversations/{id}, GET /v1/conversations/{id}/export,
+ *         POST /v1/conversations/{id}/fork|pin|unpin, GET /v1/models/{id}. Anything else: 404; wrong method: 405.
  * All but /health ask ops->authenticate. A request's model may be model_name, "default" or absent; else 404. */
 #ifndef TANDEM_PROTOCOL_API_H
 #define TANDEM_PROTOCOL_API_H

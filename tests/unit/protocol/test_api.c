@@ -640,6 +640,44 @@ static void test_conversations(void **state)
     free(r.body);
 }
 
+static void test_conversation_verbs(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *method, *path, *body, *said;
+    } good[] = {
+        {"POST", "/v1/conversations/known/fork", "{}", "{\"fork\":\"known\"}"},
+        {"POST", "/v1/conversations/known/pin", "{}", "{\"pin\":\"known\"}"},
+        {"POST", "/v1/conversations/known/unpin", "{}", "{\"unpin\":\"known\"}"},
+        {"GET", "/v1/conversations/known/export", NULL, "{\"export\":\"known\"}"},
+        {"POST", "/v1/conversations", "good", "{\"import\":\"known\"}"},
+    };
+    for (size_t i = 0; i < TD_COUNT(good); i++) {
+        struct response r = ask(good[i].method, good[i].path, JSON, good[i].body);
+        assert_string_equal(r.body, good[i].said);
+        free(r.body);
+        r = ask(good[i].method, good[i].path, "Content-Type: application/json\r\n", good[i].body);
+        assert_error(&r, 401, "authentication_error", NULL);
+        r = ask("DELETE", good[i].path, JSON, NULL);
+        assert_int_equal(r.status, 405);
+        free(r.body);
+    }
+    static const char *const unknown[] = {"/v1/conversations/other/fork", "/v1/conversations/known/burn",
+                                          "/v1/conversations/known/", "/v1/conversations/k%20n/fork",
+                                          "/v1/conversations/known/fork/fork"};
+    for (size_t i = 0; i < TD_COUNT(unknown); i++) {
+        struct response r = ask("POST", unknown[i], JSON, "{}");
+        assert_error(&r, 404, "not_found_error", "not_found");
+    }
+    struct response r = ask("POST", "/v1/conversations", JSON, "bad");
+    assert_int_equal(r.status, 400);
+    assert_non_null(strstr(r.body, "this is no conversation"));
+    free(r.body);
+    r = ask("POST", "/v1/conversations/known", JSON, "{}");
+    assert_int_equal(r.status, 405);
+    free(r.body);
+}
+
 static void test_idempotency_key(void **state)
 {
     (void)state;
@@ -779,6 +817,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_credentials, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_credential_limit, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_routes, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_conversation_verbs, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_models, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_health, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_tokens_and_metrics, set_up, tear_down),

@@ -273,6 +273,44 @@ static inline int toy_delete(void *ctx, const struct api_identity *who, const ch
     return strcmp(id, "known") == 0 ? 0 : -TD_ERR_NOTFOUND;
 }
 
+/* Says what it was asked. */
+static inline int toy_verb(const char *verb, const char *id, char **json)
+{
+    char text[128];
+    if (strcmp(id, "known") != 0)
+        return -TD_ERR_NOTFOUND;
+    snprintf(text, sizeof text, "{\"%s\":\"%s\"}", verb, id);
+    *json = strdup(text);
+    return 0;
+}
+
+static inline int toy_fork(void *ctx, const struct api_identity *who, const char *id, char **json)
+{
+    (void)ctx, (void)who;
+    return toy_verb("fork", id, json);
+}
+
+static inline int toy_pin(void *ctx, const struct api_identity *who, const char *id, bool pinned, char **json)
+{
+    (void)ctx, (void)who;
+    return toy_verb(pinned ? "pin" : "unpin", id, json);
+}
+
+static inline int toy_export(void *ctx, const struct api_identity *who, const char *id, char **json)
+{
+    (void)ctx, (void)who;
+    return toy_verb("export", id, json);
+}
+
+static inline int toy_import(void *ctx, const struct api_identity *who, const char *body, size_t size,
+                             char **json, struct td_error *err)
+{
+    (void)ctx, (void)who;
+    if (size != 4 || memcmp(body, "good", 4) != 0)
+        return td_fail(err, -TD_ERR_FORMAT, "this is no conversation");
+    return toy_verb("import", "known", json);
+}
+
 /* ---- the loop ---------------------------------------------------------------------------------------------- */
 
 static inline void *toy_run(void *arg)
@@ -291,7 +329,11 @@ static inline void toy_set_up(const struct net_listen *listen, uint32_t call_cou
                            .filter_output = filter ? toy_filter : NULL,
                            .conversations = toy_conversations,
                            .conversation_show = toy_show,
-                           .conversation_delete = toy_delete};
+                           .conversation_delete = toy_delete,
+                           .conversation_fork = toy_fork,
+                           .conversation_pin = toy_pin,
+                           .conversation_export = toy_export,
+                           .conversation_import = toy_import};
     toy = (struct toy){0};
     toy_make_tokenizer();
     toy.loop = net_loop_create(&err);
