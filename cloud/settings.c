@@ -17,7 +17,7 @@ static const struct config_option options[] = {
     {.name = "chat-template", OPTION(chat_template, CONFIG_STRING), .metavar = "NAME", .help = "instead of the one in the file: chatml, smollm, qwen, llama2, llama3, mistral, ..."},
     {.name = "listen", OPTION(listen, CONFIG_STRING), .fallback = "127.0.0.1", .metavar = "ADDRESS", .help = "where to serve: the API over HTTPS, and edges over WSS at /tandem; 0.0.0.0 or :: for all interfaces"},
     {.name = "listen-port", OPTION(listen_port, CONFIG_INT), .fallback = "8443", .max = 65535, .metavar = "PORT", .help = "0: any free one"},
-    {.name = "admin-port", OPTION(admin_port, CONFIG_INT), .fallback = "9443", .max = 65535, .metavar = "PORT", .help = "/metrics and /health over plain HTTP on 127.0.0.1; 0: any free one"},
+    {.name = "admin-port", OPTION(admin_port, CONFIG_INT), .fallback = "9443", .max = 65535, .metavar = "PORT", .help = "/metrics, /health and the store's upkeep over plain HTTP on 127.0.0.1; 0: any free one"},
     {.name = "cert", OPTION(cert, CONFIG_STRING), .metavar = "FILE", .help = "certificate chain (PEM); deploy/certs.sh makes one"},
     {.name = "key", OPTION(key, CONFIG_STRING), .metavar = "FILE", .help = "its private key (PEM)"},
     {.name = "client-ca", OPTION(client_ca, CONFIG_STRING), .metavar = "FILE", .help = "let in only clients with a certificate of this authority"},

@@ -119,6 +119,7 @@ if [ -n "$serve" ]; then
   trap - EXIT
   cat >"$state/env" <<END
 export EDGE=$url CLOUD=https://localhost:$cloud_port CA=$state/certs/ca.crt TOKEN=\$(cat $state/token) MODEL=$model
+export ADMIN=http://127.0.0.1:$admin_port STORE_KEY=$state/store.key
 export PATH=$bin:\$PATH TANDEM_CHAT_URL=$url TANDEM_CONV_URL=$url
 END
   done_ "running: OpenAI API of the agent at $url/v1, of the node at https://localhost:$cloud_port/v1, metrics at http://127.0.0.1:$admin_port/metrics"

@@ -2,7 +2,7 @@
 
 Examples. A fenced block whose first line is ```sh test, ```python test or ```c test is run against a cloud and an edge, in the order of the page, in one
 directory for the page. The environment names the two: EDGE and CLOUD (addresses), CA and TOKEN (how to come in to the cloud), MODEL (the file), CLOUD_HOST
-(host:port for edges), PREFIX (where tandem.h and libtandem are). A comment that ends in `=> TEXT` says that TEXT appears in what the block prints.
+(host:port for edges), ADMIN and STORE_KEY (the node's admin listener, and the file with its master key), PREFIX (where tandem.h and libtandem are). A comment that ends in `=> TEXT` says that TEXT appears in what the block prints.
 
 Also: the tables of flags are those of --help, links lead somewhere, and every file, test and constant that ARCHITECTURE.md names exists.
 
@@ -37,6 +37,7 @@ def surroundings(tmp_path_factory, cloud, edge):
     """The environment of the examples and their directory."""
     plain = {k: v for k, v in os.environ.items() if not k.startswith("TANDEM_")}  # they are settings to the programs
     env = dict(plain, EDGE=edge.url, CLOUD=cloud.url, CA=cloud.ca, TOKEN=cloud.token, MODEL=MODEL, CLOUD_HOST=f"localhost:{cloud.port}",
+               ADMIN=f"http://127.0.0.1:{cloud.admin_port}", STORE_KEY=str(cloud.dir / "store.key"),
                PATH=f"{BIN}:{plain['PATH']}", NO_COLOR="1")
     prefix = tmp_path_factory.mktemp("prefix")
     (prefix / "include").mkdir()
