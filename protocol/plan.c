@@ -51,7 +51,7 @@ uint32_t plan_merge(const struct plan_range *before, uint32_t before_count, cons
 
 uint32_t plan_without_kv(struct plan_range *ranges, uint32_t count, uint32_t begin, uint32_t end)
 {
-    struct plan_range out[LIMIT_RANGES];
+    struct plan_range out[LIMIT_RANGES] = {0};
     struct list l = {.ranges = out};
     for (uint32_t i = 0; i < count; i++) {
         struct plan_range bare = ranges[i];
