@@ -6,7 +6,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#define MIB ((size_t)1 << 20)
+#define MIB            ((size_t)1 << 20)
+#define CHUNK_SIZE_MIN ((size_t)192 << 10)
 
 /* --- memory ----------------------------------------------------------------------------------- */
 
@@ -25,6 +26,16 @@ static void unmap_memory(void *p, size_t size)
 {
     if (p)
         munmap(p, size);
+}
+
+/* Half of the second-level cache, where the system says how large it is. */
+static size_t weights_in_cache(void)
+{
+    long size = 0;
+#ifdef _SC_LEVEL2_CACHE_SIZE
+    size = sysconf(_SC_LEVEL2_CACHE_SIZE);
+#endif
+    return TD_MIN(TD_MAX(size > 0 ? (size_t)size / 2 : 0, CHUNK_SIZE_MIN), MIB);
 }
 
 static size_t physical_memory(void)
@@ -360,6 +371,7 @@ int cpu_backend_create(const struct model *m, const struct backend_config *confi
     b->base = (struct backend){&cpu_backend_ops, m, config->page_count, config->layers_paged};
     b->ops = cpu_ops_find(config->isa);
     b->rows_max = config->rows_max;
+    b->chunk_size = weights_in_cache();
     b->workers = workers_create(thread_count(config->threads));
     if (!b->workers)
         rc = td_fail(err, -TD_ERR_NOMEM, "cannot start the CPU engine: threads cannot be made");

@@ -27,6 +27,8 @@ struct cpu_backend {
     const struct cpu_ops *ops;
     struct workers *workers;
     uint32_t rows_max;
+    size_t
+        chunk_size; /* bytes of weights that a product's task goes over for all its rows: half of a core's cache */
 
     struct cpu_layer *layers; /* [layers_paged] */
     struct cpu_matrix head;

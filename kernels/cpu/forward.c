@@ -11,8 +11,6 @@
 #define ROWS_PER_TASK    8
 #define TASKS_PER_THREAD 6
 #define ROWS_PER_PRODUCT 32 /* at least, where rows are split */
-#define CHUNK_BYTES_MAX                                                                                      \
-    (192u << 10) /* weights that a product task goes over for all rows: about half of a small L2 */
 
 /* A job over the workers; its time goes to `family`. */
 static void run(struct cpu_backend *b, size_t family, size_t task_count, workers_task task, void *ctx)
@@ -95,7 +93,7 @@ static void product_task(void *ctx, size_t task, unsigned worker)
 static size_t cut_products(const struct cpu_backend *b, size_t tile_size, struct product_job *job)
 {
     const uint32_t wanted = workers_count(b->workers) * TASKS_PER_THREAD,
-                   fitting = TD_MAX(1u, (uint32_t)(CHUNK_BYTES_MAX / tile_size)),
+                   fitting = TD_MAX(1u, (uint32_t)(b->chunk_size / tile_size)),
                    parts = (job->tile_total + fitting - 1) / fitting;
     const uint32_t row_parts =
         TD_MIN((wanted + parts - 1) / parts, TD_MAX(1u, job->row_count / ROWS_PER_PRODUCT));
