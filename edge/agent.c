@@ -163,6 +163,8 @@ static void on_result(void *ctx, void *item)
 {
     struct agent *a = ctx;
     struct pipeline_event *e = item;
+    if (e->cost.tokens > 0)
+        estimates_edge(&a->estimates, e->cost.compute_us, e->cost.tokens, e->cost.layers, e->cost.position);
     for (struct flight *f = a->flights; f; f = f->next)
         if (f->serial == e->job) {
             wire_pipeline_event(f, e);
@@ -249,6 +251,14 @@ static uint32_t page_count(const struct agent *a)
     return (uint32_t)TD_MIN(TD_MAX(count, UINT64_C(2)), (uint64_t)UINT32_MAX / 2);
 }
 
+static int open_disk(struct agent *a, struct td_error *err)
+{
+    if (a->config.kv_disk > 0)
+        return kv_disk_create(a->store, EDGE_TENANT, a->config.kv_disk, &a->disk, err);
+    kv_disk_clear(a->store, EDGE_TENANT);
+    return 0;
+}
+
 static int start_prefill(struct agent *a, struct td_error *err)
 {
     if (a->layers == 0)
@@ -268,6 +278,7 @@ static int start_prefill(struct agent *a, struct td_error *err)
         return td_fail(err, -TD_ERR_NOMEM,
                        "not enough memory for the device's own KV; give a smaller --kv-memory");
     }
+    local_kv_set_disk(a->kv, a->disk);
     struct pipeline_config pipeline = {.backend = backend,
                                        .kv = a->kv,
                                        .chunk_tokens = a->config.chunk_tokens,
@@ -358,7 +369,7 @@ int agent_create(const struct agent_config *config, struct net_loop *loop, struc
     struct filter_config filter = {.words_path = config->words_path, .pii = config->filter_pii};
     if ((rc = check_certificates(config, err)) < 0 || (rc = open_model(a, err)) < 0 ||
         (rc = filter_create(&filter, &a->filter, err)) < 0 || (rc = open_store(a, err)) < 0 ||
-        (rc = start_prefill(a, err)) < 0 || (rc = make_uplink(a, err)) < 0) {
+        (rc = open_disk(a, err)) < 0 || (rc = start_prefill(a, err)) < 0 || (rc = make_uplink(a, err)) < 0) {
         agent_shutdown(a);
         agent_destroy(a);
         return rc;
@@ -401,6 +412,7 @@ void agent_destroy(struct agent *a)
     if (a->tick)
         net_timer_destroy(a->tick);
     local_kv_destroy(a->kv);
+    kv_disk_destroy(a->disk);
     if (a->conversations)
         conv_index_destroy(a->conversations);
     if (a->store)

@@ -192,8 +192,6 @@ void wire_pipeline_event(struct flight *f, struct pipeline_event *e)
         f->edge_us += e->cost.compute_us;
         f->edge_tokens += e->cost.tokens;
         metric_add(f->agent->metrics.prefill_tokens, e->cost.tokens);
-        estimates_edge(&f->agent->estimates, e->cost.compute_us, e->cost.tokens, e->cost.layers,
-                       e->cost.position);
     }
     if (f->state != FLIGHT_OPEN || !f->stream || e->epoch < f->valid_since)
         return;

@@ -8,7 +8,8 @@
 #include <stdlib.h>
 #include <time.h>
 
-#define SINK_RETRY_NS 1000000L
+#define SINK_RETRY_NS   1000000L
+#define MEASURED_LAYERS 8u
 
 struct step { /* what a step may look at */
     bool sending;
@@ -57,6 +58,8 @@ struct pipeline_job *pipeline_open(struct pipeline *p, const struct pipeline_wor
     job->ids_count = work->count;
     job->chain_count = work->count / KV_BLOCK_TOKENS;
     memcpy(job->chain, work->chain, job->chain_count * sizeof *job->chain);
+    if (local_kv_disk(p->config.kv))
+        kv_disk_touch(local_kv_disk(p->config.kv), job->chain, job->chain_count);
     pthread_mutex_lock(&p->lock);
     struct pipeline_job **at = &p->jobs;
     while (*at)
@@ -258,10 +261,12 @@ static void publish_blocks(struct pipeline *p, struct pipeline_job *job)
                        (whole - job->chain_count) * KV_BLOCK_TOKENS, job->chain + job->chain_count);
         job->chain_count = whole;
     }
-    for (; job->published < whole; job->published++)
+    for (; job->published < whole; job->published++) {
         if (local_kv_publish(p->config.kv, job->chain, job->published, job->pages[job->published], job->depth,
                              p->config.backend->ops->numerics) < 0)
             return;
+        disk_note(p, job, job->published);
+    }
 }
 
 /* Run tokens [position, end) through [0, layers). */
@@ -284,6 +289,7 @@ static int compute(struct pipeline *p, struct pipeline_job *job, uint32_t end, u
         return rc;
     paced_wait(start_us, (double)seq.row_count * layers);
     job->cost = (struct pipeline_cost){clock_mono_us() - start_us, seq.row_count, layers, seq.position};
+    disk_computed(p, &job->cost);
     job->position = end;
     job->depth = TD_MIN(job->depth, layers);
     publish_blocks(p, job);
@@ -412,6 +418,8 @@ static void send_step(struct pipeline *p, struct pipeline_job *job, const struct
         drop_pages(p, job, 0);
         return;
     }
+    if (first && job->position < send->rows_begin && disk_fetch(p, job, send->rows_begin, first->layers))
+        return;
     r = edge_range(send, job->position);
     if (r && !commit_chunk(p, job, send, r))
         return;
@@ -438,7 +446,7 @@ static void fill_step(struct pipeline *p, struct pipeline_job *job, const struct
 {
     uint32_t limit = fill_limit(step->ids_count);
     take_cached(p, job, limit, TD_MIN(job->depth, step->fill_layers));
-    if (job->position >= limit)
+    if (job->position >= limit || disk_fetch(p, job, limit, TD_MIN(job->depth, step->fill_layers)))
         return;
     if (compute(p, job, chunk_end(p, job->position, limit), TD_MIN(job->depth, step->fill_layers), false,
                 false) < 0) {
@@ -499,15 +507,39 @@ static bool nothing_to_do(const struct pipeline *p)
     return true;
 }
 
+/* So that the first prompt's plan does not rest on a guess of what this device can do. */
+static void measure(struct pipeline *p)
+{
+    int32_t ids[KV_BLOCK_TOKENS] = {0};
+    uint32_t page = local_kv_alloc(p->config.kv), layers = TD_MIN(p->layers, MEASURED_LAYERS);
+    struct batch_seq seq = {.layer_end = layers, .row_count = KV_BLOCK_TOKENS, .ids = ids, .pages = &page};
+    struct pipeline_event *e = calloc(1, sizeof *e);
+    int rc = -TD_ERR_NOMEM;
+    for (int i = 0; i < 2 && e && page != PAGE_NONE;
+         i++) { /* the second counts: the first reads the weights from disk */
+        uint64_t start_us = clock_mono_us();
+        rc = p->config.backend->ops->forward(p->config.backend, &(struct batch){&seq, 1});
+        paced_wait(start_us, (double)seq.row_count * layers);
+        e->cost = (struct pipeline_cost){clock_mono_us() - start_us, seq.row_count, layers, 0};
+    }
+    if (page != PAGE_NONE)
+        local_kv_release(p->config.kv, page);
+    if (rc < 0 || p->config.sink(p->config.ctx, e) != 0)
+        pipeline_event_free(e);
+}
+
 static void *run(void *arg)
 {
     struct pipeline *p = arg;
+    if (p->config.measure)
+        measure(p);
     pthread_mutex_lock(&p->lock);
     while (!p->stop) {
         struct step step;
         reap(p);
         struct pipeline_job *job = pick(p, &step);
-        if (!job) {
+        bool save = disk_has_saves(p) && !(job && step.sending);
+        if (!job && !save) {
             p->is_idle = nothing_to_do(p);
             pthread_cond_broadcast(&p->idle);
             pthread_cond_wait(&p->changed, &p->lock);
@@ -515,7 +547,9 @@ static void *run(void *arg)
             continue;
         }
         pthread_mutex_unlock(&p->lock);
-        if (step.sending)
+        if (save)
+            disk_save_next(p);
+        else if (step.sending)
             send_step(p, job, &step);
         else
             fill_step(p, job, &step);
