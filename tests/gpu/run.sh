@@ -25,6 +25,7 @@ for test in forward_double cuda_kv cuda_det cuda_forward cuda_ops cuda_bench; do
 done
 sanitizer=$(command -v compute-sanitizer || ls /usr/local/cuda/bin/compute-sanitizer 2>/dev/null || true)
 if [ -n "$sanitizer" ]; then
+  step "memcheck of cuda_det" 300 "$sanitizer" --tool memcheck --error-exitcode 9 "$bin/kernels_test_cuda_det"
   for tool in memcheck racecheck initcheck; do
     for test in cuda_kv cuda_ops; do
       step "$tool of $test" 300 "$sanitizer" --tool "$tool" --error-exitcode 9 "$bin/kernels_test_$test"
