@@ -349,11 +349,13 @@ __global__ void __launch_bounds__(THREADS) sample_kernel(const cuda_sample *samp
         if (!(fabsf(row[i]) <= CUDART_MAX_NORMAL_F))
             sh.bad = 1;
     __syncthreads();
-    if (!sh.bad && s.wants_logprob)
+    bool bad = sh.bad;
+    __syncthreads(); /* all have seen it: adjust may set it */
+    if (!bad && s.wants_logprob)
         log_sum = report(sh, s, row, vocab, o);
-    if (!sh.bad)
+    if (!bad)
         adjust(sh, s, row);
-    if (sh.bad) {
+    if (bad || sh.bad) {
         if (threadIdx.x == 0)
             o.id = -1;
         return;
