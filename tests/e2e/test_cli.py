@@ -61,7 +61,7 @@ def test_chat_explains_the_plan(cloud, edge, tmp_path):
             assert part in said, said
     finally:
         assert chosen.stop() == 0
-    said = tandem("chat", "--url", edge.url, "--explain", "--max-tokens", "4", text).stderr
+    said = tandem("chat", "--url", edge.url, "--explain", "--max-tokens", "4", "Of lakes. " + text).stderr
     assert "[plan: 8 layers here" in said and "was given" in said and "[estimates" not in said
 
 
