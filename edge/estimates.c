@@ -31,6 +31,11 @@ void estimates_link(struct estimates *e, const struct link_stats *stats, uint64_
     if (!acked || stats->rate_bytes_per_s == 0)
         return;
     double rate = (double)stats->rate_bytes_per_s * 1e-6;
+    if (stats->rate_grows) {
+        if (rate > (e->rate > 0 ? e->rate : ESTIMATES_RATE_UNKNOWN))
+            estimates_set_rate(e, rate, now_us);
+        return;
+    }
     double off = fabs(rate - e->rate);
     e->rate_deviation =
         e->rate > 0 ? e->rate_deviation + SMOOTH * (TD_MIN(off, e->rate / 2) - e->rate_deviation) : 0;

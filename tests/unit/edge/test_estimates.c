@@ -63,6 +63,26 @@ static void steady_link_is_believed_and_a_wavering_one_less(void **state)
     assert_true(filled(&steady, 490000).delay_us == 5000);
 }
 
+static void a_rate_that_still_grows_only_raises(void **state)
+{
+    (void)state;
+    struct estimates e = {0};
+    struct link_stats s = stats_of(65536, 65536, 400000);
+    s.rate_grows = true;
+    estimates_link(&e, &s, 10000);
+    assert_true(estimates_rate(&e, 10000) == ESTIMATES_RATE_UNKNOWN);
+    s = stats_of(200000, 200000, 12500000);
+    s.rate_grows = true;
+    estimates_link(&e, &s, 20000);
+    assert_true(estimates_rate(&e, 20000) == 12.5);
+    s = stats_of(300000, 300000, 2500000); /* another connection begins anew */
+    s.rate_grows = true;
+    estimates_link(&e, &s, 30000);
+    assert_true(estimates_rate(&e, 30000) == 12.5);
+    told(&e, 40000, 400000, 400000, 2500000); /* it has shown its limit */
+    assert_true(estimates_rate(&e, 40000) < 2.5);
+}
+
 static void silence_bounds_the_rate(void **state)
 {
     (void)state;
@@ -116,6 +136,7 @@ int main(void)
         cmocka_unit_test(before_anything_is_measured_it_guesses),
         cmocka_unit_test(costs_come_from_chunks_and_from_the_cloud),
         cmocka_unit_test(steady_link_is_believed_and_a_wavering_one_less),
+        cmocka_unit_test(a_rate_that_still_grows_only_raises),
         cmocka_unit_test(silence_bounds_the_rate),
         cmocka_unit_test(an_idle_link_is_not_silent),
         cmocka_unit_test(a_slow_rate_is_forgotten),

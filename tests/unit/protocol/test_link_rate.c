@@ -282,8 +282,10 @@ static void test_longer_path(void **state)
     path.queued_target = 16 << 20;
     path_run(4 * SECOND);
     path.up.delay_us = path.down.delay_us = 120 * MS;
-    path_run(20 * SECOND);
     struct link_stats stats;
+    link_stats(path.edge.link, &stats);
+    assert_false(stats.rate_grows); /* it has found its limit long ago */
+    path_run(20 * SECOND);
     link_stats(path.edge.link, &stats);
     assert_about(stats.min_rtt_us, 240 * MS, 10);
     assert_about(stats.rate_bytes_per_s, 40 * MBIT, 15);
@@ -315,6 +317,7 @@ static void test_hint_of_an_earlier_connection(void **state)
     struct link_stats stats;
     link_stats(l, &stats);
     assert_int_equal(stats.rate_bytes_per_s, 0); /* believed, not measured */
+    assert_true(stats.rate_grows);
     link_destroy(l);
 }
 
