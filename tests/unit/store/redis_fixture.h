@@ -106,7 +106,7 @@ struct fake_redis {
     char answer[4096];
     size_t answer_size;
     bool pong, trickle, mute;
-    atomic_uint commands;
+    atomic_uint commands, clients;
 };
 
 static inline void fake_answer(struct fake_redis *f, const void *bytes, size_t size, bool pong)
@@ -161,24 +161,26 @@ static inline void *fake_client_main(void *arg)
             break;
     }
     close(c.fd);
+    atomic_fetch_sub(&c.server->clients, 1);
     return NULL;
 }
 
 static inline void *fake_main(void *arg)
 {
     struct fake_redis *f = arg;
-    pthread_t threads[256];
-    size_t count = 0;
+    pthread_t thread;
     while (!atomic_load(&f->stop)) {
         struct pollfd p = {.fd = f->fd, .events = POLLIN};
-        if (poll(&p, 1, 20) <= 0 || count == TD_COUNT(threads))
+        if (poll(&p, 1, 20) <= 0)
             continue;
         struct fake_client *c = malloc(sizeof *c);
         *c = (struct fake_client){f, accept(f->fd, NULL, NULL)};
-        pthread_create(&threads[count++], NULL, fake_client_main, c);
+        atomic_fetch_add(&f->clients, 1);
+        pthread_create(&thread, NULL, fake_client_main, c);
+        pthread_detach(thread);
     }
-    for (size_t i = 0; i < count; i++)
-        pthread_join(threads[i], NULL);
+    while (atomic_load(&f->clients) > 0)
+        fixture_pause(1000);
     return NULL;
 }
 
