@@ -13,7 +13,8 @@ static const struct {
     {"store", "ls | stat | verify | rebuild | compact | gc | pin | rotate-key | export | import: a KV store",
      cli_store},
     {"bench",
-     "engine | codec | store | trace: how fast this machine runs a model; what KV levels do to it; what a cache "
+     "engine | codec | store | trace: how fast this machine runs a model; what KV levels do to it; what a "
+     "cache "
      "would have hit",
      cli_bench},
 };

@@ -129,9 +129,10 @@ static int write_block(struct exporter *x, uint8_t name_space, const struct tier
     size_t size = BLOCK_HEAD;
     for (uint32_t i = 0; i < pieces; i++)
         size += 4 + b->pieces[i].size;
-    uint8_t *frame = calloc(1, size), *at = frame + BLOCK_HEAD;
+    uint8_t *frame = calloc(1, size);
     if (!frame)
         return td_fail(x->err, -TD_ERR_NOMEM, "out of memory");
+    uint8_t *at = frame + BLOCK_HEAD;
     frame[0] = 'B';
     frame[1] = name_space;
     store_le32(frame + 4, b->block_index);
