@@ -1,10 +1,10 @@
 /* cuda: the engine on an NVIDIA GPU, behind the interface of kernels/backend.h.
  *
- * Numbers: cuda-fast. Products take 16-bit operands and add in f32: bf16 where a weight is BF16, f16 otherwise;
- * the residual stream, norms, softmax and logits are f32; K and V are f16 as in the page. Libraries choose their
- * own order of sums, so results may differ in the last bits between batch sizes.
+ * Numbers: cuda-fast, or cuda-det-v1 where config->deterministic asks for it (det_product.cu). Products take 16-bit
+ * operands and add in f32: bf16 where a weight is BF16, f16 otherwise; the residual stream, norms, softmax and logits are f32; K and V are f16 as in the page. Libraries choose their
+ * own order of sums, so results of cuda-fast may differ in the last bits between batch sizes.
  *
- * In a build without CUDA, and on a machine without a GPU or its driver, both functions are still there and say why
+ * In a build without CUDA, and on a machine without a GPU or its driver, all functions are still there and say why
  * nothing can be made. The library for large products (cuBLASLt) is opened when the first engine is made; without
  * it the engine works through its own products and is slower with many rows.
  *
@@ -16,9 +16,8 @@
 /* Is there a GPU that the engine runs on? Otherwise `why` holds one line. */
 bool cuda_available(char *why, size_t size);
 
-/* device: "cuda" or "cuda:N". Everything is allocated here: weights, pages and working memory; an error says how much
- * of it would fit. config->threads: of copies on the host, at most
- * 8; config->isa is not used. */
+/* device: "cuda" or "cuda:N". Everything is allocated here: weights, pages and working memory; an error says how much of it would
+ * fit. config->page_count 0: as many pages as fit. config->threads: of copies on the host, at most 8; config->isa is not used. */
 int cuda_backend_create(const struct model *m, const struct backend_config *config, const char *device,
                         struct backend **out, struct td_error *err);
 

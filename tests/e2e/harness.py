@@ -118,7 +118,8 @@ class Cloud(Program):
     def command(self):
         return [BIN / "tandem-cloud", "--model", self.model, "--listen-port", str(self.port), "--admin-port", str(self.admin_port),
                 "--cert", self.certs / "server.crt", "--key", self.certs / "server.key", "--tokens-file", self.tokens,
-                "--store", self.store, "--store-key-file", self.dir / "store.key", *self.extra]
+                "--store", self.store, "--store-key-file", self.dir / "store.key",
+                *([] if "--device" in self.extra else ["--device", "cpu"]), *self.extra]  # a GPU has other arithmetic than the edge
 
     def ready(self):
         http_get(f"http://127.0.0.1:{self.admin_port}/health")

@@ -10,10 +10,12 @@ static struct config *config;
 static struct node *node;
 static pthread_t runner;
 
+static int run_result;
+
 static void *run(void *arg)
 {
     (void)arg;
-    assert_int_equal(node_run(node), 0);
+    run_result = node_run(node);
     return NULL;
 }
 
@@ -46,6 +48,8 @@ static int start(void **state)
                           "chatml",
                           "--threads",
                           "1",
+                          "--device",
+                          "cpu",
                           "--log-level",
                           "error"};
     if (settings_load(TD_COUNT(argv), (char **)argv, &settings, &config, &err) != 0)
@@ -67,6 +71,8 @@ static int stop(void **state)
     pthread_join(runner, NULL);
     node_destroy(node);
     config_free(config);
+    if (run_result != 0)
+        return -1;
     return nftw(fx.folder, fixture_remove, 8, FTW_DEPTH | FTW_PHYS);
 }
 
@@ -280,6 +286,48 @@ static void test_refuses_to_start(void **state)
     assert_non_null(strstr(err.text, "deploy/certs.sh"));
 }
 
+static int lost_state(const struct backend *b)
+{
+    (void)b;
+    return -TD_ERR_NOMEM;
+}
+static const struct backend_ops lost_ops = {.name = "cpu", .state = lost_state};
+static const struct backend lost_backend = {.ops = &lost_ops};
+
+static void lose_device(void *arg)
+{
+    (void)arg;
+    node->backend = &lost_backend; /* the node only looks at it; the engine has its own */
+}
+
+/* The node drains by itself and says that it failed. */
+static void test_lost_device(void **state)
+{
+    (void)state;
+    on_loop(lose_device, NULL);
+    pthread_join(runner, NULL);
+    assert_int_equal(run_result, -TD_ERR_NOMEM);
+    node_destroy(node);
+    config_free(config);
+    assert_int_equal(nftw(fx.folder, fixture_remove, 8, FTW_DEPTH | FTW_PHYS), 0);
+}
+
+/* A GPU that is asked for by name is there, or the node does not start. */
+static void test_device_by_name(void **state)
+{
+    (void)state;
+    struct td_error err = {0};
+    struct node *second;
+    struct settings other = settings;
+    char path[sizeof other.store_path];
+    snprintf(path, sizeof path, "%s/store3", fx.folder);
+    memcpy(other.store_path, path, sizeof path);
+    other.device = "cuda:1023";
+    other.listen_port = other.admin_port = 0;
+    assert_true(node_start(&other, &second, &err) < 0);
+    assert_non_null(strstr(err.text, "cuda:1023"));
+}
+
 #define TEST(name) cmocka_unit_test_setup_teardown(name, start, stop)
 
 int main(void)
@@ -291,7 +339,9 @@ int main(void)
         TEST(test_both_doors_say_the_same),
         TEST(test_token_file_is_watched),
         TEST(test_refuses_to_start),
+        TEST(test_device_by_name),
         cmocka_unit_test_setup(test_drain, start),
+        cmocka_unit_test_setup(test_lost_device, start),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

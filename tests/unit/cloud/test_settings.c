@@ -42,6 +42,7 @@ static void test_defaults(void **state)
     assert_int_equal(settings.listen_port, 8443);
     assert_int_equal(settings.admin_port, 9443);
     assert_int_equal(settings.level, LOG_INFO);
+    assert_string_equal(settings.device, "auto");
     assert_true(strlen(settings.tokens_path) > 0 && strlen(settings.store_path) > 0);
     config_free(config);
 }
@@ -75,6 +76,8 @@ static void test_refused(void **state)
     assert_refused(LOAD("--model", "m", "--plain", "--listen-port", "65536"), "listen-port");
     assert_refused(LOAD("--model", "m", "--plain", "--sequences", "0"), "sequences");
     assert_refused(LOAD("--model", "m", "--plain", "--log-level", "loud"), "loud");
+    assert_refused(LOAD("--model", "m", "--plain", "--device", "tpu"), "tpu");
+    assert_refused(LOAD("--model", "m", "--plain", "--gpu-memory-utilization", "1.5"), "utilization");
     assert_refused(LOAD("--model", "m", "--plain", "--no-such-flag"), "no-such-flag");
 }
 
