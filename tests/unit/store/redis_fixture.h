@@ -13,6 +13,7 @@
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -71,6 +72,7 @@ static inline void redis_start(struct real_redis *r)
     snprintf(port, sizeof port, "%u", r->port);
     r->pid = fork();
     if (r->pid == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL); /* a test that is killed leaves nothing behind */
         if (!freopen("/dev/null", "w", stdout))
             _exit(126);
         const char *argv[] = {"redis-server", "--port", port,   "--bind",
