@@ -35,6 +35,7 @@ struct agent_config { /* strings are borrowed for the agent's life */
     uint32_t chunk_tokens; /* a multiple of KV_BLOCK_TOKENS */
     unsigned threads;      /* of the prefill backend; 0: all cores */
     uint64_t kv_memory;    /* bytes for the device's own KV */
+    uint64_t kv_disk;      /* bytes of it on the disk, in data_dir; 0: none */
     const char *words_path;
     bool filter_pii;
     const char *data_dir; /* conversations, keys */

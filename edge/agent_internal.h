@@ -47,6 +47,7 @@ struct agent {
     uint32_t layers_wanted; /* k, or PLANNER_AUTO */
     uint32_t fill_layers;   /* that replies are run through in idle time: the last k that was planned */
     struct estimates estimates;
+    struct kv_disk *disk; /* NULL: none */
     struct local_kv *kv;
     struct pipeline *pipeline;
     struct mailbox *results; /* of the pipeline */

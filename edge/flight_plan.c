@@ -160,6 +160,13 @@ static void fill_state(const struct flight *f, struct planner_state *s)
 
 /* ---- plans ---- */
 
+/* Reading blocks from the disk, in tokens that would be computed meanwhile. */
+static uint32_t unread_tokens(const struct agent *a, uint32_t blocks, const struct plan_cost *compute)
+{
+    double tokens = kv_disk_layer_us(local_kv_disk(a->kv)) * 1e3 / TD_MAX(compute->base_ns, 1.0);
+    return (uint32_t)(blocks * TD_MIN(tokens, (double)KV_BLOCK_TOKENS));
+}
+
 /* Only the prompt is planned. Reply tokens that a new stream begins with are the cloud's, from their ids, as they were when it decoded them first:
  * with lossy forms that alone gives the same KV, and so the same text, again. */
 static void make_plan(struct flight *f, struct plan *out)
@@ -176,8 +183,10 @@ static void make_plan(struct flight *f, struct plan *out)
     uint32_t blocks = f->turn.ids_count / KV_BLOCK_TOKENS;
     uint16_t *depths = a->kv ? malloc((blocks + 1) * sizeof *depths) : NULL;
     if (depths) {
-        state.depth_count = local_kv_depths(a->kv, f->turn.chain, blocks, depths);
+        uint32_t unread;
+        state.depth_count = local_kv_depths(a->kv, f->turn.chain, blocks, depths, &unread);
         state.depths = depths;
+        state.unread_tokens = unread > 0 ? unread_tokens(a, unread, &state.model.edge) : 0;
     }
     planner_plan(&state, out);
     out->model = state.model;

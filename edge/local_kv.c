@@ -7,6 +7,7 @@ struct local_kv {
     pthread_mutex_t lock; /* of pool and cache */
     struct page_pool *pool;
     struct prefix_cache *cache;
+    struct kv_disk *disk; /* constant; NULL: none */
 };
 
 struct local_kv *local_kv_create(uint32_t page_count)
@@ -36,6 +37,16 @@ void local_kv_destroy(struct local_kv *kv)
     free(kv);
 }
 
+void local_kv_set_disk(struct local_kv *kv, struct kv_disk *disk)
+{
+    kv->disk = disk;
+}
+
+struct kv_disk *local_kv_disk(const struct local_kv *kv)
+{
+    return kv->disk;
+}
+
 void local_kv_chain(const uint8_t principal_key[32], const uint8_t fingerprint[TD_HASH_SIZE],
                     const uint8_t layout_hash[TD_HASH_SIZE], const struct kv_block_id *previous,
                     const int32_t *ids, uint32_t count, struct kv_block_id *out)
@@ -57,15 +68,19 @@ static const struct prefix_entry *find(struct local_kv *kv, const struct kv_bloc
 }
 
 uint32_t local_kv_depths(struct local_kv *kv, const struct kv_block_id *chain, uint32_t block_count,
-                         uint16_t *depths)
+                         uint16_t *depths, uint32_t *unread)
 {
     uint32_t held = 0, depth = UINT16_MAX;
+    *unread = 0;
     pthread_mutex_lock(&kv->lock);
     for (uint32_t i = 0; i < block_count; i++) {
         const struct prefix_entry *entry = depth ? prefix_cache_find(kv->cache, &chain[i]) : NULL;
-        depth = entry ? TD_MIN(depth, entry->layers) : 0;
+        uint32_t layers = entry ? entry->layers : 0;
+        uint32_t stored = depth > layers && kv->disk ? kv_disk_layers(kv->disk, &chain[i]) : 0;
+        depth = TD_MIN(depth, TD_MAX(layers, stored));
         depths[i] = (uint16_t)depth;
         held += depth > 0;
+        *unread += depth > layers;
     }
     pthread_mutex_unlock(&kv->lock);
     return held;

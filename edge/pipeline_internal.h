@@ -1,4 +1,5 @@
-/* pipeline_internal: what pipeline.c (jobs, thread) and pipeline_emit.c (messages) share, and nobody else sees. */
+/* pipeline_internal: what pipeline.c (jobs, thread), pipeline_emit.c (messages) and pipeline_disk.c (blocks to and from the disk) share, and nobody else
+ * sees. */
 #ifndef TANDEM_EDGE_PIPELINE_INTERNAL_H
 #define TANDEM_EDGE_PIPELINE_INTERNAL_H
 #include "edge/pipeline.h"
@@ -29,6 +30,19 @@ struct pipeline_job {
     uint32_t published;        /* blocks */
     uint32_t epoch;            /* that the position belongs to */
     struct pipeline_cost cost; /* of the step */
+    bool no_disk;              /* the disk has been late, or wrong: the rest is computed */
+    uint64_t fetch_us;         /* spent on fetching */
+    uint64_t spared_us;        /* that computing what was fetched would have taken */
+};
+
+#define PIPELINE_SAVES_MAX 512u
+struct pipeline_save { /* a block that is in the cache and not on the disk yet */
+    struct kv_block_id id, parent;
+    uint32_t index, layers;
+};
+struct pipeline_saves {
+    struct pipeline_save list[PIPELINE_SAVES_MAX]; /* a ring */
+    uint32_t first, count;
 };
 
 struct pipeline {
@@ -49,6 +63,8 @@ struct pipeline {
     uint8_t *piece;        /* an encoded piece */
     size_t piece_capacity;
     struct kv_codec_scratch *codec;
+    struct pipeline_saves saves;
+    double layer_ns; /* of computing, a token and layer; 0: not measured */
 };
 
 /* Rows [first_token, first_token + count) of the chunk at p->hidden (its first row is first_token) as HIDDEN messages; appended to *list. 0, -TD_ERR_FORMAT when a value
@@ -58,6 +74,16 @@ int emit_rows(struct pipeline *p, const float *rows, uint32_t first_token, uint3
 /* Pieces of layers [0, layers) of the first token_count tokens of a block, appended to *list. */
 int emit_block(struct pipeline *p, uint32_t page, uint32_t block_index, uint32_t token_count, uint32_t layers,
                uint8_t codec, struct pipeline_message **list);
+/* ---- pipeline_disk.c ---- */
+/* Block `index` of the chain is in the cache now, with the job's depth: to be saved when there is time. */
+void disk_note(struct pipeline *p, const struct pipeline_job *job, uint32_t index);
+bool disk_has_saves(const struct pipeline *p);
+void disk_save_next(struct pipeline *p);
+void disk_computed(struct pipeline *p, const struct pipeline_cost *cost); /* what a step took */
+/* Bring the job's next block, below limit_tokens and this deep, from the disk into the cache. False: it is not to be had in time. */
+bool disk_fetch(struct pipeline *p, struct pipeline_job *job, uint32_t limit_tokens, uint32_t layers);
+
+/* ---- pipeline_emit.c ---- */
 void message_list_free(struct pipeline_message *list);
 size_t message_list_size(const struct pipeline_message *list);
 

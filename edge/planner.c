@@ -97,7 +97,8 @@ static struct plan_times foretell(const struct planner_state *s, struct plan *sc
 {
     build(s, layers, kv_end, scratch);
     struct plan_progress at = {.rows = s->cached_tokens, .run = s->cached_tokens, .kv = s->cached_tokens};
-    at.catch_up = s->cached_tokens - TD_MIN(planner_held(s, layers), s->cached_tokens);
+    uint32_t held = TD_MIN(planner_held(s, layers), s->cached_tokens);
+    at.catch_up = s->cached_tokens - held + TD_MIN(s->unread_tokens, held);
     return plan_model_run(&s->model, scratch->ranges, scratch->range_count, &at);
 }
 

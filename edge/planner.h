@@ -37,6 +37,7 @@ struct planner_state {
     const uint16_t
         *depths; /* [depth_count] of the prompt's leading blocks: layers of KV on the device, never rising */
     uint32_t depth_count;
+    uint32_t unread_tokens; /* as long as computing so many takes reading what of this is on the disk only */
     uint32_t cached_tokens; /* leading tokens that the cloud will not compute; whole blocks, < prompt_count */
     bool cached_known; /* the cloud said so; else it is a guess, and the plan stays right if it is wrong */
     uint32_t prompt_count; /* >= 1 */

@@ -17,7 +17,7 @@ struct edge_settings {
         *token, *edge_layers, *prefer, *codec, *hidden, *fidelity, *listen, *unix_socket, *api_key_file,
         *allow_origin, *words_file, *data, *log_level;
     int64_t chunk, listen_port, threads, cloud_timeout;
-    uint64_t kv_memory;
+    uint64_t kv_memory, kv_disk;
     double cloud_price;
     bool plain, filter, codec_unchecked;
 
