@@ -95,9 +95,18 @@ static int open_device(struct cuda_backend *b, const char *name, struct td_error
         rc = cudaDeviceGetAttribute(&b->sm_count, cudaDevAttrMultiProcessorCount, b->device);
     if (!rc)
         rc = cudaStreamCreateWithFlags(&b->stream, cudaStreamNonBlocking);
+    int shared = 0;
+    if (!rc)
+        rc = cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, b->device);
     if (rc)
         return td_fail(err, -TD_ERR_INTERNAL, "cannot start the engine on %s: %s", name,
                        cudaGetErrorString(rc));
+    if (b->deterministic && shared < CUDA_DET_SHARED)
+        return td_fail(
+            err, -TD_ERR_UNSUPPORTED,
+            "cannot start the engine on %s: --deterministic takes %d KiB of shared memory a block, this "
+            "device has %d; start without it",
+            name, CUDA_DET_SHARED / 1024, shared / 1024);
     return 0;
 }
 

@@ -7,7 +7,8 @@
 extern "C" {
 #endif
 
-#define CUDA_DET_FEW 64 /* rows that need no buffers */
+#define CUDA_DET_FEW    64           /* rows that need no buffers */
+#define CUDA_DET_SHARED (128 * 1024) /* bytes of shared memory that a block must be able to have */
 
 struct cuda_det_buffers { /* on the device, for more rows */
     void *w;              /* opened weights: as many rows at a time as go in, at least 128 */

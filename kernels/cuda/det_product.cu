@@ -240,6 +240,8 @@ struct many_shared {
     uint16_t w[STAGES][TILE][CHUNK], act[STAGES][TILE][CHUNK];
 };
 
+static_assert(sizeof(many_shared) <= CUDA_DET_SHARED, "what backend.c asks a device for");
+
 struct many_args {
     const uint16_t *w, *act; /* laid out; rows of spans * SPAN */
     uint32_t n, n_first, rows, spans;
