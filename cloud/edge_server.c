@@ -39,9 +39,10 @@ static int refuse_versions(struct edge_connection *c, const Tandem__Hello *hello
         snprintf(text, sizeof text, "the edge speaks protocol %u, the cloud %d; install matching versions",
                  hello->versions[0]->protocol, WIRE_PROTOCOL);
     else
-        snprintf(text, sizeof text,
-                 "edge and cloud lay KV out differently, or one computes with arithmetic that the other does not "
-                 "know; install matching versions");
+        snprintf(
+            text, sizeof text,
+            "edge and cloud lay KV out differently, or one computes with arithmetic that the other does not "
+            "know; install matching versions");
     return refuse(c, -TD_ERR_VERSION, text);
 }
 

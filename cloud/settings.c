@@ -106,7 +106,8 @@ static int parse_redis(struct settings *s, struct td_error *err)
     size_t size = v6 && bracket ? (size_t)(bracket - text - 1)
                   : colon       ? (size_t)(colon - text)
                                 : strlen(text);
-    if (size == 0 || size >= sizeof s->redis_host || port == 0 || port > 65535 || (end && *end) || (v6 && !bracket))
+    if (size == 0 || size >= sizeof s->redis_host || port == 0 || port > 65535 || (end && *end) ||
+        (v6 && !bracket))
         return td_fail(err, -TD_ERR_ARG, "--redis wants HOST:PORT, such as 10.0.0.5:6379, not \"%s\"", text);
     memcpy(s->redis_host, text + v6, size);
     s->redis_host[size] = '\0';

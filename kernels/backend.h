@@ -77,7 +77,8 @@ struct backend_ops {
     int (*swap_done)(struct backend *b, int ticket, bool wait);
     /* 0, or the code with which the device failed: nothing works on it any more. Any thread. NULL: cannot fail so. */
     int (*state)(const struct backend *b);
-    void *(*host_take)(struct backend *b, size_t size); /* memory that swaps at the bus's speed; NULL: none left */
+    void *(*host_take)(struct backend *b,
+                       size_t size); /* memory that swaps at the bus's speed; NULL: none left */
     void (*host_give)(struct backend *b, void *memory);
     void (*destroy)(struct backend *b);
 };
@@ -96,7 +97,8 @@ struct backend_config {
     uint32_t rows_max;     /* largest batch, <= BATCH_ROWS_MAX: working memory is taken once for it */
     const char *isa;       /* NULL: best; "portable", "avx2", ...: forced (tests) */
     /* of a GPU */
-    double memory_share; /* of its memory that is in use in the end, by whomsoever; 0: 0.9. page_count 0: what fits */
+    double
+        memory_share; /* of its memory that is in use in the end, by whomsoever; 0: 0.9. page_count 0: what fits */
     void (*progress)(void *ctx, uint64_t done, uint64_t total); /* bytes of weights; or NULL */
     void *progress_ctx;
     bool deterministic; /* numerics cuda-det-v1 instead of cuda-fast: a row's bits as with cpu-v1, slower */

@@ -249,8 +249,7 @@ static void new_plan_voids_the_old_one(void **state)
     rig_send_hidden(&s->edge, &s->client, 1, 0, 64, HIDDEN_F32);
     rig_turn(s->rig);
     plan(s, 2,
-         (struct plan_range[]){{0, 128, 1, KV_L0, HIDDEN_F32}, {128, PROMPT - 128, 2, KV_L0, HIDDEN_F32}},
-         2);
+         (struct plan_range[]){{0, 128, 1, KV_L0, HIDDEN_F32}, {128, PROMPT - 128, 2, KV_L0, HIDDEN_F32}}, 2);
     rig_send_hidden(&s->edge, &s->client, 2, 0, 128, HIDDEN_F32);
     rig_send_hidden(&two, &s->client, 2, PROMPT - 1, 1, HIDDEN_F32);
     rig_send_kv(&s->edge, &s->client, 2, 0, 128, KV_L0);
@@ -656,10 +655,10 @@ static void chain_goes_from_shared_to_own(void **state)
     struct scene *s = scene_open(1, (struct rig_options){0});
     struct client bob;
     open_edge(s);
-    plan(s, 1,
-         (struct plan_range[]){
-             {0, 64, 0, 0, 0}, {64, 64, 1, KV_L0, HIDDEN_F32}, {128, PROMPT - 128, 0, 0, 0}},
-         3);
+    plan(
+        s, 1,
+        (struct plan_range[]){{0, 64, 0, 0, 0}, {64, 64, 1, KV_L0, HIDDEN_F32}, {128, PROMPT - 128, 0, 0, 0}},
+        3);
     start(s, rig_greedy(REPLY));
     rig_send_hidden(&s->edge, &s->client, 1, 64, 64, HIDDEN_F32);
     rig_send_kv(&s->edge, &s->client, 1, 64, 128, KV_L0);
