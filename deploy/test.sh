@@ -104,7 +104,7 @@ stage_fuzz() { # as many targets at a time as there are cores: a minute together
   printf '%s\0' "${targets[@]}" | xargs -0 -P "$jobs" -I {} bash -c 'fuzz_one {} '"$seconds"
 }
 stage_e2e() { ./tests/e2e/run.sh; }
-stage_gpu() { ./tests/gpu/run.sh; }
+stage_gpu() { configure_and_build release && ./tests/gpu/run.sh; }
 
 passed=0 skipped=0 failed=()
 started=$SECONDS
