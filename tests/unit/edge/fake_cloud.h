@@ -224,6 +224,8 @@ static inline int fake_on_frame(void *ctx, const struct wire_frame *frame)
         f->cancel_count++;
         f->cancel_finished = frame->cancel->finished;
         f->cancel_keep = frame->cancel->keep_count;
+        if (frame->stream != c->stream) /* of one that another has followed */
+            break;
         c->finished = frame->cancel->finished;
         c->keep_count = frame->cancel->keep_count;
         if (!c->finished)
