@@ -19,7 +19,7 @@ struct bench {
     struct model *model;
     struct backend *backend;
     int32_t *ids;
-    float *logits;   /* [seq_count][vocab]; NULL where the engine draws tokens itself */
+    float *logits;                  /* [seq_count][vocab]; NULL where the engine draws tokens itself */
     struct sample_request *samples; /* [seq_count]; greedy */
     struct sampled *sampled;
     struct sampler_params sampling;
@@ -136,7 +136,8 @@ static struct batch_seq rows_of(const struct bench *b, uint32_t seq, uint32_t po
                               .position = position,
                               .row_count = count,
                               .ids = b->ids + position,
-                              .logits = wants_token && b->logits ? b->logits + (size_t)seq * p->vocab_count : NULL,
+                              .logits =
+                                  wants_token && b->logits ? b->logits + (size_t)seq * p->vocab_count : NULL,
                               .sample = wants_token && !b->logits ? &b->samples[seq] : NULL,
                               .logit_count = wants_token,
                               .pages = b->pages + (size_t)seq * b->pages_per_seq};

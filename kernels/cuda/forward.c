@@ -181,8 +181,8 @@ static int feed_forward(struct cuda_backend *b, const struct cuda_layer *l, floa
     const struct model_params *p = &b->base.model->params;
     int rc;
     cuda_norm(b->stream, x, NULL, l->ffn_norm, p->norm_eps, rows, p->embd_size, l->gate_up.bf16, b->act);
-    if (!b->deterministic && l->gate_up.count == 1 && rows <= CUDA_MATVEC_ROWS && few_rows(b, &l->gate_up, rows) &&
-        l->gate_up.bf16 == l->down.bf16) {
+    if (!b->deterministic && l->gate_up.count == 1 && rows <= CUDA_MATVEC_ROWS &&
+        few_rows(b, &l->gate_up, rows) && l->gate_up.bf16 == l->down.bf16) {
         struct cuda_product fused = {.m = l->gate_up.m[0],
                                      .act = b->act,
                                      .act_bf16 = l->gate_up.bf16,

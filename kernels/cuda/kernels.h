@@ -117,7 +117,7 @@ uint64_t cuda_counters_size(const struct cuda_attention *a, uint32_t rows);
 /* One row a sequence. splits: [grid_splits] on the device, of which *count are in use. */
 void cuda_attention_decode(cudaStream_t s, const struct cuda_attention *a, const struct cuda_split *splits,
                            uint32_t grid_splits, void *partial, uint32_t *counters);
-/* The same with the copy engine: a block an SM takes splits in turns. False: not on this device, or not for these heads; nothing was
+/* The same with the copy engine: two blocks an SM take splits in turns. False: not on this device, or not for these heads; nothing was
  * started. Blocks: 0 where it is so. */
 bool cuda_attention_ring(cudaStream_t s, const struct cuda_attention *a, const struct cuda_split *splits,
                          uint32_t grid_splits, void *partial, uint32_t *counters);

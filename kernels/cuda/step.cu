@@ -14,7 +14,8 @@
  * have read it: whoever writes the next one to its place needs, directly or through others, something of every reader.
  *
  * bytes: the weights once and the rows' KV; flops: nothing. Predicted for the Llama-3-8B shape in bf16, one row, 1K context:
- * 14.1 GB at 4.4 TB/s = 3.2 ms, and 32 times 4 us in which attention outlasts the ring: 3.3 ms. */
+ * 14.1 GB at 4.4 TB/s = 3.2 ms, and 32 times 4 us in which attention outlasts the ring: 3.3 ms.
+ * Measured on an H200: 3.54 ms; with 32K of context 4.47, with 128K 7.59; Q4_K 1.68, Q8_0 2.39. */
 #include "rope.cuh"
 #include "step_product.cuh"
 
