@@ -58,8 +58,8 @@ int store_compact(struct store *s, unsigned dead_percent,
 
 /* ---- pins --------------------------------------------------------------------------------------------------- */
 
-static int push_pin(struct store *s, uint32_t tenant, uint8_t target, const uint8_t id[32],
-                    struct store_waiter *w)
+static int push_pin(struct store *s, uint32_t tenant, uint8_t target, const uint8_t id[32], store_done done,
+                    void *ctx)
 {
     struct store_op *op = op_create(OP_PIN, 0, 0);
     if (!op)
@@ -69,8 +69,8 @@ static int push_pin(struct store *s, uint32_t tenant, uint8_t target, const uint
     op->block_index = target;
     memcpy(op->id, id, sizeof op->id);
     op->time_us = clock_wall_us();
-    op->done = store_waiter_done;
-    op->ctx = w;
+    op->done = done;
+    op->ctx = ctx;
     struct table_shard *shard = table_lock(&s->pins, id);
     struct entry *e = table_insert(&s->pins, shard, tenant, id);
     int rc = e ? store_push_entry(s, shard, e, op) : -TD_ERR_NOMEM;
@@ -97,7 +97,7 @@ static int set_pin(struct store *s, uint32_t tenant, uint8_t target, const uint8
     if (rc == 0 && has_pin(s, tenant, id) == pinned)
         return 0;
     if (rc == 0)
-        rc = pinned ? push_pin(s, tenant, target, id, &w)
+        rc = pinned ? push_pin(s, tenant, target, id, store_waiter_done, &w)
                     : store_delete_id(s, RECORD_PIN, tenant, id, store_waiter_done, &w);
     if (rc == 0) {
         store_flush(s); /* at once: somebody waits */
@@ -113,6 +113,38 @@ int store_pin(struct store *s, const char *tenant, const struct kv_block_id *id,
     if (!number)
         return td_fail(err, -TD_ERR_NOTFOUND, "cannot pin: the store has no such tenant");
     return set_pin(s, number, RECORD_BLOCK, id->bytes, pinned, err);
+}
+
+static void note_failure(void *ctx, int status)
+{
+    if (status < 0)
+        atomic_store((atomic_int *)ctx, status);
+}
+
+static bool has_block(struct store *s, uint32_t tenant, const uint8_t id[32])
+{
+    struct table_shard *shard = table_lock(&s->blocks, id);
+    bool there = table_find(&s->blocks, shard, tenant, id) != NULL;
+    table_unlock(shard);
+    return there;
+}
+
+int store_pin_held(struct store *s, const char *tenant, const struct kv_block_id *ids, size_t count,
+                   bool pinned, struct td_error *err)
+{
+    uint32_t number = keys_find(s->keys, tenant);
+    atomic_int failed = 0;
+    int rc = s->read_only ? -TD_ERR_UNSUPPORTED : 0;
+    for (size_t i = 0; i < count && rc == 0; i++) {
+        const uint8_t *id = ids[i].bytes;
+        if (has_pin(s, number, id) == pinned || (pinned && !has_block(s, number, id)))
+            continue;
+        rc = pinned ? push_pin(s, number, RECORD_BLOCK, id, note_failure, &failed)
+                    : store_delete_id(s, RECORD_PIN, number, id, note_failure, &failed);
+    }
+    int flushed = store_flush(s); /* in any case: what was queued knows `failed` */
+    rc = rc < 0 ? rc : flushed < 0 ? flushed : atomic_load(&failed);
+    return rc < 0 ? td_fail(err, rc, "cannot %s: %s", pinned ? "pin" : "unpin", td_status_text(rc)) : 0;
 }
 
 bool store_is_pinned(struct store *s, const char *tenant, const struct kv_block_id *id)

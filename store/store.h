@@ -152,6 +152,9 @@ int store_gc(struct store *s, uint64_t *blocks, uint64_t *freed, struct td_error
 /* Pinned blocks and conversations are spared by eviction; deleting works all the same. Durable on return. The block need not be there yet. */
 int store_pin(struct store *s, const char *tenant, const struct kv_block_id *id, bool pinned,
               struct td_error *err);
+/* The same for those of these blocks that are held, in one go. */
+int store_pin_held(struct store *s, const char *tenant, const struct kv_block_id *ids, size_t count,
+                   bool pinned, struct td_error *err);
 int store_conv_pin(struct store *s, const char *tenant, const char *principal, const char *conv_id,
                    bool pinned, struct td_error *err);
 bool store_is_pinned(struct store *s, const char *tenant, const struct kv_block_id *id);

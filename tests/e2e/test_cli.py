@@ -126,6 +126,15 @@ def test_store_is_looked_after(tmp_path):
             assert False, headers
         except urllib.error.HTTPError as e:
             assert e.code == status, headers
+    tandem("store", "unpin", *mine, *online)
+    api = ("--url", c.url, "--ca", c.ca, "--key-file", tmp_path / "api.key")
+    (tmp_path / "api.key").write_text(c.token)
+    (tmp_path / "api.key").chmod(0o600)
+    tandem("conv", "pin", "counting", *api)  # with its KV
+    assert json.loads(tandem("store", "stat", *online).stdout)["pins"] == 1 + running["blocks"]
+    tandem("conv", "unpin", "counting", *api)
+    assert json.loads(tandem("store", "stat", *online).stdout)["pins"] == 0
+    tandem("store", "pin", *mine, *online)
     c.stop()
     # The directory itself.
     stopped = json.loads(tandem("store", "stat", *at).stdout)
