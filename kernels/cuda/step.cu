@@ -11,7 +11,8 @@
  * There is no barrier of the grid. What one block computes and others need travels as letters: 8 bytes, of which 4 say what and 4 are a
  * stamp that says of which layer it is. A reader asks until the stamp is right, so a value costs one way to L2 and one back; a
  * barrier (fence, counter, asking, reading: four such ways) took 6 us beside a busy memory. A letter is not written again before all
- * have read it: whoever writes the next one to its place needs, directly or through others, something of every reader.
+ * have read it: whoever writes the next one to its place needs, directly or through others, something of every reader; who makes
+ * nothing of it does not read it.
  *
  * bytes: the weights once and the rows' KV; flops: nothing. Predicted for the Llama-3-8B shape in bf16, one row, 1K context:
  * 14.1 GB at 4.4 TB/s = 3.2 ms, and 32 times 4 us in which attention outlasts the ring: 3.3 ms.
@@ -351,7 +352,8 @@ __device__ __forceinline__ void work(ring r, const cuda_step &a, const layout &l
     block_sums b = {(float *)(scratch + lay.scratch), bs.sums_full, bs.sums_empty, 0};
     dealer d = {0};
     letters p = letters_of(a);
-    uint32_t embd = a.embd, width = a.rope.head_count * HD, rows = a.rows;
+    uint32_t embd = a.embd, width = a.rope.head_count * HD, rows = a.rows,
+             qkv = width + 2 * a.rope.kv_head_count * HD;
     uint64_t layer_values = (uint64_t)2 * a.rope.kv_head_count * 64 * HD;
     item first = item_of(a, blockIdx.x);
     joint mine = joint_of(a, 0);
@@ -366,11 +368,15 @@ __device__ __forceinline__ void work(ring r, const cuda_step &a, const layout &l
         uint32_t layer = n / 4, kind = n % 4, stamp = layer + 1,
                  state = n / 2; /* state: of x, that is there */
         const cuda_step_layer &l = a.layers[layer];
+        uint32_t made = kind == 0 ? qkv : kind == 2 ? a.ffn : embd;
+        /* Who has no tile must not read: nobody waits for it, so what it reads may be written again meanwhile. */
+        bool works = d.next() < (made + 15) / 16;
         product_job job = {};
         job.act = act, job.parts = 1, job.stamp = stamp;
         if (kind % 2 == 0) {
-            norm_rows<BF16>(a, x_of(p, state), stamp_of_x(state), kind == 0 ? l.attn_norm : l.ffn_norm, w,
-                            act, bs.norm_sums);
+            if (works)
+                norm_rows<BF16>(a, x_of(p, state), stamp_of_x(state), kind == 0 ? l.attn_norm : l.ffn_norm, w,
+                                act, bs.norm_sums);
             job.m = kind == 0 ? &l.qkv : &l.gate_up, job.parts = kind == 0 ? 1 : 2;
             job.how = kind == 0 ? SEND_PAIRS : SEND_SWIGLU, job.to = kind == 0 ? p.qkv : p.ffn;
         } else {
@@ -381,7 +387,8 @@ __device__ __forceinline__ void work(ring r, const cuda_step &a, const layout &l
             if (n + 1 < 4 * a.layer_count)
                 load_weights(w, kind == 1 ? l.ffn_norm : a.layers[layer + 1].attn_norm, threadIdx.x,
                              embd / 2);
-            receive_rows(act, kind == 1 ? p.out : p.ffn, rows, kind == 1 ? width : a.ffn, stamp);
+            if (works)
+                receive_rows(act, kind == 1 ? p.out : p.ffn, rows, kind == 1 ? width : a.ffn, stamp);
             job.m = kind == 1 ? &l.o : &l.down, job.how = SEND_SUM;
             job.to = x_of(p, state + 1), job.stamp = stamp_of_x(state + 1);
             job.to_add = x_of(p, state), job.add_stamp = stamp_of_x(state);
@@ -389,7 +396,8 @@ __device__ __forceinline__ void work(ring r, const cuda_step &a, const layout &l
         }
         if constexpr (form_of<F>::group != 0) {
             uint8_t *coded = (uint8_t *)act + lay.coded_at;
-            code_row<F>(coded, act, job.m->columns);
+            if (works)
+                code_row<F>(coded, act, job.m->columns);
             multiply_codes<F>(r, d, job, coded);
         } else {
             multiply<F, BF16>(r, d, b, rows, job);

@@ -24,9 +24,13 @@ template <cuda_form F> struct slot_of {
 /* Where a block begins in a phase, when all tiles of all phases are dealt round. */
 struct dealer {
     uint32_t turn;
+    __device__ __forceinline__ uint32_t next() const
+    {
+        return (blockIdx.x + gridDim.x - turn) % gridDim.x;
+    }
     __device__ __forceinline__ uint32_t first(uint32_t tiles)
     {
-        uint32_t tile = (blockIdx.x + gridDim.x - turn) % gridDim.x;
+        uint32_t tile = next();
         turn = (turn + tiles) % gridDim.x;
         return tile;
     }
