@@ -277,7 +277,7 @@ void link_stats(const struct link *l, struct link_stats *out)
 {
     *out = (struct link_stats){
         .rate_bytes_per_s = rate_estimate(&l->rate),
-        .rate_grows = l->rate.startup,
+        .rate_grows = l->rate.startup && l->rate.rtt_us <= l->rate.min_rtt_us + LIMIT_UNACKED_MARGIN_US / 2,
         .min_rtt_us = l->rate.min_rtt_us,
         .rtt_us = l->rate.rtt_us,
         .bulk_sent_size = l->rate.sent_size,

@@ -72,7 +72,8 @@ int link_tick(struct link *l, uint64_t now_us);
 
 struct link_stats {
     uint64_t rate_bytes_per_s; /* measured uplink; 0: unknown yet */
-    bool rate_grows;           /* the link has not shown its limit yet: it carries at least that rate */
+    bool
+        rate_grows; /* the link has not shown its limit yet, and nothing queues: it carries at least that rate */
     uint64_t min_rtt_us, rtt_us;
     uint64_t bulk_sent_size, bulk_acked_size, bulk_queued_size;
     uint64_t bytes_in, bytes_out;

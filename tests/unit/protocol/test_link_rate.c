@@ -306,6 +306,22 @@ static void test_minimum_does_not_creep(void **state)
     path_stop();
 }
 
+/* A rate that is only a beginning is told from one that a queue has formed at. */
+static void test_a_slow_link_shows_itself_by_its_queue(void **state)
+{
+    (void)state;
+    struct link_stats stats;
+    for (int slow = 0; slow < 2; slow++) {
+        path_start(slow ? 1 * MBIT : 100 * MBIT, 40 * MS);
+        path.queued_target = 16 << 20;
+        path_run(slow ? 400 * MS : 100 * MS);
+        link_stats(path.edge.link, &stats);
+        assert_true(path.edge.link->rate.startup && stats.rate_bytes_per_s > 0);
+        assert_int_equal(stats.rate_grows, !slow);
+        path_stop();
+    }
+}
+
 static void test_hint_of_an_earlier_connection(void **state)
 {
     (void)state;
@@ -333,6 +349,7 @@ int main(void)
         cmocka_unit_test(test_faster_link),
         cmocka_unit_test(test_longer_path),
         cmocka_unit_test(test_minimum_does_not_creep),
+        cmocka_unit_test(test_a_slow_link_shows_itself_by_its_queue),
         cmocka_unit_test(test_hint_of_an_earlier_connection),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
