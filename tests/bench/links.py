@@ -313,7 +313,7 @@ def compare(o):
 def flood(bench, mbit):
     """A prompt whose KV goes as it is, all layers of it: more than the link takes. Returns once the link is full."""
     before = bench.link.uplink_payload()
-    connection = bench.open("k30", 4096)
+    connection = bench.open("k30", (bench.o.prompts or [4096])[0])
     until = time.monotonic() + 20
     while bench.link.uplink_payload() - before < min(mbit * 1e6 / 8 * 0.3, 4e6) and time.monotonic() < until:
         time.sleep(0.01)
