@@ -65,6 +65,7 @@ struct cli_response {
 int cli_http(const struct cli_server *server, const char *method, const char *path, const char *json_body,
              int (*on_data)(void *ctx, const char *data, size_t size), void *ctx, struct cli_response *out,
              struct td_error *err);
+bool cli_is_loopback(const char *url); /* plain HTTP to this machine */
 /* The message of an OpenAI error body, or the status. */
 void cli_http_error(const struct cli_response *r, struct td_error *err);
 

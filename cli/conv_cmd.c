@@ -133,17 +133,6 @@ static int answer(const struct verb *v, const struct cli_response *r, const stru
     return CLI_OK;
 }
 
-static bool is_loopback(const char *url)
-{
-    static const char *const hosts[] = {"http://127.0.0.1", "http://localhost", "http://[::1]"};
-    for (size_t i = 0; i < TD_COUNT(hosts); i++) {
-        size_t size = strlen(hosts[i]);
-        if (strncmp(url, hosts[i], size) == 0 && (url[size] == '\0' || url[size] == ':' || url[size] == '/'))
-            return true;
-    }
-    return false;
-}
-
 static int ask(const struct conv_settings *s, const struct verb *v, const char *path, const char *body,
                const char *file)
 {
@@ -164,7 +153,7 @@ static int import(const struct conv_settings *s, const struct verb *v, const cha
     char *json = NULL, *body = NULL;
     size_t size = 0;
     int rc = conv_file_read(file, s->key_file, &json, &size, &err);
-    rc = rc < 0 ? rc : conv_file_body(json, size, is_loopback(s->server.url), &body, &err);
+    rc = rc < 0 ? rc : conv_file_body(json, size, cli_is_loopback(s->server.url), &body, &err);
     int code = rc < 0 ? cli_fail("conv import", &err) : ask(s, v, "/v1/conversations", body, NULL);
     if (json)
         crypto_wipe(json, size);

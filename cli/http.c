@@ -127,6 +127,17 @@ int cli_http(const struct cli_server *server, const char *method, const char *pa
     return rc;
 }
 
+bool cli_is_loopback(const char *url)
+{
+    static const char *const hosts[] = {"http://127.0.0.1", "http://localhost", "http://[::1]"};
+    for (size_t i = 0; i < TD_COUNT(hosts); i++) {
+        size_t size = strlen(hosts[i]);
+        if (strncmp(url, hosts[i], size) == 0 && (url[size] == '\0' || url[size] == ':' || url[size] == '/'))
+            return true;
+    }
+    return false;
+}
+
 void cli_http_error(const struct cli_response *r, struct td_error *err)
 {
     json_t *body = r->body ? json_loadb(r->body, r->size, 0, NULL) : NULL;

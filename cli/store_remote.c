@@ -65,6 +65,12 @@ int store_cmd_remote(const struct store_settings *s, const char *verb, const cha
                 verb);
         return CLI_USAGE;
     }
+    if (!cli_is_loopback(s->admin)) { /* the token is not for the network */
+        fprintf(stderr, "tandem store: --admin is an address of this machine, such as http://127.0.0.1:9443; "
+                        "for another one, "
+                        "use an SSH tunnel\n");
+        return CLI_USAGE;
+    }
     if (store_master_key_load(s->key_file, false, master, &err) < 0)
         return cli_fail("store", &err);
     operator_token(master, bearer);

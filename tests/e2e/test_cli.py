@@ -115,6 +115,7 @@ def test_store_is_looked_after(tmp_path):
     assert json.loads(tandem("store", "stat", *online).stdout)["pins"] == 1
     assert "no such conversation" in tandem("store", "pin", "nothing", *mine[1:], *online, code=1).stderr
     tandem("store", "rebuild", *online, code=2)
+    assert "this machine" in tandem("store", "stat", "--admin", "http://127.0.0.1.example.org", *online[2:], code=2).stderr
     # Not without the key that belongs to the store, and not from a web page.
     other = tmp_path / "other.key"
     other.write_text("00" * 32)
