@@ -16,6 +16,7 @@
 
 #define READY_POLL_NS    10000000L
 #define KV_MEMORY        (256u << 20)
+#define KV_DISK          (UINT64_C(1) << 30)
 #define CHUNK_TOKENS     64u
 #define CLOUD_TIMEOUT_MS 30000u
 #define LOOK_US          50000u /* how often `ready` is brought up to date */
@@ -426,6 +427,7 @@ static int take_options(struct tandem *t, const struct tandem_options *o, struct
     c->edge_layers = o->edge_layers < 0 ? PLANNER_AUTO : (uint32_t)o->edge_layers;
     c->threads = (unsigned)o->threads;
     c->kv_memory = o->kv_memory ? o->kv_memory : KV_MEMORY;
+    c->kv_disk = o->kv_disk < 0 ? 0 : o->kv_disk ? (uint64_t)o->kv_disk : KV_DISK;
     c->chunk_tokens = CHUNK_TOKENS;
     c->filter_pii = !o->no_filter;
     c->cloud_timeout_ms = o->cloud_timeout_s ? o->cloud_timeout_s * 1000 : CLOUD_TIMEOUT_MS;

@@ -524,6 +524,8 @@ static void measure(struct pipeline *p)
     }
     if (page != PAGE_NONE)
         local_kv_release(p->config.kv, page);
+    if (rc == 0)
+        disk_computed(p, &e->cost);
     if (rc < 0 || p->config.sink(p->config.ctx, e) != 0)
         pipeline_event_free(e);
 }

@@ -50,6 +50,7 @@ static void defaults_are_the_documented_ones(void **state)
     assert_null(a.words_path);
     assert_int_equal(a.cloud_timeout_ms, 30000);
     assert_int_equal(a.kv_memory, 256u << 20);
+    assert_int_equal(a.kv_disk, 1u << 30);
     assert_string_equal(settings.listen, "127.0.0.1");
     assert_int_equal(settings.listen_port, 8081);
     assert_null(settings.origins[0]);

@@ -231,6 +231,32 @@ static double sum(struct plan_times t)
     return t.first_us + t.t16_us;
 }
 
+static void reading_from_the_disk_takes_its_time(void **state)
+{
+    (void)state;
+    struct planner_state s = choosing(300, 1, 2048, 31700, 31700);
+    struct plan held, unread, lost;
+    s.cached_tokens = 1024;
+    hold(&s, 1024);
+    planner_plan(&s, &held);
+    assert_true(held.layers > 0);
+    s.unread_tokens = 512; /* as if so many had to be computed */
+    planner_plan(&s, &unread);
+    assert_true(unread.times.first_us > held.times.first_us);
+    hold(&s, 512);
+    s.unread_tokens = 0;
+    planner_plan(&s, &lost);
+    assert_int_equal(unread.layers, lost.layers);
+    assert_true(unread.times.first_us == lost.times.first_us);
+    hold(&s, 1024);
+    s.unread_tokens = 100000; /* never worse than having nothing */
+    planner_plan(&s, &unread);
+    hold(&s, 0);
+    s.unread_tokens = 0;
+    planner_plan(&s, &lost);
+    assert_true(unread.times.first_us == lost.times.first_us);
+}
+
 static const double mbits[] = {0.5, 1, 5, 20, 50, 100, 300, 1000, 10000};
 static const double delays[] = {1, 10, 50};
 static const uint32_t prompts[] = {40, 128, 500, 2048};
@@ -454,6 +480,7 @@ int main(void)
         cmocka_unit_test(a_device_that_lacks_the_prefix_counts_what_it_costs),
         cmocka_unit_test(a_link_that_breaks_down_leaves_the_rest_to_the_cloud),
         cmocka_unit_test(a_slow_device_leaves_the_rest_to_the_cloud),
+        cmocka_unit_test(reading_from_the_disk_takes_its_time),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
