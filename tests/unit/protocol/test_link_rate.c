@@ -312,7 +312,7 @@ static void test_a_slow_link_shows_itself_by_its_queue(void **state)
     (void)state;
     struct link_stats stats;
     for (int slow = 0; slow < 2; slow++) {
-        path_start(slow ? 1 * MBIT : 100 * MBIT, 40 * MS);
+        path_start(slow ? MBIT / 2 : 100 * MBIT, 40 * MS);
         path.queued_target = 16 << 20;
         path_run(slow ? 400 * MS : 100 * MS);
         link_stats(path.edge.link, &stats);
