@@ -322,6 +322,26 @@ static void test_a_slow_link_shows_itself_by_its_queue(void **state)
     }
 }
 
+/* A round trip of full use without a faster one is enough, though looking goes on for two more. */
+static void test_one_flat_round_is_no_growth(void **state)
+{
+    (void)state;
+    path_start(10 * MBIT, 200 * MS);
+    path.queued_target = 16 << 20;
+    const struct rate *r = &path.edge.link->rate;
+    bool seen = false;
+    for (int i = 0; i < 1000 && !seen; i++) {
+        struct link_stats stats;
+        path_run(10 * MS);
+        link_stats(path.edge.link, &stats);
+        seen = r->startup && r->flat_rounds == 1 && r->rtt_us <= 2 * r->min_rtt_us;
+        if (seen)
+            assert_false(stats.rate_grows);
+    }
+    assert_true(seen);
+    path_stop();
+}
+
 static void test_hint_of_an_earlier_connection(void **state)
 {
     (void)state;
@@ -350,6 +370,7 @@ int main(void)
         cmocka_unit_test(test_longer_path),
         cmocka_unit_test(test_minimum_does_not_creep),
         cmocka_unit_test(test_a_slow_link_shows_itself_by_its_queue),
+        cmocka_unit_test(test_one_flat_round_is_no_growth),
         cmocka_unit_test(test_hint_of_an_earlier_connection),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
