@@ -137,8 +137,9 @@ void engine_metrics_init(struct engine_metrics *m)
     m->generated = metric_counter("tandem_generated_tokens_total", NULL, "Reply tokens sampled.");
     m->recomputed = metric_counter("tandem_recomputed_tokens_total", NULL,
                                    "Tokens computed from ids because data of an edge was missing.");
-    m->load_declined = metric_counter("tandem_kv_load_declined_total", NULL,
-                                      "Stored blocks that were computed again because reading them is slower.");
+    m->load_declined =
+        metric_counter("tandem_kv_load_declined_total", NULL,
+                       "Stored blocks that were computed again because reading them is slower.");
     m->preemptions =
         metric_counter("tandem_preemptions_total", NULL, "Generations that gave their pages to older ones.");
     m->rejected = metric_counter("tandem_ingest_rejected_total", NULL,

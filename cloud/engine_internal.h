@@ -28,9 +28,10 @@
 #define ENGINE_COMMANDS_MAX  8192
 #define ENGINE_GENERATIONS   8192    /* known at once: live, parked, finished */
 #define ENGINE_CLOSE_WAIT_US 2000000 /* DONE waits so long for the store's acknowledgements */
-#define ENGINE_LOAD_FLOOR_US 1000000 /* blocks are read for so long while it is not known what computing takes */
-#define LOAD_LOSS_PERCENT    4       /* of what computing takes, is the most that reading in vain may cost … */
-#define LOAD_SLACK_US        3000    /* … but so much at least */
+#define ENGINE_LOAD_FLOOR_US                                                                                 \
+    1000000                     /* blocks are read for so long while it is not known what computing takes */
+#define LOAD_LOSS_PERCENT     4 /* of what computing takes, is the most that reading in vain may cost … */
+#define LOAD_SLACK_US         3000   /* … but so much at least */
 #define ENGINE_STEP_TARGET_US 150000 /* a step's length that prefill beside decode aims at */
 #define ENGINE_IDLE_US        1000000
 #define ENGINE_RETRY_US       2000 /* nothing could run for want of pages that somebody is about to let go of */
@@ -74,7 +75,8 @@ struct pending_block { /* finished, not yet in a persist buffer; holds a referen
 struct engine_metrics {
     struct metric *running, *waiting, *parked, *pages_used, *pages_free;
     struct metric *prefix_queries, *prefix_hits, *memory_hits, *memory_misses;
-    struct metric *prefill, *edge_prefill, *generated, *recomputed, *load_declined, *preemptions, *rejected, *persist_dropped;
+    struct metric *prefill, *edge_prefill, *generated, *recomputed, *load_declined, *preemptions, *rejected,
+        *persist_dropped;
     struct metric *first_token, *inter_token;
 };
 
@@ -122,10 +124,10 @@ struct engine {
     struct pending_block *pending; /* ring [page_count] */
     uint32_t pending_first, pending_count;
     uint64_t next_key, next_load_id;
-    struct line prefill_cost;                   /* nanoseconds a token and layer over the position */
-    uint64_t prefill_rows_per_s;                /* measured, smoothed; 0: not yet */
+    struct line prefill_cost;    /* nanoseconds a token and layer over the position */
+    uint64_t prefill_rows_per_s; /* measured, smoothed; 0: not yet */
     uint32_t loads_in_flight;
-    uint64_t load_us[TIER_COUNT];               /* a block from each tier; likewise */
+    uint64_t load_us[TIER_COUNT]; /* a block from each tier; likewise */
     uint64_t expired_us, drain_deadline_us, steps, rows;
     uint32_t parked_count;
     bool answer_due;     /* a sequence waits for what the remote tier says */
@@ -161,7 +163,8 @@ void engine_probe(struct engine *e, struct sequence *s,
                   struct engine_event *opened); /* what OPENED says of the cache */
 void engine_admit(struct engine *e);
 const struct kv_block_id *engine_cached_id(const struct sequence *s, uint32_t block);
-void engine_run_from(struct engine *e, struct sequence *s, uint32_t blocks); /* the first are in their pages */
+void engine_run_from(struct engine *e, struct sequence *s,
+                     uint32_t blocks); /* the first are in their pages */
 uint32_t engine_take_page(struct engine *e, struct sequence *s);
 void engine_release(struct engine *e, struct sequence *s); /* pages and slot */
 
@@ -169,9 +172,11 @@ void engine_release(struct engine *e, struct sequence *s); /* pages and slot */
 /* What reading so many blocks of each tier takes, several at once; 0: not known. */
 uint64_t engine_load_us(const struct engine *e, const uint32_t counts[TIER_COUNT]);
 /* Is reading blocks [first, blocks) no slower than computing them? True while either is not known. */
-bool engine_load_pays(const struct engine *e, uint32_t first, uint32_t blocks, const uint32_t counts[TIER_COUNT]);
+bool engine_load_pays(const struct engine *e, uint32_t first, uint32_t blocks,
+                      const uint32_t counts[TIER_COUNT]);
 /* Read a block for nobody, to know what it takes now. */
-void engine_load_try(struct engine *e, const struct sequence *s, const struct kv_block_id *id, uint32_t block);
+void engine_load_try(struct engine *e, const struct sequence *s, const struct kv_block_id *id,
+                     uint32_t block);
 void engine_load_begin(struct engine *e, struct sequence *s, uint32_t first, uint32_t blocks,
                        const uint32_t counts[TIER_COUNT]);
 void engine_take_loads(struct engine *e); /* what the loader has finished; deadlines; the next reads */

@@ -15,7 +15,7 @@ static int seal(const uint8_t key[CRYPTO_KEY_SIZE], const uint8_t nonce[GCM_NONC
                 size_t aad_size, const void *in, size_t size, void *out, uint8_t tag[CRYPTO_TAG_SIZE])
 {
     crypto_aead_aes256gcm_state state;
-    uint8_t nothing;
+    uint8_t nothing = 0;
     out = out ? out : &nothing; /* of no bytes; the library wants a pointer all the same */
     crypto_aead_aes256gcm_beforenm(&state, key);
     int status = crypto_aead_aes256gcm_encrypt_detached_afternm(out, tag, NULL, in, size, aad, aad_size, NULL,

@@ -22,6 +22,8 @@ void paced_wait(uint64_t start_us, double work)
     uint64_t until_us = start_us + (uint64_t)(layer_us * work), now_us;
     while ((now_us = clock_mono_us()) < until_us) {
         uint64_t us = until_us - now_us;
-        nanosleep(&(struct timespec){.tv_sec = (time_t)(us / 1000000), .tv_nsec = (long)(us % 1000000) * 1000}, NULL);
+        nanosleep(
+            &(struct timespec){.tv_sec = (time_t)(us / 1000000), .tv_nsec = (long)(us % 1000000) * 1000},
+            NULL);
     }
 }
