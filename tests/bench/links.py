@@ -19,6 +19,7 @@ import math
 import os
 import pathlib
 import random
+import signal
 import socket
 import statistics
 import subprocess
@@ -28,7 +29,7 @@ import time
 
 import links_report
 
-CLONE_NEWNET = 0x40000000
+CLONE_NEWNET, PR_SET_PDEATHSIG = 0x40000000, 1
 EDGE_ADDRESS, CLOUD_ADDRESS = "10.77.0.1", "10.77.0.2"
 CLOUD_PORT, CLOUD_ADMIN, LOCAL_PORT, LOCAL_ADMIN, EDGE_PORT = 8443, 9443, 8090, 9091, 8100
 EDGE_CORE, CLOUD_CORE = "0", "1"
@@ -86,13 +87,18 @@ class Link:
         return bytes_ - 52 * packets
 
 
+def end_with_parent():
+    """In a child: what is measured does not outlive the one who measures."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
 class Program:
     def __init__(self, o, name, core, command, port, address="127.0.0.1", namespace=None):
         self.log = open(o.dir / f"{name}.log", "wb")
         inside = ["ip", "netns", "exec", namespace] if namespace else []
         self.name, self.port = name, port
         self.process = subprocess.Popen([*inside, "taskset", "-c", core, *map(str, command), "--threads", "1"], stdin=subprocess.DEVNULL,
-                                        stdout=self.log, stderr=self.log)
+                                        stdout=self.log, stderr=self.log, preexec_fn=end_with_parent)
         until = time.monotonic() + 30
         while True:
             try:

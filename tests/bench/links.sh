@@ -16,7 +16,6 @@
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 root=$(cd "$here/../.." && pwd)
-# shellcheck source=../../deploy/lib.sh
 . "$root/deploy/lib.sh"
 
 skip() { echo "links.sh: skipped: $*" >&2; exit 77; }
@@ -31,15 +30,20 @@ for tool in ip taskset cc python3; do command -v "$tool" >/dev/null || skip "the
 edge_ns=tandem-edge-$$ cloud_ns=tandem-cloud-$$
 work=$(mktemp -d /dev/shm/tandem-links.XXXXXX) # the store's fsync is not what is measured
 clean_up() {
+  [ -z "${bench:-}" ] || { kill "$bench" 2>/dev/null && wait "$bench" || true; }
   ip netns del "$edge_ns" 2>/dev/null || true
   ip netns del "$cloud_ns" 2>/dev/null || true
   rm -rf "$work"
 }
 trap clean_up EXIT
+trap 'exit 143' TERM
+trap 'exit 130' INT
 ip netns add "$edge_ns" 2>/dev/null || skip "network namespaces are not allowed here"
 ip netns add "$cloud_ns"
 
 cc -std=c17 -O2 -o "$work/relay" "$here/links_relay.c"
 model=${TANDEM_MODEL:-$("$root/deploy/fetch-model.sh")}
 PYTHONDONTWRITEBYTECODE=1 python3 "$here/links.py" --x-root "$root" --x-bin "${TANDEM_BIN:-$root/build/release/bin}" --x-dir "$work" --x-model "$model" \
-  --x-relay "$work/relay" --x-edge-ns "$edge_ns" --x-cloud-ns "$cloud_ns" "$@"
+  --x-relay "$work/relay" --x-edge-ns "$edge_ns" --x-cloud-ns "$cloud_ns" "$@" &
+bench=$!
+wait "$bench"
