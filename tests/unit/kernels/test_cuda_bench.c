@@ -15,7 +15,7 @@ static void a_shape_on_the_cpu(void **state)
     struct bench_engine_result r;
     struct td_error err = {0};
     assert_int_equal(bench_engine(&o, &r, &err), 0);
-    assert_true(r.prefill_ms > 0 && r.decode_step_ms > 0 && r.read_gb_s == 0);
+    assert_true(r.prefill_ms > 0 && r.decode_step_ms > 0 && r.to_device_gb_s == 0);
     double step_ms = r.decode_step_ms;
     assert_true(r.decode_tps > 2900 / step_ms && r.decode_tps < 3100 / step_ms); /* three tokens a step */
     o.shape = "giant";
