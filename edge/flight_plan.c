@@ -7,7 +7,9 @@
 #include "shared/log.h"
 #include <stdlib.h>
 
-#define MODULE        "edge"
+#define MODULE "edge"
+#define READ_TOKENS_UNKNOWN                                                                                  \
+    1.5 /* computing so many takes as long as reading a block, until that has been measured */
 #define RECONSIDER_US 20000u /* between two looks at a plan under way */
 #define BACKLOG_US                                                                                           \
     400000u /* what is under way takes longer than this: a new connection gets a plan there sooner */
@@ -163,7 +165,8 @@ static void fill_state(const struct flight *f, struct planner_state *s)
 /* Reading blocks from the disk, in tokens that would be computed meanwhile. */
 static uint32_t unread_tokens(const struct agent *a, uint32_t blocks, const struct plan_cost *compute)
 {
-    double tokens = kv_disk_layer_us(local_kv_disk(a->kv)) * 1e3 / TD_MAX(compute->base_ns, 1.0);
+    double layer_us = kv_disk_layer_us(local_kv_disk(a->kv));
+    double tokens = layer_us > 0 ? layer_us * 1e3 / TD_MAX(compute->base_ns, 1.0) : READ_TOKENS_UNKNOWN;
     return (uint32_t)(blocks * TD_MIN(tokens, (double)KV_BLOCK_TOKENS));
 }
 

@@ -10,9 +10,8 @@
 #include <stdlib.h>
 #include <time.h>
 
-#define MODULE           "edge"
-#define LAYER_US_UNKNOWN 100.0 /* a layer of a block, until it has been measured */
-#define SMOOTH           0.25
+#define MODULE "edge"
+#define SMOOTH 0.25
 
 struct slot {
     bool ready;
@@ -140,7 +139,7 @@ void kv_disk_measured(struct kv_disk *d, uint64_t took_us, uint32_t layers)
 double kv_disk_layer_us(struct kv_disk *d)
 {
     pthread_mutex_lock(&d->lock);
-    double us = d->layer_us > 0 ? d->layer_us : LAYER_US_UNKNOWN;
+    double us = d->layer_us;
     pthread_mutex_unlock(&d->lock);
     return us;
 }

@@ -6,7 +6,7 @@
  *
  * Reading runs on a thread of its own, a few blocks ahead of whoever takes them. Whoever takes says how long it may wait: so long as computing would
  * have taken. A disk that is later than that counts as empty until it has answered, and KV_DISK_REST_US longer: reading is never slower than computing
- * by more than one block.
+ * by more than one block, or a few hundredths of a second.
  *
  * Threads: kv_disk_take from one thread, everything else from any. */
 #ifndef TANDEM_EDGE_KV_DISK_H
@@ -37,7 +37,7 @@ int kv_disk_put(struct kv_disk *d, const struct store_block *block);
  * -TD_ERR_NOTFOUND: it is not there, or damaged; -TD_ERR_AGAIN: not in time. */
 int kv_disk_take(struct kv_disk *d, const struct kv_block_id *chain, uint32_t count, uint64_t wait_us,
                  struct tier_block **out);
-/* What taking a block and putting it into its page has taken, for the planner: microseconds a layer. */
+/* What taking a block and putting it into its page has taken, for the planner: microseconds a layer; 0: not known yet. */
 void kv_disk_measured(struct kv_disk *d, uint64_t took_us, uint32_t layers);
 double kv_disk_layer_us(struct kv_disk *d);
 
