@@ -92,7 +92,7 @@ static int open_segment(struct store *s, uint64_t id, struct segment **out)
         free(g);
         log_error("store", "a segment cannot be opened (%s): its records are misses",
                   td_status_text(io_status(size)));
-        s->index_partial = true;
+        s->index_partial = s->segment_unread = true;
         return 0;
     }
     bool good = size >= RECORD_PAGE && io_read_all(s->io, g->fd, page, sizeof page, 0) == 0 &&

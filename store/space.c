@@ -7,8 +7,8 @@
  * that may not have gone for good (a failed unlink or directory sync) ends all dropping in this process, because records deleted long ago might
  * come back with it once their tombstones are gone.
  *
- * A tombstone is needed as long as an older segment exists, since only that can hold what it deletes. Segments are dropped oldest first, so
- * usually none is; otherwise they are copied forward with the lsn that they cover.
+ * A tombstone is needed as long as an older segment exists, also one that could not be opened, since only that can hold what it deletes. Segments are
+ * dropped oldest first, so usually none is; otherwise they are copied forward with the lsn that they cover.
  *
  * A full disk must not stop eviction itself, which has to write: the ballast file is room kept back for that. */
 #include "shared/log.h"
@@ -148,10 +148,16 @@ static int forward_tombstone(void *ctx, const struct record_head *head, const ui
     return h.type == RECORD_TOMBSTONE ? append_record(ctx, &h, NULL, NULL) : 0;
 }
 
+/* Nothing is left that a tombstone in it could cover. */
+static bool is_oldest(const struct store *s, const struct segment *v)
+{
+    return s->segments.list[0] == v && !s->segment_unread;
+}
+
 static int forward_tombstones(struct store *s, struct segment *v)
 {
     struct segment_scan scan;
-    if (v->tombstone_count == 0 || s->segments.list[0] == v)
+    if (v->tombstone_count == 0 || is_oldest(s, v))
         return 0;
     struct segment *pinned = segment_acquire(&s->segments, v->id, NULL);
     if (!pinned)
@@ -438,7 +444,7 @@ void space_housekeeping(struct store *s)
         ballast_regain(s);
     for (size_t i = 0; i < s->segments.count && !s->retire_off; i++) {
         struct segment *v = s->segments.list[i];
-        if (v->sealed && v->live_count == 0 && !v->suspect && (v->tombstone_count == 0 || i == 0)) {
+        if (v->sealed && v->live_count == 0 && !v->suspect && (v->tombstone_count == 0 || is_oldest(s, v))) {
             if (retire(s, v) == -TD_ERR_IO)
                 append_abandon(s);
             break; /* one at a time: operations wait meanwhile */

@@ -151,6 +151,7 @@ struct store {
     struct index *index; /* NULL: off */
     bool index_complete; /* rows and segments together describe the log; not so while recovery is at it … */
     bool index_partial;  /* … and not when it could not read all of it */
+    bool segment_unread; /* there is a segment that could not be opened: what tombstones cover may be in it */
     struct index_row *rows; /* changes that the index lacks */
     size_t row_count, row_capacity;
     uint64_t rows_since_us;
