@@ -263,6 +263,7 @@ static void fill_open(struct engine_open *open, const struct edge_connection *c,
                                  .prompt_count = m->prompt_count,
                                  .held_count = m->held_count,
                                  .accept = (enum kv_accept)m->accept,
+                                 .edge_numerics = (uint8_t)c->numerics,
                                  .no_cache = m->no_cache,
                                  .resumes = m->resumes};
     memcpy(open->tenant, c->who.tenant, sizeof open->tenant);

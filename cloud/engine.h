@@ -98,6 +98,7 @@ struct engine_open {
     int32_t *ids; /* malloc'ed, taken over: prompt, then held reply tokens */
     uint32_t prompt_count, held_count;
     enum kv_accept accept;
+    uint8_t edge_numerics; /* enum kv_numerics of the edge's rows and KV; 0: no edge */
     bool no_cache;
     bool resumes; /* the edge goes on with the plan of a generation that is known here */
     bool direct;  /* an app without an edge: `generate` is here and the whole prompt is one cloud range */

@@ -81,8 +81,10 @@ void engine_probe(struct engine *e, struct sequence *s, struct engine_event *eve
     uint32_t disk = 0, block = 0, counts[TIER_COUNT] = {0};
     for (; block < hit_blocks_max(s) && find_block(e, s, block, in_shared, &found); block++) {
         in_shared = in_shared && found.shared;
-        disk += found.page == PAGE_NONE;
-        counts[found.tier] += found.page == PAGE_NONE;
+        if (found.page == PAGE_NONE) { /* else it has no tier */
+            disk++;
+            counts[found.tier]++;
+        }
     }
     ask_afar(e, s, block, in_shared);
     event->opened.cached_tokens =
@@ -118,7 +120,7 @@ void engine_release(struct engine *e, struct sequence *s)
 static void preempt(struct engine *e, struct sequence *s)
 {
     engine_release(e, s);
-    sequence_restart(s);
+    sequence_restart(s, &e->model);
     s->state = SEQ_WAITING;
     s->waiting_us = e->clock();
     metric_add(e->metrics.preemptions, 1);

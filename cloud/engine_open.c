@@ -123,7 +123,7 @@ void engine_finish(struct engine *e, struct sequence *s, uint32_t finish)
 void engine_park(struct engine *e, struct sequence *s)
 {
     engine_release(e, s);
-    sequence_restart(s);
+    sequence_restart(s, &e->model);
     engine_emit_ingested(e, s);
     live_remove(e, s);
     s->state = SEQ_PARKED;
@@ -247,6 +247,8 @@ static void reattach(struct engine *e, struct sequence *s, uint64_t handle, stru
     s->handle = handle;
     s->sink = open->sink;
     s->sink_ctx = open->sink_ctx;
+    if (open->edge_numerics)
+        s->edge_numerics = open->edge_numerics;
     s->upload_us = now;
     bool was_parked = s->state == SEQ_PARKED;
     if (was_parked) {

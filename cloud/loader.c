@@ -89,6 +89,8 @@ static int load_block(struct load_thread *r, struct loader_block *b)
     if (rc < 0)
         return rc;
     rc = decode_block(r, b, &block->block);
+    if (rc == 0)
+        b->quality = kv_quality_worst(b->quality, block->block.quality);
     tier_block_release(block);
     return rc;
 }

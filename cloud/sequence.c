@@ -28,6 +28,12 @@ static void extend_chains(struct sequence *s, const struct seq_model *m)
     }
 }
 
+static struct kv_quality fresh_quality(const struct seq_model *m)
+{
+    return (struct kv_quality){
+        .fidelity = KV_L0, .numerics = (uint8_t)m->numerics, .provenance = KV_FROM_CLOUD};
+}
+
 struct sequence *sequence_create(const struct seq_model *m, struct engine_open *open, uint64_t key)
 {
     struct sequence *s = calloc(1, sizeof *s);
@@ -59,8 +65,8 @@ struct sequence *sequence_create(const struct seq_model *m, struct engine_open *
     s->no_cache = open->no_cache;
     s->direct = open->direct;
     s->own_from = UINT32_MAX;
-    s->quality =
-        (struct kv_quality){.fidelity = KV_L0, .numerics = (uint8_t)m->numerics, .provenance = KV_FROM_CLOUD};
+    s->quality = fresh_quality(m);
+    s->edge_numerics = open->edge_numerics ? open->edge_numerics : (uint8_t)m->numerics;
     for (uint32_t i = 0; i < s->block_capacity; i++)
         s->pages[i] = PAGE_NONE;
     if (s->direct) { /* one range, from ids */
@@ -218,7 +224,7 @@ void sequence_void_plan(struct sequence *s)
     s->pieces_lost = true;
 }
 
-void sequence_restart(struct sequence *s)
+void sequence_restart(struct sequence *s, const struct seq_model *m)
 {
     sequence_void_plan(s);
     for (uint32_t i = 0; i < s->block_capacity; i++) {
@@ -231,8 +237,7 @@ void sequence_restart(struct sequence *s)
     s->high = s->complete = s->cached_count = s->published = s->hidden_next = 0;
     s->refill_begin = s->refill_end = 0;
     s->own_from = UINT32_MAX;
-    s->quality.fidelity = KV_L0;
-    s->quality.provenance = KV_FROM_CLOUD;
+    s->quality = fresh_quality(m);
     s->logits_ready = false;
     s->load_id = 0;
     s->blocked_us = s->idle_since_us = 0;

@@ -47,6 +47,11 @@ struct seq_block {
     struct kv_quality quality; /* of a cached block */
     uint16_t missing;          /* pieces of [0, edge_layers) that have not come */
 };
+/* Something of these numerics went into the block. Of two kinds together the weakest may be claimed. */
+static inline void sequence_mix_numerics(struct seq_block *b, uint8_t numerics)
+{
+    b->numerics = b->numerics == 0 || b->numerics == numerics ? numerics : (uint8_t)KV_NUMERICS_CUDA_FAST;
+}
 
 struct seq_hidden { /* one HIDDEN message, as it came */
     struct seq_hidden *next;
@@ -67,6 +72,7 @@ struct sequence {
     char tenant[LIMIT_NAME_SIZE + 1], principal[LIMIT_NAME_SIZE + 1];
     uint8_t shared_key[CRYPTO_KEY_SIZE], own_key[CRYPTO_KEY_SIZE];
     enum kv_accept accept;
+    uint8_t edge_numerics; /* of the edge that is attached, or was last; enum kv_numerics */
     bool no_cache, direct;
     enum seq_state state;
     uint32_t slot; /* row of the engine's logits, while LOADING or RUNNING */
@@ -198,7 +204,7 @@ int sequence_hidden_rows(const struct sequence *s, const struct seq_model *m, co
 /* job->rows rows have run. */
 void sequence_advance(struct sequence *s, const struct seq_model *m, const struct seq_job *job);
 /* All pages have been let go of: start again from ids (preempted, parked). */
-void sequence_restart(struct sequence *s);
+void sequence_restart(struct sequence *s, const struct seq_model *m);
 /* The first count blocks are in their pages, read from cache or disk. */
 void sequence_set_cached(struct sequence *s, uint32_t count);
 

@@ -302,8 +302,7 @@ void sequence_take_piece(struct sequence *s, const struct ingest_piece *p)
     b->fidelity = TD_MAX(b->fidelity, h->quality.fidelity);
     if (h->codec != KV_RAW)
         b->fidelity = TD_MAX(b->fidelity, h->codec);
-    bool same = b->numerics == 0 || b->numerics == h->quality.numerics;
-    b->numerics = same ? h->quality.numerics : KV_NUMERICS_CUDA_FAST;
+    sequence_mix_numerics(b, h->quality.numerics);
     s->ingested_dirty = true;
 }
 
@@ -347,6 +346,7 @@ void sequence_want_plan(struct sequence *s)
         return;
     s->planned = s->pieces_lost = false;
     s->ids_until = 0;
+    s->range_count = 0; /* what the edge sent of them is gone: they say nothing until they come again */
 }
 
 uint32_t sequence_kv_tokens(const struct sequence *s)

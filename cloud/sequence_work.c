@@ -244,9 +244,13 @@ static void close_rows(struct sequence *s, uint32_t begin, uint32_t end)
 static void mark_device_rows(struct sequence *s, uint32_t begin, uint32_t end, uint8_t dtype)
 {
     for (uint32_t i = begin / KV_BLOCK_TOKENS; i < sequence_blocks(end); i++) {
-        s->blocks[i].from_device = true;
+        struct seq_block *b = &s->blocks[i];
+        b->from_device = true;
         if (dtype != HIDDEN_F32)
-            s->blocks[i].fidelity = TD_MAX(s->blocks[i].fidelity, (uint8_t)KV_L1);
+            b->fidelity = TD_MAX(b->fidelity, (uint8_t)KV_L1);
+        sequence_mix_numerics(
+            b,
+            s->edge_numerics); /* also where its KV does not come: the layers above were computed from these rows */
     }
 }
 

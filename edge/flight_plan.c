@@ -219,13 +219,18 @@ static uint32_t most_layers(const struct plan *p)
     return layers;
 }
 
-/* Ranges of more layers than this device holds (another one began the generation, or no memory is left) become the cloud's. */
+/* Ranges of more layers than this device holds (another one began the generation, or no memory is left) become the cloud's; so do those that are
+ * deeper than one before them, since a device that has run a token through fewer layers cannot go on behind it through more. */
 static void cap_plan(struct flight *f)
 {
     uint32_t held = f->work && !f->no_edge ? f->agent->layers : 0;
-    for (uint32_t i = 0; i < f->plan.range_count; i++)
-        if (f->plan.ranges[i].layers > held)
-            f->plan.ranges[i].layers = f->plan.ranges[i].codec = f->plan.ranges[i].hidden_dtype = 0;
+    for (uint32_t i = 0; i < f->plan.range_count; i++) {
+        struct plan_range *r = &f->plan.ranges[i];
+        if (r->layers > held)
+            r->layers = r->codec = r->hidden_dtype = 0;
+        else if (r->layers > 0)
+            held = r->layers;
+    }
     f->plan.layers = most_layers(&f->plan);
 }
 
@@ -355,6 +360,9 @@ int plan_go_on(struct flight *f, const Tandem__OpenAck *m)
     open_work(f);
     if (m->n_ranges == 0)
         return plan_again(f);
+    for (size_t i = 0; i < m->n_ranges; i++) /* a peer's numbers: the job knows no more ids than these */
+        if (m->ranges[i]->layers > 0 && m->ranges[i]->first_token + m->ranges[i]->count > f->work_count)
+            return plan_again(f);
     f->plan = (struct plan){.range_count = (uint32_t)m->n_ranges};
     for (uint32_t i = 0; i < f->plan.range_count; i++)
         f->plan.ranges[i] = (struct plan_range){.first_token = m->ranges[i]->first_token,

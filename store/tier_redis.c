@@ -157,8 +157,9 @@ static int ask_server(struct redis *r, struct redis_link *l, const struct ask *a
         rc = send_mget(r, l, a, at, TD_MIN(a->count - at, (size_t)MGET_MAX));
     for (size_t at = 0; at < a->count && rc == 0; at += MGET_MAX)
         rc = take_mget(r, l, a, at, TD_MIN(a->count - at, (size_t)MGET_MAX));
-    if (rc == -TD_ERR_NOTFOUND || rc == -TD_ERR_NOMEM)
-        redis_link_close(l); /* half an exchange may be under way */
+    if (rc < 0)
+        redis_link_close(
+            l); /* half an exchange may be under way: its answers must not meet the next questions */
     return end_exchange(r, l, rc);
 }
 
