@@ -32,7 +32,11 @@ static const struct config_option options[] = {
     {.name = "flag-name", .type = CONFIG_BOOL, .offset = offsetof(struct settings, flag)},
     {.name = "size", .type = CONFIG_SIZE, .offset = offsetof(struct settings, size), .min = 0, .max = 0x1p40},
 };
-static const struct config_spec spec = {"fuzz", "TDFUZZ", "Fuzz.", "", options, TD_COUNT(options)};
+static const struct config_spec spec = {.program = "fuzz",
+                                        .env_prefix = "TDFUZZ",
+                                        .summary = "Fuzz.",
+                                        .options = options,
+                                        .option_count = TD_COUNT(options)};
 
 static void require(bool holds)
 {

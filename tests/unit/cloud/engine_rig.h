@@ -17,7 +17,7 @@
 #define RIG_TOKENS_MAX 1024
 #define RIG_TURNS_MAX  60000 /* of one rig_until: then the test has failed */
 
-static uint64_t rig_now = 1000000;
+static _Atomic uint64_t rig_now = 1000000; /* loading threads look at it too */
 static inline uint64_t rig_clock(void)
 {
     return rig_now;
