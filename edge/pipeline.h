@@ -59,12 +59,16 @@ struct pipeline_event { /* malloc'ed; the sink's once it returned 0 */
 void pipeline_event_free(struct pipeline_event *e);
 
 struct pipeline;
+#define DISK_PATIENCE_US UINT64_C(30000)
+
 struct pipeline_config {
     struct backend *backend; /* taken over, also when creation fails */
     struct local_kv *kv;     /* borrowed, as long as the pipeline */
     uint32_t chunk_tokens;   /* a multiple of KV_BLOCK_TOKENS, at most the backend's rows */
     uint8_t codec_tables[2]; /* of K and V at L2 */
-    bool measure;            /* run one block of nothing first: an event of job 0 tells what it cost */
+    uint64_t
+        disk_patience_us; /* 0: DISK_PATIENCE_US; a disk that has rested may need so long for its first answer */
+    bool measure;         /* run one block of nothing first: an event of job 0 tells what it cost */
     uint8_t fingerprint[TD_HASH_SIZE], layout_hash[TD_HASH_SIZE];
     /* 0: taken; -TD_ERR_FULL: tried again soon; anything else: the event is dropped. */
     int (*sink)(void *ctx, struct pipeline_event *event);

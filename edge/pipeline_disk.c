@@ -4,13 +4,12 @@
  * that has given way in memory meanwhile is not saved: PIPELINE_SAVES_MAX of them are noted, later ones are not.
  *
  * Fetching brings the next block of a prompt into memory's cache, where it is taken like any other. It has a budget: all waiting for one prompt is at most
- * what computing the blocks that it got would have taken, and one block, or PATIENCE_US, more. So it is never slower than computing by more than that. */
+ * what computing the blocks that it got would have taken, and one block, or the disk's patience, more. So it is never slower than computing by more than that. */
 #include "edge/estimates.h"
 #include "edge/pipeline_internal.h"
 #include <stdlib.h>
 
-#define SMOOTH      0.25
-#define PATIENCE_US UINT64_C(30000) /* a disk that has rested may need so long for its first answer */
+#define SMOOTH 0.25
 
 /* ---- saving ---- */
 
@@ -136,7 +135,9 @@ bool disk_fetch(struct pipeline *p, struct pipeline_job *job, uint32_t limit_tok
         return false;
     double ns = p->layer_ns > 0 ? p->layer_ns : ESTIMATES_COST_UNKNOWN;
     uint64_t start_us = clock_mono_us(), block_us = (uint64_t)(ns * KV_BLOCK_TOKENS * layers / 1e3);
-    uint64_t budget_us = job->spared_us + TD_MAX(block_us, PATIENCE_US);
+    uint64_t budget_us =
+        job->spared_us +
+        TD_MAX(block_us, p->config.disk_patience_us ? p->config.disk_patience_us : DISK_PATIENCE_US);
     struct tier_block *block = NULL;
     bool good = job->fetch_us < budget_us &&
                 kv_disk_take(disk, job->chain + job->page_count, limit - job->page_count,

@@ -51,6 +51,7 @@ static void device_start(struct device *d)
     assert_int_equal(kv_disk_create(d->store, TENANT, LIMIT, &d->disk, &err), 0);
     local_kv_set_disk(d->kv, d->disk);
     struct pipeline_config pipeline = {.backend = &d->fake->base,
+                                       .disk_patience_us = 10000000, /* a busy machine is no late disk */
                                        .kv = d->kv,
                                        .chunk_tokens = KV_BLOCK_TOKENS,
                                        .sink = sink,

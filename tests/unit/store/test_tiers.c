@@ -225,7 +225,7 @@ static void hung_tier_is_a_miss_and_heals(void **state)
     assert_false(lane_is_sick(l));
 
     set_open(&g, false);
-    assert_int_equal(lane_get(l, "acme", &id, 20000, &b), -TD_ERR_TIMEOUT);
+    assert_int_equal(lane_get(l, "acme", &id, 300000, &b), -TD_ERR_TIMEOUT);
     assert_true(lane_is_sick(l));
     assert_true(metric_value(sick) == 1);
     assert_int_equal(lane_timeouts(l), 1);
