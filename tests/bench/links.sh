@@ -25,7 +25,7 @@ done
 [ "$(id -u)" = 0 ] || skip "needs root"
 [ -c /dev/net/tun ] || skip "there is no /dev/net/tun"
 [ "$(nproc)" -ge 2 ] || skip "needs two cores"
-for tool in ip taskset cc python3; do command -v "$tool" >/dev/null || skip "there is no $tool"; done
+for tool in ip taskset unshare cc python3; do command -v "$tool" >/dev/null || skip "there is no $tool"; done
 
 edge_ns=tandem-edge-$$ cloud_ns=tandem-cloud-$$
 work=$(mktemp -d /dev/shm/tandem-links.XXXXXX) # the store's fsync is not what is measured
@@ -40,6 +40,7 @@ trap 'exit 143' TERM
 trap 'exit 130' INT
 ip netns add "$edge_ns" 2>/dev/null || skip "network namespaces are not allowed here"
 ip netns add "$cloud_ns"
+unshare --mount mount --make-rslave / 2>/dev/null || skip "/ is no mount point here, as in a chroot: a program cannot enter a network namespace"
 
 cc -std=c17 -O2 -o "$work/relay" "$here/links_relay.c"
 model=${TANDEM_MODEL:-$("$root/deploy/fetch-model.sh")}
