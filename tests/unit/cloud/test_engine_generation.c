@@ -289,6 +289,41 @@ static void upload_that_breaks_off_is_finished_here(void **state)
     scene_close(s);
 }
 
+/* A parked reply has lost all that its edge sent. Until the plan comes again its old ranges say nothing: no page is read that was never written. */
+static void parked_upload_of_all_layers_is_wanted_again(void **state)
+{
+    (void)state;
+    struct scene *s = scene_open((struct rig_options){0});
+    struct client first, second;
+    struct rig_edge edge = rig_edge_compute(s->rig, s->prompt, PROMPT, 2);
+    struct plan_range range = {0, PROMPT, 2, KV_L0, HIDDEN_F32};
+    struct engine_generate generate = rig_sampling(REPLY, 99);
+    for (uint32_t again = 0; again <= 1; again++) {
+        struct client *c = again ? &second : &first;
+        struct engine_open open = client_open_of(c, s->prompt, PROMPT, again ? first.count : 0);
+        memcpy(open.request_id, s->request_id, sizeof open.request_id);
+        open.attempt = ++s->attempt;
+        open.no_cache = true;
+        open.resumes = again;
+        client_send(s->rig, c, open);
+        rig_until(s->rig, !again || c->opened);
+        for (uint32_t i = 0; again && i < 20; i++)
+            rig_turn(s->rig);
+        engine_plan(s->rig->engine, c->sequence, 1 + again, &range, 1);
+        engine_start(s->rig->engine, c->sequence, &generate);
+        rig_send_hidden(&edge, c, 1 + again, PROMPT - 1, 1, HIDDEN_F32);
+        rig_send_kv(&edge, c, 1 + again, 0, PROMPT, KV_L0);
+        rig_until(s->rig, again ? c->done || c->failed : c->count >= 10);
+        if (!again)
+            engine_detach(s->rig->engine, c->sequence);
+        rig_until(s->rig, again || rig_stats(s->rig).parked == 1);
+    }
+    assert_true(second.open_event.opened.plan_wanted);
+    assert_rest(s, &second, first.count);
+    rig_edge_free(&edge);
+    scene_close(s);
+}
+
 /* In lossy forms the same reply can only come of the same values: what has come is kept, the rest is sent in the same form. */
 static void upload_goes_on_where_it_broke_off(void **state)
 {
@@ -505,6 +540,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(lost_client_comes_back_in_time),
         cmocka_unit_test(parked_after_64_tokens_and_resumed),
+        cmocka_unit_test(parked_upload_of_all_layers_is_wanted_again),
         cmocka_unit_test(parking_makes_room_at_once),
         cmocka_unit_test(parked_is_forgotten_in_the_end),
         cmocka_unit_test(detached_but_running_is_forgotten_too),
