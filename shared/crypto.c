@@ -201,11 +201,6 @@ int gcm_open(const uint8_t key[CRYPTO_KEY_SIZE], uint32_t nonce_index, const voi
     return rc;
 }
 
-const char *crypto_gcm_name(void)
-{
-    return gcm->name;
-}
-
 /* --- random bytes, comparing, wiping --- */
 
 /* The kernel's generator directly: it needs no lock, no seed and survives fork. */

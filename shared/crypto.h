@@ -32,8 +32,7 @@ int gcm_seal(const uint8_t key[CRYPTO_KEY_SIZE], uint32_t nonce_index, const voi
 int gcm_open(const uint8_t key[CRYPTO_KEY_SIZE], uint32_t nonce_index, const void *aad, size_t aad_size,
              const void *in, size_t size, void *out, const uint8_t tag[CRYPTO_TAG_SIZE]);
 
-const char *crypto_gcm_name(void);         /* whose AES-GCM is at work: "libsodium" or "mbedTLS" */
-int crypto_random(void *out, size_t size); /* 0 or -TD_ERR_CRYPTO */
+int crypto_random(void *out, size_t size);                    /* 0 or -TD_ERR_CRYPTO */
 bool crypto_equal(const void *a, const void *b, size_t size); /* constant time */
 void crypto_wipe(void *data, size_t size);                    /* not optimised away */
 

@@ -240,7 +240,6 @@ __device__ __forceinline__ void multiply(ring &r, dealer &d, block_sums &b, uint
  * high and low bytes apart. Of a row of the input lie in shared memory: for each group of 32 the high bytes of positions 0 to 15; then
  * of all groups those of 16 to 31; the low bytes likewise; and (scale, scale * sum of the integers) of each group.
  * With W4, the eight values of a word lie in the order in which two masks take its nibbles apart: 0 4 1 5 2 6 3 7. */
-#define CODED_ROWS 4  /* of the input, at most */
 #define CODED_SIZE 72 /* bytes a group */
 
 __device__ __forceinline__ uint32_t bytes_of(int a, int b, int c, int d) /* the lowest of each */

@@ -526,6 +526,50 @@ static void test_tombstones_outlive_their_segment(void **state)
     machine_destroy(m);
 }
 
+/* The oldest segment cannot be opened in one life: the oldest that is left still has tombstones for what is in that one. */
+static void test_tombstones_outlive_a_segment_that_was_not_opened(void **state)
+{
+    (void)state;
+    enum { OPENS_MAX = 12 };
+    int missed = 0;
+    for (uint64_t position = 1; position <= OPENS_MAX; position++) {
+        struct machine *m = machine_create(1);
+        struct store *s;
+        struct fixture_block deleted;
+        fixture_block_make(&deleted, 5000);
+        m->segments_only = true;
+        m->limit_size = 1 << 20;
+        m->sim.survival = SURVIVE_NONE;
+        assert_int_equal(open_machine(m, &s), 0);
+        assert_int_equal(fixture_put(s, "acme", &deleted), 0);
+        put_many(s, 0, 8); /* into the second segment */
+        assert_int_equal(store_delete(s, "acme", &deleted.id, NULL, NULL), 0);
+        put_many(s, 100, 8);
+        store_close(s);
+        sim_power_loss(&m->sim);
+        index_set_aside(m->index_directory, false);
+        fail_next(m, SIM_OPEN, 1);
+        m->sim.fail_at[SIM_OPEN] += position - 1;
+        if (open_machine(m, &s) == 0) {
+            no_faults(m);
+            missed += segment_find(&s->segments, 1) == NULL;
+            for (uint64_t last = 200; segment_find(&s->segments, 2);
+                 last++) /* until eviction has taken the second */
+                assert_int_equal(put_many(s, last, 1), 1);
+            store_close(s);
+        }
+        no_faults(m);
+        sim_power_loss(&m->sim);
+        index_set_aside(m->index_directory, false);
+        m->limit_size = 0;
+        assert_int_equal(open_machine(m, &s), 0);
+        assert_false(is_there(s, 5000));
+        store_close(s);
+        machine_destroy(m);
+    }
+    assert_true(missed > 0);
+}
+
 /* The same, with the block put again before its tombstone is copied forward past it. */
 static void test_a_copied_tombstone_spares_what_is_younger(void **state)
 {
@@ -629,6 +673,7 @@ int main(void)
         cmocka_unit_test(test_an_unreadable_conversation_is_an_error_and_stays),
         cmocka_unit_test(test_an_unreadable_block_is_a_miss_and_its_segment_stays),
         cmocka_unit_test(test_tombstones_outlive_their_segment),
+        cmocka_unit_test(test_tombstones_outlive_a_segment_that_was_not_opened),
         cmocka_unit_test(test_a_copied_tombstone_spares_what_is_younger),
         cmocka_unit_test(test_nothing_is_dropped_after_a_failed_unlink),
         cmocka_unit_test(test_the_index_hears_of_it_before_a_segment_goes),

@@ -708,6 +708,25 @@ static void other_arithmetic_is_never_exact(void **state)
     scene_close(s);
 }
 
+/* Nor do blocks whose upper layers were computed from rows of other arithmetic, also where no piece came that says so. */
+static void rows_of_other_arithmetic_are_never_exact(void **state)
+{
+    (void)state;
+    for (uint8_t numerics = KV_NUMERICS_CPU_V1; numerics <= KV_NUMERICS_CUDA_FAST; numerics++) {
+        struct scene *s = scene_open(1, (struct rig_options){0});
+        struct engine_open open = client_open_of(&s->client, s->prompt, PROMPT, 0);
+        open.edge_numerics = numerics;
+        client_send(s->rig, &s->client, open);
+        plan_one(s, 1, 0, PLAN_CODEC_NONE, HIDDEN_F32);
+        start(s, rig_greedy(REPLY));
+        send_hidden_all(s, 1, 0, PROMPT, HIDDEN_F32);
+        finish(s);
+        assert_int_equal(cached_for(s, KV_ACCEPT_EXACT), numerics == KV_NUMERICS_CPU_V1 ? 192 : 0);
+        assert_int_equal(cached_for(s, KV_ACCEPT_VISIBLE_LOSSLESS), 192);
+        scene_close(s);
+    }
+}
+
 /* Lossy pieces or rows make blocks that an exact request does not take. */
 static void lossy_is_never_exact(void **state)
 {
@@ -810,6 +829,7 @@ int main(void)
         cmocka_unit_test(lies_stay_with_the_liar),
         cmocka_unit_test(chain_goes_from_shared_to_own),
         cmocka_unit_test(other_arithmetic_is_never_exact),
+        cmocka_unit_test(rows_of_other_arithmetic_are_never_exact),
         cmocka_unit_test(lossy_is_never_exact),
         cmocka_unit_test(data_waits_for_a_slot),
         cmocka_unit_test(preempted_upload_is_recomputed),

@@ -60,10 +60,12 @@ struct fake_cloud {
     bool
         plan_wanted; /* with resumed: the edge is to go on behind the first block of its plan, which has one range of `wanted_layers` */
     uint32_t wanted_layers, wanted_epoch;
-    bool hold_done;     /* no DONE for a reply that ended at the edge */
-    bool wait_for_rows; /* no token before the rows of the whole prompt are here */
-    uint32_t cut_after; /* reply tokens after which the connection is cut, once */
-    int error_code;     /* an ERROR instead of OPEN_ACK */
+    uint32_t wanted_beyond; /* … which reaches so many tokens beyond the prompt */
+    bool wanted_deeper;     /* … which has two ranges, the second of one layer more */
+    bool hold_done;         /* no DONE for a reply that ended at the edge */
+    bool wait_for_rows;     /* no token before the rows of the whole prompt are here */
+    uint32_t cut_after;     /* reply tokens after which the connection is cut, once */
+    int error_code;         /* an ERROR instead of OPEN_ACK */
     bool error_retry;
 
     /* records */
@@ -161,17 +163,24 @@ static inline void fake_on_open(struct fake_conn *c, const struct wire_frame *fr
     ack.attempt = m->attempt;
     ack.need_ids = f->need_ids && m->conversation_length > 0;
     ack.resumed = f->resumed;
-    Tandem__Range range = TANDEM__RANGE__INIT, *ranges = &range;
+    Tandem__Range range = TANDEM__RANGE__INIT, deeper, *ranges[] = {&range, &deeper};
     if (f->resumed && f->plan_wanted && f->open_count > 1) {
-        range.count = m->prompt_count;
+        range.count = m->prompt_count + f->wanted_beyond;
         range.layers = f->wanted_layers;
         range.codec = KV_L1;
         range.hidden_dtype = HIDDEN_INT8;
         ack.plan_wanted = true;
         ack.epoch = f->wanted_epoch;
         ack.hidden_tokens = ack.kv_tokens = KV_BLOCK_TOKENS;
-        ack.n_ranges = 1;
-        ack.ranges = &ranges;
+        deeper = range;
+        if (f->wanted_deeper) {
+            range.count = 2 * KV_BLOCK_TOKENS;
+            deeper.first_token = range.count;
+            deeper.count -= range.count;
+            deeper.layers++;
+        }
+        ack.n_ranges = 1 + f->wanted_deeper;
+        ack.ranges = ranges;
     }
     ack.cached_tokens = ack.cached_memory = m->no_cache ? 0 : f->cached_tokens;
     fake_send(c, FRAME_OPEN_ACK, frame->stream, &ack.base, NULL, 0);

@@ -312,6 +312,57 @@ static void an_upload_goes_on_as_the_cloud_has_it_planned(void **state)
     }
 }
 
+static struct rig *resuming_rig(uint32_t layers)
+{
+    struct rig *r = calloc(1, sizeof *r);
+    rig_make(r, 2);
+    r->cloud.cut_after = 1;
+    r->cloud.resumed = r->cloud.plan_wanted = true;
+    r->cloud.wanted_layers = layers;
+    return r;
+}
+
+static const struct fake_plan *last_plan_of_a_reply(struct rig *r, uint32_t *prompt_count)
+{
+    rig_run(r);
+    struct client *c = client_make(r);
+    client_says(c, "user", long_text);
+    client_run(r, c);
+    client_check_reply(c, FAKE_REPLY);
+    *prompt_count = c->usage.prompt_tokens;
+    free(c);
+    return &r->cloud.plans[r->cloud.plan_count - 1];
+}
+
+/* A device that has run tokens through fewer layers cannot go on behind them through more: that range is the cloud's. */
+static void a_plan_does_not_get_deeper_under_way(void **state)
+{
+    (void)state;
+    struct rig *r = resuming_rig(1);
+    r->cloud.wanted_deeper = true;
+    uint32_t prompt_count;
+    const struct fake_plan *p = last_plan_of_a_reply(r, &prompt_count);
+    assert_int_equal(p->range_count, 2);
+    assert_int_equal(p->ranges[0].layers, 1);
+    assert_int_equal(p->ranges[1].layers, 0);
+    rig_free(r);
+    free(r);
+}
+
+/* A cloud that names more tokens than there are: the agent plans for those that it knows. */
+static void a_plan_beyond_the_prompt_is_not_carried_out(void **state)
+{
+    (void)state;
+    struct rig *r = resuming_rig(2);
+    r->cloud.wanted_beyond = 100000;
+    uint32_t prompt_count;
+    const struct fake_plan *p = last_plan_of_a_reply(r, &prompt_count);
+    uint32_t last = p->range_count - 1;
+    assert_int_equal(p->ranges[last].first_token + p->ranges[last].count, prompt_count);
+    rig_free(r);
+    free(r);
+}
+
 static void an_agent_that_chooses_says_by_what(void **state)
 {
     (void)state;
@@ -796,6 +847,8 @@ int main(void)
         cmocka_unit_test(shutdown_in_the_middle_leaves_nothing),
         cmocka_unit_test(layers_beyond_the_file_are_refused),
         cmocka_unit_test(an_upload_goes_on_as_the_cloud_has_it_planned),
+        cmocka_unit_test(a_plan_does_not_get_deeper_under_way),
+        cmocka_unit_test(a_plan_beyond_the_prompt_is_not_carried_out),
         cmocka_unit_test(an_agent_that_chooses_says_by_what),
         cmocka_unit_test(missing_certificates_are_told_at_the_start),
     };
