@@ -248,9 +248,8 @@ static void mark_device_rows(struct sequence *s, uint32_t begin, uint32_t end, u
         b->from_device = true;
         if (dtype != HIDDEN_F32)
             b->fidelity = TD_MAX(b->fidelity, (uint8_t)KV_L1);
-        sequence_mix_numerics(
-            b,
-            s->edge_numerics); /* also where its KV does not come: the layers above were computed from these rows */
+        /* Also where its KV does not come: the layers above were computed from these rows. */
+        sequence_mix_numerics(b, s->edge_numerics);
     }
 }
 
