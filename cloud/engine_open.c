@@ -269,6 +269,20 @@ static void reattach(struct engine *e, struct sequence *s, uint64_t handle, stru
     }
 }
 
+/* The edge's list of tokens is the authority: what was made here is not its text, or behind it. */
+static void give_way(struct engine *e, struct sequence *s)
+{
+    static const char text[] = "a later attempt of the same request has taken over";
+    if (s->state != SEQ_PARKED && s->state != SEQ_ENDED) {
+        engine_fail(e, s, -TD_ERR_CANCELLED, text);
+        return;
+    }
+    engine_emit_failed(s, -TD_ERR_CANCELLED, text, 0);
+    e->parked_count -= s->state == SEQ_PARKED;
+    gen_forget(e->gens, s->gen);
+    sequence_free(s);
+}
+
 static void open_new(struct engine *e, uint64_t handle, struct engine_open *open, struct generation *g)
 {
     uint64_t now = e->clock();
@@ -288,6 +302,14 @@ static void open_new(struct engine *e, uint64_t handle, struct engine_open *open
         engine_do_start(e, s, &open->generate);
 }
 
+static enum gen_verdict open_generation(struct engine *e, const struct engine_open *open,
+                                        const uint8_t hash[TD_HASH_SIZE], struct generation **out)
+{
+    return gen_open(e->gens, open->tenant, open->principal, open->request_id, open->attempt, hash,
+                    open->ids + open->prompt_count, open->held_count,
+                    e->model.context_max - open->prompt_count, e->clock(), out);
+}
+
 void engine_do_open(struct engine *e, uint64_t handle, struct engine_open *open)
 {
     struct td_error err;
@@ -299,9 +321,11 @@ void engine_do_open(struct engine *e, uint64_t handle, struct engine_open *open)
         return;
     }
     ids_hash(open->ids, open->prompt_count, hash);
-    switch (gen_open(e->gens, open->tenant, open->principal, open->request_id, open->attempt, hash,
-                     open->ids + open->prompt_count, open->held_count,
-                     e->model.context_max - open->prompt_count, e->clock(), &g)) {
+    switch (open_generation(e, open, hash, &g)) {
+    case GEN_REPLACE:
+        give_way(e, g->owner);
+        engine_do_open(e, handle, open);
+        break;
     case GEN_NEW:
     case GEN_ADOPT:
         open_new(e, handle, open, g);
@@ -311,7 +335,7 @@ void engine_do_open(struct engine *e, uint64_t handle, struct engine_open *open)
         break;
     case GEN_MISMATCH:
         refuse(e, handle, open, -TD_ERR_MISMATCH,
-               "this request, or its Idempotency-Key, was used before with another prompt or reply");
+               "this request, or its Idempotency-Key, was used before with another prompt");
         break;
     case GEN_STALE:
         refuse(e, handle, open, -TD_ERR_BUSY,

@@ -1,7 +1,7 @@
 /* generation: see generation.h. The table is an array of entries, searched by a hash of (tenant, principal, request id);
  * a lookup is one pass over 8-byte keys, and happens once a request.
  *
- * Invariants: ids are appended to the reply before they are sent, so an edge never holds one that the table lacks; the attempt
+ * Invariants: ids are appended to the reply before they are sent, so an edge never holds one from here that the table lacks; the attempt
  * of a generation only grows; a generation is owned by at most one stream, the one of its attempt. */
 #include "protocol/generation.h"
 #include "shared/crypto.h"
@@ -47,12 +47,23 @@ int gen_receive_tokens(struct gen_receiver *g, uint64_t attempt, uint32_t index,
     size_t known = TD_MIN(count, (size_t)(g->count - index));
     for (size_t i = 0; i < known; i++)
         if ((int32_t)load_le32(ids_le.data + 4 * i) != g->ids[index + i])
-            return -TD_ERR_PROTOCOL;
+            return index + i < g->confirmed ? -TD_ERR_PROTOCOL : -TD_ERR_CONFLICT;
     if (g->done && known < count)
         return -TD_ERR_PROTOCOL;
     for (size_t i = known; i < count; i++)
         g->ids[g->count++] = (int32_t)load_le32(ids_le.data + 4 * i);
+    g->confirmed = TD_MAX(g->confirmed, index + (uint32_t)count);
     return (int)(count - known);
+}
+
+int gen_make_token(struct gen_receiver *g, uint32_t index, int32_t id)
+{
+    if (index < g->count)
+        return g->ids[index] == id ? 0 : -TD_ERR_CONFLICT;
+    if (index > g->count || index >= g->capacity)
+        return -TD_ERR_LIMIT;
+    g->ids[g->count++] = id;
+    return 1;
 }
 
 void gen_reopen(struct gen_receiver *g, uint64_t wall_ms)
@@ -194,16 +205,18 @@ static enum gen_verdict reopen(struct entry *e, uint64_t attempt, const uint8_t 
     struct generation *g = &e->generation;
     if (attempt <= g->attempt)
         return GEN_STALE;
-    if (memcmp(g->prompt_hash, prompt_hash, TD_HASH_SIZE) != 0 || held_count > g->reply_count ||
-        (held_count > 0 && memcmp(g->reply, held, held_count * sizeof *held) != 0))
+    if (memcmp(g->prompt_hash, prompt_hash, TD_HASH_SIZE) != 0)
         return GEN_MISMATCH;
+    *out = g;
+    if (held_count > g->reply_count ||
+        (held_count > 0 && memcmp(g->reply, held, held_count * sizeof *held) != 0))
+        return GEN_REPLACE;
     g->attempt = attempt;
     e->dropped = false;
     if (g->state != GEN_FINISHED) {
         g->state = GEN_RUNNING;
         g->expires_us = 0;
     }
-    *out = g;
     return GEN_CONTINUE;
 }
 

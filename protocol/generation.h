@@ -3,7 +3,8 @@
  * Edge: gen_receiver holds the tokens of one reply. After a lost link it is re-opened with (request id, higher attempt, tokens held, their hash).
  * Cloud: gen_table knows every generation of a principal by request id: running, detached (its socket is gone: decode at most LIMIT_DETACHED_TOKENS
  * more, then park), parked, finished. A re-open of a known one goes on from the tokens that the edge holds; of an unknown one takes prompt + held
- * tokens as its prompt (same seed, same counter: same text). A higher attempt fences earlier ones. Finished and parked ones are forgotten after LIMIT_PARK_MS.
+ * tokens as its prompt (same seed, same counter: same text), and so does one of a known one that never made these tokens: an edge may make some itself
+ * and be ahead, or have drawn others. A higher attempt fences earlier ones. Finished and parked ones are forgotten after LIMIT_PARK_MS.
  *
  *      RUNNING --socket lost--> DETACHED --64 tokens--> PARKED --re-open--> RUNNING;   any --finish--> FINISHED;   any --cancel--> gone */
 #ifndef TANDEM_PROTOCOL_GENERATION_H
@@ -21,11 +22,16 @@ struct gen_receiver {
     uint64_t attempt;
     int32_t *ids; /* [capacity], the caller's arena or malloc; held tokens */
     uint32_t count, capacity;
+    uint32_t
+        confirmed; /* tokens below came from the cloud, or were given to it; the others this device has made and the cloud has not said them yet */
     bool done;
 };
-/* A TOKEN frame: returns how many of its ids are new (they are appended; 0 for repeats and for other attempts), -TD_ERR_PROTOCOL for a gap, a conflicting id
- * or too many. */
+/* A TOKEN frame: returns how many of its ids are new (they are appended; 0 for repeats and for other attempts), -TD_ERR_CONFLICT for an id that differs
+ * from one that this device has made, -TD_ERR_PROTOCOL for a gap, for one that differs from the cloud's own, or too many. */
 int gen_receive_tokens(struct gen_receiver *g, uint64_t attempt, uint32_t index, struct span ids_le);
+/* A token that this device has made: 1 if it is new (it is appended), 0 if it is held already, -TD_ERR_CONFLICT if another one is, -TD_ERR_LIMIT for a gap or
+ * one too many. */
+int gen_make_token(struct gen_receiver *g, uint32_t index, int32_t id);
 /* Start another attempt: attempt = max(attempt + 1, wall_ms). */
 void gen_reopen(struct gen_receiver *g, uint64_t wall_ms);
 
@@ -36,7 +42,8 @@ enum gen_verdict {
     GEN_ADOPT, /* not known, the edge holds tokens: they extend the prompt for prefill; token indices go on after them */
     GEN_CONTINUE, /* known: resend what the edge lacks from *generation, go on */
     GEN_STALE,    /* attempt is not higher than one seen: refuse */
-    GEN_MISMATCH, /* known, but the held tokens are not a prefix of ours, or the prompt differs: refuse */
+    GEN_MISMATCH, /* known, but the prompt differs: refuse */
+    GEN_REPLACE, /* known, but the held tokens are others than ours, or more: *generation is the old one; forget it and open again, which is ADOPT */
 };
 struct generation {
     char tenant[LIMIT_NAME_SIZE + 1], principal[LIMIT_NAME_SIZE + 1];

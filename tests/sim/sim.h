@@ -23,6 +23,7 @@
 #define SIM_REQUESTS     80
 #define SIM_REPLY        400 /* tokens */
 #define SIM_BLOCK        64  /* tokens of a KV block, and of a HIDDEN message at most */
+#define SIM_LEAD         64  /* tokens that a device makes ahead of the cloud */
 #define SIM_LOWAT_SIZE   (16u << 10)
 #define SIM_STAGED_COUNT 4096
 
@@ -72,6 +73,7 @@ uint64_t text_mix(uint64_t a, uint64_t b);
 uint64_t text_begin(uint64_t seed, const int32_t *prompt, uint32_t count);
 uint64_t text_fold(uint64_t state, int32_t id);
 int32_t text_next(uint64_t state);
+int32_t text_other(int32_t next); /* what a device of other arithmetic may draw instead */
 bool text_ends(int32_t id);
 void content_fill(uint8_t *bytes, size_t size, uint64_t name);
 bool content_is(const uint8_t *bytes, size_t size, uint64_t name);
@@ -91,7 +93,8 @@ struct request {
     /* state of the edge, lost when it crashes */
     struct gen_receiver receiver;
     int32_t held[SIM_REPLY];
-    uint32_t stream; /* 0: none */
+    uint64_t make_us; /* when this device has made the next token itself; NEVER: it makes none (any more) */
+    uint32_t stream;  /* 0: none */
     uint32_t epoch, edge_planned, hidden_next, piece_next;
     bool sends_data;
     uint64_t produce_us, retry_us;
@@ -161,6 +164,9 @@ struct sim_config {
     uint64_t chunk_us, step_us,
         stage_us; /* edge prefill of a chunk; a decode step; longest stay in the staging area */
     unsigned damage_percent, replan_percent;
+    unsigned makes_percent,
+        others_percent; /* requests whose device makes tokens too; of those, that the cloud would not have drawn */
+    uint64_t make_step_us;
 };
 struct sim {
     uint64_t seed, now_us;
@@ -172,7 +178,8 @@ struct sim {
     struct { /* what happened, over all runs */
         uint64_t runs, requests, cancelled, tokens, tokens_ignored, frames, bulk_size;
         uint64_t connections, cuts, cloud_crashes, edge_crashes, goaways;
-        uint64_t verdicts[5], cancels_sent, cancels_delivered, parked, expired, needs, voids, fetched;
+        uint64_t verdicts[GEN_REPLACE + 1], made, conflicts, cancels_sent, cancels_delivered, parked, expired,
+            needs, voids, fetched;
     } count;
 };
 void sim_fail(struct sim *s, const char *format, ...) __attribute__((format(printf, 2, 3), noreturn));

@@ -177,6 +177,17 @@ static void open_known(struct sim *s, struct connection *c, uint32_t stream, str
     q->step_us = s->now_us + s->config.step_us;
 }
 
+/* The edge has made tokens that are not ours: ours go. */
+static void give_way(struct sim *s, struct generation *g)
+{
+    struct sequence *q = g->owner;
+    if (q && q->connection)
+        link_close_stream(q->connection->cloud, q->stream);
+    gen_forget(s->cloud.table, g);
+    if (q)
+        sequence_free(s, q);
+}
+
 static void on_open(struct sim *s, struct connection *c, const struct wire_frame *f)
 {
     const Tandem__Open *m = f->open;
@@ -196,6 +207,12 @@ static void on_open(struct sim *s, struct connection *c, const struct wire_frame
     enum gen_verdict verdict = gen_open(s->cloud.table, tenant, principal, m->request_id.data, m->attempt,
                                         hash, ids + m->prompt_count, m->held_count, SIM_REPLY, s->now_us, &g);
     s->count.verdicts[verdict]++;
+    if (verdict == GEN_REPLACE) {
+        give_way(s, g);
+        verdict = gen_open(s->cloud.table, tenant, principal, m->request_id.data, m->attempt, hash,
+                           ids + m->prompt_count, m->held_count, SIM_REPLY, s->now_us, &g);
+        SIM_CHECK(s, verdict == GEN_ADOPT, "a generation that has given way is still there");
+    }
     SIM_CHECK(s, verdict != GEN_MISMATCH, "a re-opened generation does not match");
     if (verdict != GEN_STALE)
         note_attempt(s, m->request_id.data, m->attempt);

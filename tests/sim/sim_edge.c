@@ -1,13 +1,16 @@
 /* sim_edge: one agent with many requests over one connection. A request opens its stream in one flight (OPEN, PLAN, GENERATE), then its toy
  * prefill makes a chunk every now and then: HIDDEN of the chunk, then the KV pieces of its block. Whatever happens to the
- * connection, the receiver's tokens stay; only a crash loses them, and then the client asks again with the same key. */
+ * connection, the receiver's tokens stay; only a crash loses them, and then the client asks again with the same key. Some devices make tokens
+ * themselves, at most SIM_LEAD before the cloud, and some of these draw now and then another one than the cloud would: then its text is the one that counts. */
 #include "sim.h"
 #include <stdlib.h>
 
 static const uint8_t principal_key[32] = {42};
 
-static void request_reset(struct request *r)
+static void request_reset(struct sim *s, struct request *r)
 {
+    bool makes = rng_chance(&s->rng, s->config.makes_percent);
+    r->make_us = makes ? s->now_us + rng_between(&s->rng, 1, 100) * s->config.make_step_us : NEVER;
     memset(&r->receiver, 0, sizeof r->receiver);
     r->receiver.ids = r->held;
     r->receiver.capacity = r->token_count_max;
@@ -59,7 +62,7 @@ void edge_crash(struct sim *s, uint64_t back_us)
     for (uint32_t i = 0; i < s->edge.request_count; i++) {
         struct request *r = &s->edge.requests[i];
         if (!r->done && r->receiver.ids)
-            request_reset(r);
+            request_reset(s, r);
         r->retry_us = 0;
     }
 }
@@ -117,6 +120,8 @@ static int send_open(struct sim *s, struct request *r, uint32_t stream)
     size += put_ids(ids + size, g->ids, 0, g->count);
     int rc = link_send(edge_link(s), FRAME_OPEN, stream, &open.base, ids, size);
     free(ids);
+    if (rc == 0)
+        g->confirmed = g->count;
     return rc;
 }
 
@@ -214,6 +219,50 @@ static void request_produce(struct sim *s, struct request *r)
     r->produce_us = s->now_us + s->config.chunk_us;
 }
 
+/* ---- tokens that the device makes ---- */
+
+static bool reply_is_whole(const struct request *r)
+{
+    const struct gen_receiver *g = &r->receiver;
+    return g->count > 0 && (g->count == r->token_count_max || text_ends(g->ids[g->count - 1]));
+}
+
+static bool request_makes(const struct request *r)
+{
+    return r->make_us != NEVER && !reply_is_whole(r) && r->receiver.count - r->receiver.confirmed < SIM_LEAD;
+}
+
+static void request_make(struct sim *s, struct request *r)
+{
+    struct gen_receiver *g = &r->receiver;
+    uint64_t state = text_begin(r->seed, r->prompt, r->prompt_count);
+    for (uint32_t i = 0; i < g->count; i++)
+        state = text_fold(state, g->ids[i]);
+    int32_t id = text_next(state);
+    if (rng_chance(&s->rng, s->config.others_percent))
+        id = text_other(id);
+    SIM_CHECK(s, gen_make_token(g, g->count, id) == 1, "a token of the device's own is refused");
+    s->count.made++;
+    r->make_us = s->now_us + s->config.make_step_us;
+}
+
+/* Every token is the one that follows from those before it, or one that a device may have drawn instead. */
+static bool reply_is_right(const struct sim *s, const struct request *r)
+{
+    const struct gen_receiver *g = &r->receiver;
+    if (s->config.others_percent == 0)
+        return g->count == r->expected_count && memcmp(g->ids, r->expected, 4 * (size_t)g->count) == 0;
+    uint64_t state = text_begin(r->seed, r->prompt, r->prompt_count);
+    for (uint32_t i = 0; i < g->count; i++) {
+        int32_t next = text_next(state);
+        if ((g->ids[i] != next && g->ids[i] != text_other(next)) ||
+            (i + 1 < g->count && text_ends(g->ids[i])))
+            return false;
+        state = text_fold(state, g->ids[i]);
+    }
+    return reply_is_whole(r);
+}
+
 /* ---- frames from the cloud ---- */
 
 static struct request *request_of(struct sim *s, uint32_t stream)
@@ -255,6 +304,15 @@ static void on_tokens(struct sim *s, struct request *r, const struct wire_frame 
 {
     uint32_t before = r->receiver.count;
     int rc = gen_receive_tokens(&r->receiver, f->token->attempt, f->token->index, f->payload);
+    if (rc == -TD_ERR_CONFLICT) { /* once: it makes no more then */
+        SIM_CHECK(s, r->make_us != NEVER && s->config.others_percent > 0, "another token than the device's");
+        s->count.conflicts++;
+        r->make_us = NEVER;
+        SIM_CHECK(s, link_send(edge_link(s), FRAME_CANCEL, r->stream, NULL, NULL, 0) == 0, "CANCEL refused");
+        link_close_stream(edge_link(s), r->stream);
+        request_again(s, r);
+        return;
+    }
     SIM_CHECK(s, rc >= 0, "tokens at %u refused with %u held", f->token->index, before);
     s->count.tokens += (uint64_t)rc;
     s->count.tokens_ignored += f->payload.size / 4 - (uint64_t)rc;
@@ -265,8 +323,7 @@ static void on_done(struct sim *s, struct request *r, const Tandem__Done *done)
     struct gen_receiver *g = &r->receiver;
     if (done->attempt != g->attempt)
         return;
-    SIM_CHECK(s, g->count == r->expected_count, "a reply of %u tokens, not %u", g->count, r->expected_count);
-    SIM_CHECK(s, memcmp(g->ids, r->expected, 4 * (size_t)g->count) == 0, "a reply that differs");
+    SIM_CHECK(s, reply_is_right(s, r), "a reply that differs, of %u tokens", g->count);
     SIM_CHECK(s, done->completion_tokens == g->count, "DONE counts %u tokens of %u", done->completion_tokens,
               g->count);
     SIM_CHECK(s, done->finish == (text_ends(g->ids[g->count - 1]) ? FINISH_STOP : FINISH_LENGTH),
@@ -360,7 +417,7 @@ void edge_act(struct sim *s)
     for (uint32_t i = 0; i < s->edge.request_count; i++) {
         struct request *r = &s->edge.requests[i];
         if (r->start_us <= s->now_us && !r->receiver.ids)
-            request_reset(r);
+            request_reset(s, r);
         if (r->done || !r->receiver.ids)
             continue;
         if (r->cancel_us <= s->now_us)
@@ -369,6 +426,8 @@ void edge_act(struct sim *s)
             request_open(s, r);
         else if (ready && request_produces(r) && r->produce_us <= s->now_us)
             request_produce(s, r);
+        if (!r->done && request_makes(r) && r->make_us <= s->now_us)
+            request_make(s, r);
     }
 }
 
@@ -385,6 +444,8 @@ uint64_t edge_next_us(const struct sim *s)
             due_us = TD_MIN(due_us, r->retry_us);
         if (ready && request_produces(r))
             due_us = TD_MIN(due_us, r->produce_us);
+        if (r->receiver.ids && request_makes(r))
+            due_us = TD_MIN(due_us, r->make_us);
         next_us = TD_MIN(next_us, due_us);
     }
     return next_us;

@@ -49,6 +49,9 @@ static void choose_config(struct sim *s)
     c->stage_us = rng_chance(&s->rng, 50) ? 0 : rng_between(&s->rng, 1, 300) * MS;
     c->damage_percent = rng_chance(&s->rng, 30) ? 10 : 0;
     c->replan_percent = rng_chance(&s->rng, 50) ? 40 : 0;
+    c->makes_percent = rng_chance(&s->rng, 50) ? 60 : 0;
+    c->others_percent = rng_chance(&s->rng, 30) ? 3 : 0;
+    c->make_step_us = rng_between(&s->rng, 1, 40) * MS;
 }
 
 static void request_create(struct sim *s, struct request *r, uint32_t index, bool small)
@@ -468,6 +471,9 @@ static void print_count(const struct sim *s)
            N(tokens_ignored), N(frames), N(bulk_size) >> 20);
     printf("%llu connections: %llu cut, %llu told to go; %llu crashes of a cloud, %llu of an edge\n",
            N(connections), N(cuts), N(goaways), N(cloud_crashes), N(edge_crashes));
+    printf("devices made %llu tokens themselves, and were ahead with others or more at %llu openings; %llu "
+           "conflicts\n",
+           N(made), N(verdicts[GEN_REPLACE]), N(conflicts));
     printf("opened: %llu new, %llu adopted, %llu continued, %llu stale; %llu parked, %llu forgotten; %llu "
            "needed again, %llu plans "
            "voided, %llu pieces fetched\n",

@@ -27,6 +27,11 @@ int32_t text_next(uint64_t state)
     return (int32_t)(text_mix(state, 2) % 50000);
 }
 
+int32_t text_other(int32_t next)
+{
+    return (next + 1) % 50000;
+}
+
 bool text_ends(int32_t id)
 {
     return id % 151 == 0;

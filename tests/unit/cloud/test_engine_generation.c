@@ -192,6 +192,44 @@ static void adopted_reply_goes_on(void **state)
     scene_close(s);
 }
 
+/* A device that is ahead, or has drawn other tokens, goes on from its own, whatever has become of ours: running, parked, ended. */
+static void tokens_of_the_device_replace_ours(void **state)
+{
+    (void)state;
+    for (int what = 0; what < 3; what++) {
+        struct scene *s = scene_open((struct rig_options){0});
+        struct client first, second;
+        open_attempt(s, &first, 0);
+        plan_and_start(s, &first);
+        rig_until(s->rig, first.count >= 10);
+        uint32_t held = first.count + LIMIT_DETACHED_TOKENS + 5;
+        if (what == 1) {
+            engine_detach(s->rig->engine, first.sequence);
+            rig_until(s->rig, rig_stats(s->rig).parked == 1);
+        } else if (what == 2) {
+            rig_until(s->rig, first.done);
+            int32_t *token = &s->prompt[PROMPT + 1];
+            *token = (*token + 1) % VOCAB;
+        }
+        uint64_t now = rig_now;
+        open_attempt(s, &second, held);
+        plan_and_start(s, &second);
+        rig_until(s->rig, second.done);
+        assert_true(now + 5000000 > rig_now); /* it did not wait for anything to be forgotten */
+        assert_false(second.open_event.opened.resumed);
+        assert_int_equal(second.open_event.opened.reply_count, held);
+        assert_int_equal(second.first_index, held);
+        assert_int_equal(second.done_event.done.completion_tokens, REPLY);
+        assert_memory_equal(second.done_ids, s->prompt, (PROMPT + held) * sizeof *second.ids);
+        if (what < 2)
+            assert_rest(s, &second, held);
+        assert_int_equal(first.failed, what == 0);
+        assert_int_equal(atomic_load(&s->rig->engine->open_count), 0);
+        assert_int_equal(rig_stats(s->rig).parked, 0);
+        scene_close(s);
+    }
+}
+
 static void adopted_reply_that_is_whole_ends_at_once(void **state)
 {
     (void)state;
@@ -429,10 +467,11 @@ static void finished_reply_can_be_fetched_again(void **state)
             assert_int_equal(c.count, 0);
         assert_int_equal(c.done_event.done.finish, FINISH_LENGTH);
     }
-    s->prompt[PROMPT + 3] ^= 1; /* tokens that it never sent */
+    s->prompt[3] ^= 1; /* another prompt */
     open_attempt(s, &c, 10);
     rig_turn(s->rig);
     assert_int_equal(c.fail_code, -TD_ERR_MISMATCH);
+    s->prompt[3] ^= 1;
     rig_now += LIMIT_PARK_MS * UINT64_C(1000) + 2000000;
     rig_turn(s->rig);
     open_attempt(s, &c, 0);
@@ -545,6 +584,7 @@ int main(void)
         cmocka_unit_test(parked_is_forgotten_in_the_end),
         cmocka_unit_test(detached_but_running_is_forgotten_too),
         cmocka_unit_test(adopted_reply_goes_on),
+        cmocka_unit_test(tokens_of_the_device_replace_ours),
         cmocka_unit_test(adopted_reply_that_is_whole_ends_at_once),
         cmocka_unit_test(adopted_prompt_may_be_split),
         cmocka_unit_test(upload_that_breaks_off_is_finished_here),
