@@ -74,12 +74,32 @@ static bool reconsider_plans(struct agent *a)
     return any;
 }
 
+/* Nobody waits for the link: no request is still on its way up. */
+static bool link_is_idle(const struct agent *a)
+{
+    if (uplink_state(a->uplink) != UPLINK_READY)
+        return false;
+    for (const struct flight *f = a->flights; f; f = f->next)
+        if (f->state < FLIGHT_OPEN || (f->state == FLIGHT_OPEN && !f->acked))
+            return false;
+    return true;
+}
+
+static void probe_link(struct agent *a)
+{
+    if (a->layers_wanted == PLANNER_AUTO && a->pipeline && link_is_idle(a) &&
+        estimates_wants_probe(&a->estimates, clock_mono_us()))
+        uplink_probe(a->uplink);
+}
+
 static void on_tick(void *ctx)
 {
     struct agent *a = ctx;
     each_flight(a, check_deadline);
     each_flight(a, flight_kick);
     bool uploading = reconsider_plans(a);
+    if (!uploading)
+        probe_link(a);
     if (a->flight_count > 0) {
         net_timer_start(a->tick, uploading ? TICK_UPLOAD_US : TICK_US);
     } else if (a->drained) {
@@ -125,6 +145,7 @@ static void on_ready(void *ctx, const Tandem__Welcome *w)
     a->codec_mask = w->codec_mask;
     a->hidden_mask = w->hidden_mask;
     a->has_key = true;
+    probe_link(a);
     each_flight(a, flight_kick);
 }
 

@@ -3,7 +3,8 @@
 #include "shared/base.h"
 #include <math.h>
 
-#define SMOOTH 0.25 /* weight of a new value */
+#define SMOOTH     0.25 /* weight of a new value */
+#define PROBE_GAIN 1.25 /* a probe must show so much more than is believed */
 
 void estimates_edge(struct estimates *e, uint64_t took_us, uint32_t tokens, uint32_t layers,
                     uint32_t position)
@@ -20,6 +21,48 @@ void estimates_cloud(struct estimates *e, uint32_t layer_ns, uint32_t slope_ns)
     e->cloud_slope_ns = slope_ns / 1024.0;
 }
 
+static uint64_t probe_wait_us(const struct estimates *e)
+{
+    uint32_t shift = TD_MAX(e->probes_vain, e->probes_wrong);
+    return (uint64_t)ESTIMATES_PROBE_US << TD_MIN(shift, ESTIMATES_PROBE_SHIFT);
+}
+
+static void take_probe(struct estimates *e, double floor, uint64_t now_us)
+{
+    bool raises = e->rate > 0 ? floor > PROBE_GAIN * e->rate : floor < ESTIMATES_RATE_UNKNOWN;
+    e->probes_vain = raises ? 0 : e->probes_vain + 1;
+    if (raises) {
+        estimates_set_rate(e, floor);
+        e->probed = true;
+    }
+    e->probe_due_us = now_us + probe_wait_us(e);
+}
+
+bool estimates_wants_probe(struct estimates *e, uint64_t now_us)
+{
+    if (e->rate >= ESTIMATES_RATE_UNKNOWN || e->unacked_size > 0 || now_us < e->probe_due_us)
+        return false;
+    e->probe_due_us = now_us + probe_wait_us(e); /* should no answer come */
+    return true;
+}
+
+/* The link has shown its limit with bulk. */
+static void take_rate(struct estimates *e, double rate, uint64_t now_us)
+{
+    if (e->probed)
+        e->probes_wrong = rate < e->rate / 2 ? e->probes_wrong + 1 : 0;
+    if (rate < e->rate / PROBE_GAIN || e->rate == 0) {
+        e->probes_vain = 0;
+        e->probe_due_us = e->probes_wrong ? now_us + probe_wait_us(e) : now_us;
+    }
+    double off = fabs(rate - e->rate);
+    e->rate_deviation = e->rate > 0 && !e->probed
+                            ? e->rate_deviation + SMOOTH * (TD_MIN(off, e->rate / 2) - e->rate_deviation)
+                            : 0;
+    e->rate = rate;
+    e->probed = false;
+}
+
 void estimates_link(struct estimates *e, const struct link_stats *stats, uint64_t now_us)
 {
     e->rtt_us = stats->min_rtt_us ? stats->min_rtt_us : e->rtt_us;
@@ -28,24 +71,24 @@ void estimates_link(struct estimates *e, const struct link_stats *stats, uint64_
     bool acked = stats->bulk_acked_size > e->acked_size;
     e->acked_size = stats->bulk_acked_size;
     e->unacked_size = stats->bulk_sent_size - stats->bulk_acked_size;
+    if (stats->probe_count > e->probe_count)
+        take_probe(e, (double)stats->probe_bytes_per_s * 1e-6, now_us);
+    e->probe_count = stats->probe_count;
     if (!acked || stats->rate_bytes_per_s == 0)
         return;
     double rate = (double)stats->rate_bytes_per_s * 1e-6;
     if (stats->rate_grows) {
         if (rate > (e->rate > 0 ? e->rate : ESTIMATES_RATE_UNKNOWN))
-            estimates_set_rate(e, rate, now_us);
+            estimates_set_rate(e, rate), e->probes_wrong = 0;
         return;
     }
-    double off = fabs(rate - e->rate);
-    e->rate_deviation =
-        e->rate > 0 ? e->rate_deviation + SMOOTH * (TD_MIN(off, e->rate / 2) - e->rate_deviation) : 0;
-    e->rate = rate;
-    e->rate_us = now_us;
+    take_rate(e, rate, now_us);
 }
 
 void estimates_link_lost(struct estimates *e)
 {
     e->acked_size = e->unacked_size = 0;
+    e->probe_count = 0;
 }
 
 void estimates_token(struct estimates *e, bool fresh, uint64_t now_us)
@@ -61,9 +104,6 @@ void estimates_token(struct estimates *e, bool fresh, uint64_t now_us)
 double estimates_rate(const struct estimates *e, uint64_t now_us)
 {
     double rate = e->rate > 0 ? TD_MAX(e->rate - e->rate_deviation, e->rate / 4) : ESTIMATES_RATE_UNKNOWN;
-    uint64_t age_us = e->rate > 0 && now_us > e->rate_us ? now_us - e->rate_us : 0;
-    if (age_us > ESTIMATES_TRUST_US)
-        rate *= exp2(TD_MIN((double)age_us / ESTIMATES_TRUST_US - 1, 10.0));
     uint64_t silent_us = e->unacked_size > 0 && now_us > e->progress_us ? now_us - e->progress_us : 0;
     uint64_t allowed_us = e->rtt_us + ESTIMATES_SLACK_US;
     if (silent_us > allowed_us)
@@ -76,11 +116,11 @@ double estimates_backlog_us(const struct estimates *e, uint64_t now_us)
     return (double)e->unacked_size / estimates_rate(e, now_us);
 }
 
-void estimates_set_rate(struct estimates *e, double rate, uint64_t now_us)
+void estimates_set_rate(struct estimates *e, double rate)
 {
     e->rate = rate;
     e->rate_deviation = 0;
-    e->rate_us = now_us;
+    e->probed = false;
 }
 
 void estimates_fill(const struct estimates *e, uint64_t now_us, struct plan_model *m)

@@ -4,7 +4,12 @@
  * The rate is the link's own (protocol/link_rate.c), less one deviation of its last values. While that still grows, as on a fresh connection, which begins
  * with a few packets a round trip, it can only raise what is believed: taken at its word it would condemn every link at its first chunk. And the rate is
  * no more than what is under way has shown: bytes that have been waiting for their acknowledgement for longer than a round trip bound it from above, which
- * tells a link that has just broken down seconds before a rate can. A rate that nobody has seen for a while is trusted less and less to be that low: so a link that was too slow once is tried again. */
+ * tells a link that has just broken down seconds before a rate can.
+ *
+ * A rate that is believed to be low keeps the device from sending anything, and so from finding out that it was wrong: a busy machine's late acknowledgements look
+ * like a slow link's, and links change. So the link is probed while it is idle: at the start, when nothing is known; as soon as bulk has lowered the rate;
+ * and again after ESTIMATES_PROBE_US, twice as rarely each time that the belief proves right. A probe shows a floor: it raises the belief. Where bulk
+ * then comes to much less than its probe had promised (short bursts pass, long ones are held back), the next ones come as much more rarely. */
 #ifndef TANDEM_EDGE_ESTIMATES_H
 #define TANDEM_EDGE_ESTIMATES_H
 #include "edge/plan_model.h"
@@ -13,14 +18,18 @@
 
 #define ESTIMATES_RATE_UNKNOWN 6.25     /* bytes a microsecond: 50 Mbit/s, until a link has shown its own */
 #define ESTIMATES_COST_UNKNOWN 20000.0  /* nanoseconds a token and layer */
-#define ESTIMATES_TRUST_US     20000000 /* a rate is believed for so long; it then doubles in each such time */
+#define ESTIMATES_PROBE_US     10000000 /* between probes of a link that is believed to be slow */
+#define ESTIMATES_PROBE_SHIFT  6u       /* at most 2^6 times as long */
 #define ESTIMATES_SLACK_US     60000    /* an acknowledgement may be so much later than a round trip */
 
 struct estimates {
-    struct line edge;                /* nanoseconds over the position */
-    double cloud_ns, cloud_slope_ns; /* at 0, and a position; 0: it has not said */
-    double rate, rate_deviation;     /* bytes a microsecond; 0: unknown */
-    uint64_t rate_us;                /* when bulk was acknowledged last */
+    struct line edge;                   /* nanoseconds over the position */
+    double cloud_ns, cloud_slope_ns;    /* at 0, and a position; 0: it has not said */
+    double rate, rate_deviation;        /* bytes a microsecond; 0: unknown */
+    bool probed;                        /* the rate is a probe's; bulk has not said anything since */
+    uint32_t probe_count;               /* of the link, as told last */
+    uint32_t probes_vain, probes_wrong; /* in a row: found nothing better; promised what bulk did not keep */
+    uint64_t probe_due_us;
     uint64_t rtt_us;
     uint64_t acked_size, unacked_size,
         progress_us;  /* of the link: as told last; since when nothing was acknowledged */
@@ -35,12 +44,14 @@ void estimates_edge(struct estimates *e, uint64_t took_us, uint32_t tokens, uint
 void estimates_cloud(struct estimates *e, uint32_t layer_ns, uint32_t slope_ns);
 void estimates_link(struct estimates *e, const struct link_stats *stats, uint64_t now_us);
 void estimates_link_lost(struct estimates *e); /* another connection counts its bytes from 0 */
+/* Should the link be probed now, if it has nothing else to do? The answer comes with estimates_link. */
+bool estimates_wants_probe(struct estimates *e, uint64_t now_us);
 /* Bytes a microsecond, as it is believed now. */
 double estimates_rate(const struct estimates *e, uint64_t now_us);
 /* How long what is under way takes at that rate. */
 double estimates_backlog_us(const struct estimates *e, uint64_t now_us);
 /* Believe this rate from now on: the link is started anew because it has come to this. */
-void estimates_set_rate(struct estimates *e, double rate, uint64_t now_us);
+void estimates_set_rate(struct estimates *e, double rate);
 /* A reply token, at now_us; fresh: the first of its reply. */
 void estimates_token(struct estimates *e, bool fresh, uint64_t now_us);
 /* Everything that is measured, into a model; layer_count, sizes and queue are the caller's. */

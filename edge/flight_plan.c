@@ -321,6 +321,7 @@ int plan_again(struct flight *f)
 {
     plan_stop(f);
     open_work(f);
+    agent_look_at_link(f->agent);
     if (f->receiver.count > 0 && f->record_count > 0 && f->ack_cached < f->turn.ids_count) {
         plan_as_recorded(f);
         cap_plan(f);
@@ -425,7 +426,7 @@ static bool restart_link(struct agent *a, uint64_t now_us)
     if (estimates_backlog_us(&a->estimates, now_us) < BACKLOG_US)
         return false;
     double rate = estimates_rate(&a->estimates, now_us);
-    estimates_set_rate(&a->estimates, rate, now_us);
+    estimates_set_rate(&a->estimates, rate);
     uplink_restart(a->uplink, (uint64_t)(rate * 1e6));
     return true;
 }

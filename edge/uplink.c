@@ -441,6 +441,14 @@ void uplink_restart(struct uplink *u, uint64_t rate_bytes_per_s)
     ws_abort(u->conn, "too slow");
 }
 
+void uplink_probe(struct uplink *u)
+{
+    if (u->state != UPLINK_READY)
+        return;
+    link_probe(u->link);
+    schedule(u);
+}
+
 void uplink_set_owner(struct uplink *u, uint32_t stream, void *owner)
 {
     void **slot = stream ? owner_slot(u, stream) : NULL;

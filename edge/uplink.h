@@ -72,6 +72,8 @@ void uplink_void(struct uplink *u, uint32_t stream, uint32_t epoch);
 /* Everything that is under way has become too slow to wait for: throw it away and connect anew, at once. `lost` and `ready` follow. The rate is what the link
  * is believed to do now. */
 void uplink_restart(struct uplink *u, uint64_t rate_bytes_per_s);
+/* Find out what the idle link carries: link_probe. */
+void uplink_probe(struct uplink *u);
 void uplink_set_owner(struct uplink *u, uint32_t stream, void *owner);
 /* The owner does not want to hear of it any more; the cloud is told to stop. */
 void uplink_close(struct uplink *u, uint32_t stream);

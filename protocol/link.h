@@ -65,6 +65,8 @@ const char *link_error_text(const struct link *l);
 /* Next frame for the socket, most urgent first: its size, 0: nothing may be sent now, negative: closed and drained.
  * capacity: LIMIT_FRAME_SIZE always suffices; -TD_ERR_NOSPACE: less than the next control frame needs. */
 int64_t link_next(struct link *l, uint8_t *dst, size_t capacity, uint64_t now_us);
+/* Find out what an idle link carries at least, with a padded PING, once nothing is on the way and the minimum round trip is known. */
+void link_probe(struct link *l);
 /* Microseconds until link_next or link_tick has something to do (pacing, pings, timeouts); UINT64_MAX: only after new input. */
 uint64_t link_wait_us(const struct link *l, uint64_t now_us);
 /* Timeouts: 0, or -TD_ERR_TIMEOUT (HELLO late, peer silent): close. Call when link_wait_us has passed. */
@@ -74,6 +76,8 @@ struct link_stats {
     uint64_t rate_bytes_per_s; /* measured uplink; 0: unknown yet */
     bool
         rate_grows; /* the link has not shown its limit yet, and nothing queues: it carries at least that rate */
+    uint32_t probe_count;       /* link_probe's that were answered */
+    uint64_t probe_bytes_per_s; /* what the last one showed: at least this; 100 Mbit/s and more look alike */
     uint64_t min_rtt_us, rtt_us;
     uint64_t bulk_sent_size, bulk_acked_size, bulk_queued_size;
     uint64_t bytes_in, bytes_out;

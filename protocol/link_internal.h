@@ -22,6 +22,7 @@
 #define LINK_BULK_OVERHEAD    64u    /* head and header of a bulk frame, at most */
 #define LINK_ARENA_KEEP       (256u << 10) /* a warm arena above this is given back */
 #define LINK_RATE_SAMPLES     256u
+#define LINK_PROBE_SIZE       12000u /* goes out at once: TCP begins with ten packets of 1,448 bytes */
 
 /* ---- frames that wait, in order: u32le size, bytes ---- */
 struct frame_queue {
@@ -65,6 +66,8 @@ struct rate {
     uint32_t flat_rounds;
     bool draining; /* bulk pauses so that a ping sees the empty path */
     uint64_t drain_since_us;
+    uint32_t probe_count;
+    uint64_t probe_rate; /* bytes/s, of the last probe */
 };
 void rate_init(struct rate *r, uint64_t hint_bytes_per_s);
 uint64_t rate_estimate(const struct rate *r); /* bytes/s, 0: unknown */
@@ -76,6 +79,8 @@ void rate_acked(struct rate *r, uint64_t acked_size, uint64_t now_us);
 void rate_limited(struct rate *r); /* there is nothing to send, or no credit */
 /* A ping came back. clean: nothing was on the way when it left. */
 void rate_ping(struct rate *r, uint64_t rtt_us, bool clean, uint64_t now_us);
+/* A ping with `size` bytes of padding came back, which had the path for itself. */
+void rate_probed(struct rate *r, size_t size, uint64_t rtt_us);
 /* Should a ping go now so as to see the empty path? Starts draining when the minimum is old; true once the path is empty. */
 bool rate_wants_ping(struct rate *r, uint64_t now_us);
 uint64_t rate_ping_wait_us(const struct rate *r,
@@ -167,7 +172,7 @@ struct link {
     struct rate rate;
 
     uint64_t ping_id, ping_us; /* the last one sent */
-    bool ping_open, ping_clean;
+    bool ping_open, ping_clean, ping_padded, probe_wanted;
     bool pong_due;
     uint64_t pong_id;
 };

@@ -12,6 +12,9 @@
  * would starve the link). So when it is old, bulk pauses until all is acknowledged and a ping is sent first; that costs one
  * round trip in RATE_MIN_RTT_AGE_US.
  *
+ * An idle link tells nothing about its rate unless it is asked. A padded ping is: its answer is late by what the padding took through the narrowest
+ * place. Anything else that makes it late makes the rate look lower, never higher (but for a minimum RTT that is itself too large), so it is a floor.
+ *
  * Source of the idea: Cardwell et al., "BBR: congestion-based congestion control", ACM Queue 14(5), 2016; and its draft on
  * delivery rate estimation. TCP below does the congestion control proper; this only keeps its queues short. */
 #include "protocol/link_internal.h"
@@ -177,6 +180,13 @@ void rate_ping(struct rate *r, uint64_t rtt_us, bool clean, uint64_t now_us)
         r->min_rtt_us = rtt_us;
     }
     rate_take_rtt(r, rtt_us, now_us);
+}
+
+void rate_probed(struct rate *r, size_t size, uint64_t rtt_us)
+{
+    uint64_t over_us = rtt_us > r->min_rtt_us ? rtt_us - r->min_rtt_us : 0;
+    r->probe_rate = (uint64_t)size * 1000000 / TD_MAX(over_us, (uint64_t)RATE_SAMPLE_US_MIN);
+    r->probe_count++;
 }
 
 bool rate_wants_ping(struct rate *r, uint64_t now_us)

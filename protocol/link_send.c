@@ -345,8 +345,21 @@ static uint64_t grant_wait_us(const struct window_in *w, uint64_t now_us)
     return w->unconsumed == 0 ? w->granted_us + LINK_GRANT_DELAY_US - now_us : UINT64_MAX;
 }
 
+static bool probe_due(const struct link *l)
+{
+    return l->probe_wanted && !l->ping_open && l->rate.min_rtt_us > 0 &&
+           l->rate.sent_size == l->rate.acked_size;
+}
+
+void link_probe(struct link *l)
+{
+    l->probe_wanted = true;
+}
+
 static uint64_t ping_wait_us(const struct link *l, uint64_t now_us)
 {
+    if (probe_due(l))
+        return 0;
     uint64_t due_us = l->ping_us + LIMIT_PING_INTERVAL_MS * UINT64_C(1000);
     uint64_t wait_us = l->ping_us == 0 || due_us <= now_us ? 0 : due_us - now_us;
     return l->ping_open ? wait_us : TD_MIN(wait_us, rate_ping_wait_us(&l->rate, now_us));
@@ -378,6 +391,7 @@ uint64_t link_own_wait_us(const struct link *l, uint64_t now_us)
 
 static int64_t next_ping(struct link *l, uint8_t *dst, size_t capacity, uint64_t now_us)
 {
+    static uint8_t padding[LINK_PROBE_SIZE]; /* zeros */
     Tandem__Ping ping = TANDEM__PING__INIT;
     if (l->pong_due) {
         ping.id = l->pong_id;
@@ -387,10 +401,16 @@ static int64_t next_ping(struct link *l, uint8_t *dst, size_t capacity, uint64_t
     }
     bool measure = !l->ping_open && rate_wants_ping(&l->rate, now_us);
     bool regular = l->ping_us == 0 || now_us - l->ping_us >= LIMIT_PING_INTERVAL_MS * UINT64_C(1000);
-    if (!measure && !regular)
+    bool padded = !measure && !regular && probe_due(l);
+    if (!measure && !regular && !padded)
         return 0;
+    if (padded) {
+        ping.padding = (ProtobufCBinaryData){sizeof padding, padding};
+        l->probe_wanted = false;
+    }
     ping.id = ++l->ping_id;
     l->ping_open = true;
+    l->ping_padded = padded;
     l->ping_clean = l->rate.sent_size == l->rate.acked_size;
     l->ping_us = TD_MAX(now_us, (uint64_t)1);
     return wire_encode(FRAME_PING, 0, 0, &ping.base, NULL, 0, dst, capacity);

@@ -50,6 +50,39 @@ static void ids_alone_go_to_the_cloud_at_k_0(void **state)
     rig_free(&r);
 }
 
+static uint64_t heard_size(const struct rig *r)
+{
+    struct link_stats stats = {0};
+    if (r->cloud.conns[0])
+        link_stats(r->cloud.conns[0]->link, &stats);
+    return stats.bytes_in;
+}
+
+static bool probe_came(void *arg)
+{
+    return heard_size(arg) > 12000;
+}
+
+/* The planner wants to know the link before the first request; a fixed split asks nobody. */
+static void an_idle_link_is_probed_for_the_planner(void **state)
+{
+    (void)state;
+    struct rig r;
+    rig_make(&r, PLANNER_AUTO);
+    rig_run(&r);
+    assert_true(comes_true(r.cloud.loop, probe_came, &r));
+    rig_free(&r);
+    rig_make(&r, 1);
+    rig_run(&r);
+    struct client *c = client_make(&r);
+    client_says(c, "user", "hello");
+    client_run(&r, c);
+    client_check_reply(c, FAKE_REPLY);
+    assert_false(probe_came(&r));
+    free(c);
+    rig_free(&r);
+}
+
 static void rows_and_pieces_of_the_whole_prompt_are_sent(void **state)
 {
     (void)state;
@@ -823,6 +856,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(ids_alone_go_to_the_cloud_at_k_0),
+        cmocka_unit_test(an_idle_link_is_probed_for_the_planner),
         cmocka_unit_test(rows_and_pieces_of_the_whole_prompt_are_sent),
         cmocka_unit_test(all_layers_send_one_row),
         cmocka_unit_test(what_the_cloud_has_is_not_sent_again),

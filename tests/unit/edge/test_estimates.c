@@ -109,14 +109,97 @@ static void an_idle_link_is_not_silent(void **state)
     assert_true(estimates_rate(&e, 9050000) > 12);
 }
 
-static void a_slow_rate_is_forgotten(void **state)
+/* The link answers the probe that was asked for: it carries that much at least. */
+static void probed(struct estimates *e, uint64_t now_us, uint64_t floor)
+{
+    struct link_stats s = stats_of(e->acked_size, e->acked_size, 0);
+    s.probe_count = e->probe_count + 1;
+    s.probe_bytes_per_s = floor;
+    estimates_link(e, &s, now_us);
+}
+
+static void the_first_probe_tells_a_slow_link_from_the_unknown(void **state)
+{
+    (void)state;
+    struct estimates slow = {0}, fast = {0};
+    assert_true(estimates_wants_probe(&slow, 1000));
+    assert_false(estimates_wants_probe(&slow, 1001)); /* it is on its way */
+    probed(&slow, 100000, 125000);
+    assert_true(estimates_rate(&slow, 200000) == 0.125);
+    assert_true(estimates_wants_probe(&fast, 1000));
+    probed(&fast, 100000, 12000000);
+    assert_true(estimates_rate(&fast, 200000) == ESTIMATES_RATE_UNKNOWN);
+}
+
+static void a_rate_that_bulk_has_lowered_is_probed_at_once_and_raised(void **state)
 {
     (void)state;
     struct estimates e = {0};
-    estimates_set_rate(&e, 0.1, 1000000);
-    assert_true(estimates_rate(&e, 2000000) < 0.11);
-    double later = estimates_rate(&e, 1000000 + 3 * ESTIMATES_TRUST_US);
-    assert_true(later > 0.39 && later < 0.41); /* doubled twice */
+    told(&e, 1000000, 200000, 100000, 300000);
+    assert_false(estimates_wants_probe(&e, 1000001)); /* something is under way */
+    told(&e, 1100000, 200000, 200000, 300000);
+    assert_true(estimates_wants_probe(&e, 1100001));
+    probed(&e, 1200000, 3000000);
+    assert_true(estimates_rate(&e, 1200000) == 3);
+    told(&e, 1300000, 300000, 300000, 12500000); /* and it was so */
+    assert_true(estimates_rate(&e, 1300000) == 12.5);
+    assert_false(estimates_wants_probe(&e, UINT64_MAX / 2)); /* a fast link finds out by itself */
+}
+
+static void a_slow_link_is_probed_ever_more_rarely(void **state)
+{
+    (void)state;
+    struct estimates e = {0};
+    told(&e, 1000000, 100000, 100000, 125000);
+    uint64_t now_us = 1000000, wait_us = 0;
+    for (uint32_t i = 0; i < ESTIMATES_PROBE_SHIFT + 3; i++) {
+        assert_false(wait_us && estimates_wants_probe(&e, now_us + wait_us - 1));
+        now_us += wait_us;
+        assert_true(estimates_wants_probe(&e, now_us));
+        probed(&e, now_us, 120000);
+        assert_true(estimates_rate(&e, now_us + 3600000000u) == 0.125); /* and not forgotten in between */
+        wait_us = (uint64_t)ESTIMATES_PROBE_US << TD_MIN(i + 1, ESTIMATES_PROBE_SHIFT);
+    }
+    told(&e, now_us, 200000, 200000, 60000); /* slower still, or a busy machine */
+    assert_true(estimates_wants_probe(&e, now_us));
+}
+
+/* Short bursts pass, long ones are held back. */
+static void probes_that_promise_too_much_become_rare(void **state)
+{
+    (void)state;
+    struct estimates e = {0};
+    uint64_t now_us = 1000000, sent = 100000;
+    told(&e, now_us, sent, sent, 125000);
+    for (uint32_t i = 0; i < ESTIMATES_PROBE_SHIFT + 3; i++) {
+        uint64_t wait_us = i ? (uint64_t)ESTIMATES_PROBE_US << TD_MIN(i, ESTIMATES_PROBE_SHIFT) : 0;
+        assert_false(wait_us && estimates_wants_probe(&e, now_us + wait_us - 1));
+        now_us += wait_us;
+        assert_true(estimates_wants_probe(&e, now_us));
+        probed(&e, now_us, 6000000);
+        assert_true(estimates_rate(&e, now_us) == 6);
+        sent += 100000;
+        told(&e, now_us, sent, sent, 125000);
+        assert_true(estimates_rate(&e, now_us) == 0.125); /* no part of a deviation comes from a probe */
+    }
+    e.probe_due_us = 0;
+    assert_true(estimates_wants_probe(&e, now_us));
+    probed(&e, now_us, 6000000);
+    told(&e, now_us, sent + 100000, sent + 100000, 5000000); /* kept at last */
+    told(&e, now_us, sent + 200000, sent + 200000, 125000);
+    assert_true(estimates_wants_probe(&e, now_us));
+}
+
+static void another_connection_counts_its_probes_anew(void **state)
+{
+    (void)state;
+    struct estimates e = {0};
+    probed(&e, 1000, 125000);
+    probed(&e, 2000, 125000);
+    estimates_link_lost(&e);
+    probed(&e, 3000, 1250000);
+    assert_int_equal(e.probe_count, 1);
+    assert_true(estimates_rate(&e, 4000) == 1.25);
 }
 
 static void reply_tokens_give_the_time_between_them(void **state)
@@ -139,7 +222,11 @@ int main(void)
         cmocka_unit_test(a_rate_that_still_grows_only_raises),
         cmocka_unit_test(silence_bounds_the_rate),
         cmocka_unit_test(an_idle_link_is_not_silent),
-        cmocka_unit_test(a_slow_rate_is_forgotten),
+        cmocka_unit_test(the_first_probe_tells_a_slow_link_from_the_unknown),
+        cmocka_unit_test(a_rate_that_bulk_has_lowered_is_probed_at_once_and_raised),
+        cmocka_unit_test(a_slow_link_is_probed_ever_more_rarely),
+        cmocka_unit_test(probes_that_promise_too_much_become_rare),
+        cmocka_unit_test(another_connection_counts_its_probes_anew),
         cmocka_unit_test(reply_tokens_give_the_time_between_them),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -357,6 +357,53 @@ static void test_hint_of_an_earlier_connection(void **state)
     link_destroy(l);
 }
 
+/* What an idle path carries, without bulk: exact where it is slow, a floor where the clock is too coarse. */
+static void test_a_probe_finds_what_an_idle_path_carries(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < TD_COUNT(paths); i++) {
+        struct link_stats stats;
+        path_start(paths[i].rate, paths[i].round_trip_us);
+        path_run(2 * paths[i].round_trip_us);
+        link_probe(path.edge.link);
+        path_run(2 * paths[i].round_trip_us + 200 * MS);
+        link_stats(path.edge.link, &stats);
+        assert_int_equal(stats.probe_count, 1);
+        assert_about(stats.probe_bytes_per_s, TD_MIN(paths[i].rate, LINK_PROBE_SIZE * UINT64_C(1000)), 12);
+        assert_about(stats.min_rtt_us, paths[i].round_trip_us, 20); /* the padding is no part of it */
+        assert_int_equal(stats.rate_bytes_per_s, 0);
+        path_run(60 * SECOND); /* once only */
+        link_stats(path.edge.link, &stats);
+        assert_int_equal(stats.probe_count, 1);
+        path_stop();
+    }
+}
+
+/* It waits for the path to be empty, and for the round trip to be known. */
+static void test_a_probe_waits_for_an_idle_path(void **state)
+{
+    (void)state;
+    struct link_stats stats;
+    path_start(5 * MBIT, 40 * MS);
+    link_probe(path.edge.link);
+    path_run(45 * MS); /* the first ping has come back */
+    path.queued_target = 200000;
+    path_run(2 * SECOND);
+    link_stats(path.edge.link, &stats);
+    assert_int_equal(stats.probe_count, 1);
+    assert_about(stats.probe_bytes_per_s, 5 * MBIT, 12);
+    link_probe(path.edge.link);
+    path_run(2 * SECOND);
+    link_stats(path.edge.link, &stats);
+    assert_int_equal(stats.probe_count, 1);
+    path.queued_target = 0;
+    path_run(SECOND);
+    link_stats(path.edge.link, &stats);
+    assert_int_equal(stats.probe_count, 2);
+    assert_about(stats.probe_bytes_per_s, 5 * MBIT, 12);
+    path_stop();
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -371,6 +418,8 @@ int main(void)
         cmocka_unit_test(test_minimum_does_not_creep),
         cmocka_unit_test(test_a_slow_link_shows_itself_by_its_queue),
         cmocka_unit_test(test_one_flat_round_is_no_growth),
+        cmocka_unit_test(test_a_probe_finds_what_an_idle_path_carries),
+        cmocka_unit_test(test_a_probe_waits_for_an_idle_path),
         cmocka_unit_test(test_hint_of_an_earlier_connection),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
