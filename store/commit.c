@@ -220,7 +220,7 @@ static void publish_entry(struct store *s, const struct store_op *op)
         if (e->pending == op)
             e->pending = NULL;
         if (op->status < 0) {
-            /* nothing new: the entry stays as it is on disk */
+            evict_take_back(s, e); /* nothing new: the entry stays as it is on disk */
         } else if (op->kind == OP_DELETE) {
             store_void_later(s, e);
             store_note_change(s, op->type, e, true);

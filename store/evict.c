@@ -5,7 +5,9 @@
  * gives its space back where it lies. So eviction adds no state that a crash could find, and costs a page for each block. Blocks go in batches, so
  * that one sync covers many.
  *
- * Invariant: under policy_lock, the policy holds exactly the blocks whose entry has a place, from the end of recovery on. */
+ * Invariant: under policy_lock, the policy holds exactly the blocks whose entry has a place, from the end of recovery on; but for those that it
+ * has just let go and whose end is not decided: a tombstone that is being written, a copy that is about to replace them. If that fails they are
+ * taken back. */
 #include "store/store_internal.h"
 #include <stdlib.h>
 
@@ -52,6 +54,18 @@ void evict_note(struct store *s, const struct entry *e, bool held)
         policy_forget(s->policy, b.tenant, &b.id);
     }
     pthread_mutex_unlock(&s->policy_lock);
+}
+
+void evict_take_back(struct store *s, const struct entry *e)
+{
+    if (!e->segment_id || e->conversation || e->layer_end == 0)
+        return;
+    evict_note(s, e, true);
+    struct table_shard *shard = table_lock(&s->pins, e->id);
+    bool pinned = table_find(&s->pins, shard, e->tenant, e->id) != NULL;
+    table_unlock(shard);
+    if (pinned)
+        evict_pin(s, e->tenant, e->id, true);
 }
 
 void evict_pin(struct store *s, uint32_t tenant, const uint8_t id[32], bool pinned)
@@ -109,14 +123,8 @@ int evict_open(struct store *s)
                 all[n++] = s->blocks.shards[i].slots[j];
     if (rc == 0)
         qsort(all, n, sizeof *all, by_lsn);
-    for (size_t i = 0; i < n; i++) {
-        evict_note(s, &all[i], true);
-        struct table_shard *shard = table_lock(&s->pins, all[i].id);
-        bool pinned = table_find(&s->pins, shard, all[i].tenant, all[i].id) != NULL;
-        table_unlock(shard);
-        if (pinned)
-            evict_pin(s, all[i].tenant, all[i].id, true);
-    }
+    for (size_t i = 0; i < n; i++)
+        evict_take_back(s, &all[i]);
     free(all);
     return rc;
 }
@@ -172,7 +180,7 @@ static int bury(struct store *s, struct evicted *v)
     const struct entry *e = table_find(&s->blocks, shard, v->tenant, v->id);
     v->lsn = e && e->segment_id && !e->pending
                  ? e->lsn
-                 : 0; /* what is being replaced comes back to the policy when it has been */
+                 : 0; /* what is being replaced comes back to the policy with the end of that */
     table_unlock(shard);
     if (!v->lsn || keys_get(s->keys, v->tenant, &keys) < 0)
         return 0;
@@ -197,6 +205,16 @@ static void remove_entry(struct store *s, const struct evicted *v)
     table_unlock(shard);
 }
 
+/* The policy has let it go, and it stays: its tombstone could not be written. */
+static void keep_entry(struct store *s, const struct evicted *v)
+{
+    struct table_shard *shard = table_lock(&s->blocks, v->id);
+    const struct entry *e = table_find(&s->blocks, shard, v->tenant, v->id);
+    if (e)
+        evict_take_back(s, e);
+    table_unlock(shard);
+}
+
 int evict_blocks(struct store *s, uint64_t size, size_t *count)
 {
     struct evicted *list = s->policy ? malloc(EVICT_BATCH * sizeof *list) : NULL;
@@ -205,8 +223,11 @@ int evict_blocks(struct store *s, uint64_t size, size_t *count)
     for (size_t i = 0; i < *count && rc == 0; i++)
         rc = bury(s, &list[i]);
     rc = rc < 0 || *count == 0 ? rc : append_sync(s);
-    for (size_t i = 0; i < *count && rc == 0; i++)
-        remove_entry(s, &list[i]);
+    for (size_t i = 0; i < *count; i++)
+        if (rc == 0)
+            remove_entry(s, &list[i]);
+        else
+            keep_entry(s, &list[i]);
     if (rc == 0)
         store_void_now(s);
     atomic_fetch_add(&s->counters.evictions, rc == 0 ? *count : 0);

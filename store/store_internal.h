@@ -218,6 +218,8 @@ int master_key_finish_rotation(const char *path, uint8_t key[CRYPTO_KEY_SIZE],
 int evict_open(struct store *s);
 /* The entry of a block, its shard locked, has got a place or is about to lose it. */
 void evict_note(struct store *s, const struct entry *e, bool held);
+/* The policy may have let this block go, and it stays. Its shard is locked; what is no block on disk is left alone. */
+void evict_take_back(struct store *s, const struct entry *e);
 void evict_pin(struct store *s, uint32_t tenant, const uint8_t id[32], bool pinned);
 /* Where something has to go for what comes, a block whose parent is not there is not worth it: no request can get to it. */
 bool evict_admits(struct store *s, const struct store_op *op);

@@ -295,6 +295,81 @@ static void test_a_full_queue(void **state)
     machine_destroy(m);
 }
 
+/* ---- eviction that fails ---------------------------------------------------------------------------------- */
+
+static uint64_t let_go(struct store *s)
+{
+    uint64_t gone = 0, freed;
+    store_gc(s, &gone, &freed, NULL);
+    return gone;
+}
+
+/* A quota that is over, and no tombstone can be written: once the disk is well, what is over goes, in this life. */
+static void test_what_could_not_be_evicted_goes_later(void **state)
+{
+    (void)state;
+    struct machine *m = machine_create(1);
+    struct store *s;
+    struct fixture_block f[4];
+    assert_int_equal(open_machine(m, &s), 0);
+    for (int i = 0; i < 4; i++) {
+        fixture_block_make(&f[i], 10 + (uint64_t)i);
+        assert_int_equal(fixture_put(s, "acme", &f[i]), 0);
+    }
+    assert_int_equal(store_pin(s, "acme", &f[0].id, true, NULL), 0);
+    assert_int_equal(store_set_tenant(s, "acme", 1, 0), 0);
+    fail_next(m, SIM_WRITE, 1000);
+    assert_int_equal(let_go(s), 0);
+    no_faults(m);
+    assert_int_equal(let_go(s), 3);
+    assert_true(fixture_block_reads(s, "acme", &f[0])); /* pinned, before and after */
+    for (int i = 1; i < 4; i++)
+        assert_false(fixture_block_reads(s, "acme", &f[i]));
+    store_close(s);
+    machine_destroy(m);
+}
+
+struct replacing { /* a better copy is put while its block's eviction is due, and the disk fails */
+    struct machine *machine;
+    struct store *store;
+    struct fixture_block *better;
+    int rc;
+};
+
+static void replace_and_fail(void *ctx, int status)
+{
+    struct replacing *r = ctx;
+    assert_int_equal(status, 0);
+    r->rc = store_put(r->store, "acme", &r->better->block, NULL, NULL);
+    fail_next(r->machine, SIM_WRITE, 1000);
+}
+
+static void test_what_was_not_replaced_is_evicted(void **state)
+{
+    (void)state;
+    struct machine *m = machine_create(1);
+    struct store *s;
+    struct fixture_block poor, better, other;
+    fixture_block_of(&poor, 1, quality_lossy, 0, FIXTURE_LAYERS);
+    fixture_block_make(&better, 1);
+    fixture_block_make(&other, 2);
+    assert_int_equal(open_machine(m, &s), 0);
+    assert_int_equal(fixture_put(s, "acme", &poor), 0);
+    assert_int_equal(store_set_tenant(s, "acme", 1, 0), 0);
+    struct replacing r = {m, s, &better, 1};
+    /* Committed with the barrier of store_gc; its callback runs before the eviction does. */
+    assert_int_equal(store_put(s, "other", &other.block, replace_and_fail, &r), 0);
+    let_go(s);
+    assert_int_equal(r.rc, 0);
+    store_flush(s);
+    no_faults(m);
+    assert_true(fixture_block_reads(s, "acme", &poor)); /* neither replaced nor evicted */
+    assert_int_equal(let_go(s), 1);
+    assert_false(fixture_block_reads(s, "acme", &poor));
+    store_close(s);
+    machine_destroy(m);
+}
+
 /* ---- space ------------------------------------------------------------------------------------------------ */
 
 static int put_many(struct store *s, uint64_t first, uint64_t count)
@@ -678,6 +753,8 @@ int main(void)
         cmocka_unit_test(test_nothing_is_dropped_after_a_failed_unlink),
         cmocka_unit_test(test_the_index_hears_of_it_before_a_segment_goes),
         cmocka_unit_test(test_a_full_queue),
+        cmocka_unit_test(test_what_could_not_be_evicted_goes_later),
+        cmocka_unit_test(test_what_was_not_replaced_is_evicted),
         cmocka_unit_test(test_the_limit_holds_by_eviction),
         cmocka_unit_test(test_conversations_alone_can_fill_the_limit),
         cmocka_unit_test(test_what_builds_on_a_failed_write_fails),
