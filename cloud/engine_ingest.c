@@ -69,7 +69,6 @@ void engine_do_hidden(struct engine *e, uint64_t handle, uint32_t epoch, uint32_
         free_message(h);
         return;
     }
-    s->upload_us = e->clock();
     s->uplink_size += size;
     s->uplink_raw_size += (uint64_t)count * e->model.embd_size * sizeof(float);
     if (!principal_has_room(
@@ -80,6 +79,7 @@ void engine_do_hidden(struct engine *e, uint64_t handle, uint32_t epoch, uint32_
         return;
     }
     struct td_error err;
+    uint32_t had = s->hidden_next;
     int rc = check_rows(e, h);
     if (rc < 0) {
         consume_at_once(s, size);
@@ -93,6 +93,9 @@ void engine_do_hidden(struct engine *e, uint64_t handle, uint32_t epoch, uint32_
         engine_fail(e, s, rc, err.text);
         return;
     }
+    if (s->hidden_next == had)
+        return; /* sent again, or of an older plan: no progress, whatever comes of it keeps no upload alive */
+    s->upload_us = e->clock();
     metric_add(e->metrics.edge_prefill, count);
 }
 
