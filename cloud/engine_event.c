@@ -122,6 +122,9 @@ void engine_metrics_init(struct engine_metrics *m)
     m->pages_used =
         metric_gauge("tandem_kv_pages_used", NULL, "KV pages that hold blocks, cached ones included.");
     m->pages_free = metric_gauge("tandem_kv_pages_free", NULL, "KV pages that hold nothing.");
+    m->pages_cached =
+        metric_gauge("tandem_kv_pages_cached", NULL,
+                     "KV pages of which the prefix cache holds a block; idle, all that are used.");
     m->prefix_queries =
         metric_counter("tandem_prefix_cache_queries_total", NULL, "Prompt tokens looked up in the caches.");
     m->prefix_hits =
@@ -173,4 +176,5 @@ void engine_update_stats(struct engine *e)
     metric_set(e->metrics.parked, stats.parked);
     metric_set(e->metrics.pages_used, stats.pages_used);
     metric_set(e->metrics.pages_free, stats.pages_free);
+    metric_set(e->metrics.pages_cached, stats.pages_cached);
 }

@@ -73,7 +73,7 @@ struct pending_block { /* finished, not yet in a persist buffer; holds a referen
 };
 
 struct engine_metrics {
-    struct metric *running, *waiting, *parked, *pages_used, *pages_free;
+    struct metric *running, *waiting, *parked, *pages_used, *pages_free, *pages_cached;
     struct metric *prefix_queries, *prefix_hits, *memory_hits, *memory_misses;
     struct metric *prefill, *edge_prefill, *generated, *recomputed, *load_declined, *preemptions, *rejected,
         *persist_dropped;

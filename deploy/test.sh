@@ -2,7 +2,7 @@
 # test.sh: every test of Tandem, from nothing but this repository. Takes 10 to 15 minutes on 2 cores.
 #
 #   test.sh               all stages
-#   test.sh --long        with the full counts (hours): fuzzers ten minutes each, 200 kills, 10,000 simulations
+#   test.sh --long        with the full counts (hours): fuzzers ten minutes each, 200 kills, 10,000 simulations, an hour of load
 #   test.sh --only NAME   one stage (see the list that --help ends with); may be given several times
 #   test.sh --list        the stages
 #
@@ -38,7 +38,7 @@ logs=build/test-logs
 mkdir -p "$logs"
 jobs=$(nproc)
 if [ -n "$long" ]; then
-  export TANDEM_LONG=1 TANDEM_SIM_RUNS=10000 TANDEM_FAULT_RUNS=2000 TANDEM_KILLS=200
+  export TANDEM_LONG=1 TANDEM_SIM_RUNS=10000 TANDEM_FAULT_RUNS=2000 TANDEM_KILLS=200 TANDEM_LEAK_SECONDS=3600
   fuzz_seconds=600
 else
   export TANDEM_SIM_RUNS=${TANDEM_SIM_RUNS:-500} TANDEM_KILLS=${TANDEM_KILLS:-20}

@@ -111,6 +111,7 @@ static void test_admin(void **state)
                                         "tandem_requests_running ",
                                         "tandem_requests_waiting ",
                                         "tandem_kv_pages_free ",
+                                        "tandem_kv_pages_cached ",
                                         "tandem_edge_connections ",
                                         "tandem_edge_streams ",
                                         "tandem_edge_refused_total ",

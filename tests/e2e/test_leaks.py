@@ -1,0 +1,180 @@
+"""Mixed load with clients that leave, links that break, evictions at every tier: when it is over nothing is held that nobody asked for, and memory is flat.
+
+TANDEM_LEAK_SECONDS (20) says how long; an hour is what the long run takes. The load stops now and then; each time every page that is in use must be one of
+the cache's, no stream, generation or queued byte may be left, and the descriptors must be as many as before. The samples are in RESULT when it is named."""
+import json
+import os
+import pathlib
+import random
+import ssl
+import threading
+import time
+
+import httpx
+
+from harness import Cloud, Edge, Relay
+from test_cli import tandem
+
+SECONDS = int(os.environ.get("TANDEM_LEAK_SECONDS", "20"))
+RESULT = os.environ.get("TANDEM_LEAK_RESULT")
+ROUNDS, CLIENTS = 12 if SECONDS >= 600 else 6, 4
+TOPICS = [f"Tell me about the {what} of {where}." for what in ("rivers", "hills", "birds", "towns", "songs") for where in ("Wales", "Peru", "Japan", "Kenya")]
+SLACK = (12 if SECONDS >= 600 else 64) << 20  # bytes that memory may grow in the second half: in a short run caches and allocators are still filling
+
+
+class Client(threading.Thread):
+    """One client at a time, of many: whole replies, replies left in the middle or before they begin, turns, deletes, nonsense."""
+
+    def __init__(self, number, seed, edge_url, cloud):
+        super().__init__(daemon=True)
+        self.random, self.edge_url, self.cloud, self.number = random.Random(seed), edge_url, cloud, number
+        self.edge = httpx.Client(base_url=edge_url, timeout=60, trust_env=False)
+        self.direct = httpx.Client(base_url=cloud.url, timeout=60, trust_env=False, verify=ssl.create_default_context(cafile=cloud.ca), headers={"Authorization": f"Bearer {cloud.token}"})
+        self.go, self.done, self.wrong, self.leave = threading.Event(), {}, [], False
+        self.idle = threading.Event()
+
+    def run(self):
+        while not self.leave:
+            self.idle.set()
+            self.go.wait()
+            self.idle.clear()
+            what = self.random.choice((self.whole, self.whole, self.left, self.left_early, self.turns, self.nonsense))
+            try:
+                what()
+                self.done[what.__name__] = self.done.get(what.__name__, 0) + 1
+            except httpx.HTTPError as e:  # a link was cut under a direct client; agents mend theirs
+                self.wrong.append(f"{what.__name__}: {e!r}")
+
+    def http(self):
+        return self.random.choice((self.edge, self.edge, self.direct))
+
+    def body(self, **more):
+        words = self.random.choice(TOPICS) + " Say more." * self.random.choice((1, 20, 60, 120)) + (f" {self.random.random()}" if self.random.random() < 0.5 else "")
+        return {"model": "default", "messages": [{"role": "user", "content": words}], "max_tokens": self.random.choice((1, 8, 40)), "temperature": 0.8,
+                "seed": self.random.randrange(4), **more}
+
+    def whole(self):
+        self.http().post("/v1/chat/completions", json=self.body())
+
+    def read(self, lines):
+        with self.http().stream("POST", "/v1/chat/completions", json=self.body(stream=True, ignore_eos=True, max_tokens=400)) as r:
+            for i, _ in enumerate(r.iter_lines()):
+                if i >= lines:
+                    break  # and the connection is closed
+
+    def left(self):
+        self.read(self.random.randrange(1, 30))
+
+    def left_early(self):
+        try:
+            self.http().post("/v1/chat/completions", json=self.body(max_tokens=200), timeout=self.random.uniform(0.005, 0.3))
+        except httpx.TimeoutException:
+            pass
+
+    def turns(self):
+        http, conversation = self.http(), f"c-{self.number}-{self.random.randrange(10 ** 9)}"
+        for _ in range(self.random.randrange(1, 4)):
+            http.post("/v1/chat/completions", json=self.body(conversation=conversation))
+        http.delete(f"/v1/conversations/{conversation}")
+
+    def nonsense(self):
+        http = self.http()
+        http.post("/v1/chat/completions", json={"messages": "?"})
+        http.post("/v1/chat/completions", json=self.body(max_tokens=-1))
+        http.post("/v1/chat/completions", content=b"{", headers={"Content-Type": "application/json"})
+
+
+def resident(program):
+    status = pathlib.Path(f"/proc/{program.process.pid}/status").read_text()
+    return int(status.split("VmRSS:")[1].split()[0]) << 10
+
+
+def descriptors(program):
+    """Open files and sockets but the log's segments, of which the store keeps a bounded number open."""
+    names = []
+    for fd in os.listdir(f"/proc/{program.process.pid}/fd"):
+        try:
+            names.append(os.readlink(f"/proc/{program.process.pid}/fd/{fd}"))
+        except OSError:
+            pass
+    return sum("/seg-" not in name for name in names)
+
+
+def held(cloud, edge):
+    """What is held that an idle system holds no more; {} is what it should be."""
+    c, e = cloud.metrics(), edge.metrics()
+    found = {name: c[name] for name in ("tandem_requests_running", "tandem_requests_waiting", "tandem_edge_streams",
+                                        "tandem_store_queue_bytes") if c[name]}
+    if e["tandem_edge_requests_running"]:
+        found["tandem_edge_requests_running"] = e["tandem_edge_requests_running"]
+    if c["tandem_kv_pages_used"] != c["tandem_kv_pages_cached"]:
+        found["pages"] = c["tandem_kv_pages_used"] - c["tandem_kv_pages_cached"]
+    return found
+
+
+def at_rest(cloud, edge, seconds=60):
+    until = time.monotonic() + seconds
+    while held(cloud, edge) and time.monotonic() < until:
+        time.sleep(0.5)
+    time.sleep(1.2)  # figures are published once a second
+    return held(cloud, edge)
+
+
+def median(values):
+    return sorted(values)[len(values) // 2]
+
+
+def test_nothing_is_left(tmp_path):
+    seed = int(os.environ.get("TANDEM_SEED", time.time()))
+    print("seed", seed)
+    # Small everywhere, so that pages, memory tier, disk, device memory and device disk all evict within seconds.
+    cloud = Cloud(tmp_path / "c", extra=["--pages", "48", "--store-ram", "8M", "--store-size", "64M", "--context", "1024"])
+    cloud.token = cloud.new_token()
+    cloud.start()
+    relay = Relay(cloud.port)
+    edge = Edge(tmp_path / "e", cloud, cloud.token, 8, extra=["--kv-memory", "24M", "--kv-disk", "32M"], cloud_port=relay.port).start()
+    clients = [Client(i, seed + i, edge.url, cloud) for i in range(CLIENTS)]
+    cutting, admin = random.Random(seed), ("--admin", f"http://127.0.0.1:{cloud.admin_port}", "--store-key-file", cloud.dir / "store.key", "--json")
+    samples, begun = [], time.monotonic()
+    try:
+        for c in clients:
+            c.start()
+        for _ in range(ROUNDS):
+            until = time.monotonic() + SECONDS / ROUNDS
+            for c in clients:
+                c.go.set()
+            while (left := until - time.monotonic()) > 0:
+                time.sleep(min(left, cutting.uniform(1, 8)))
+                relay.cut()
+                time.sleep(cutting.uniform(0, 0.5))
+                relay.restore()
+            for c in clients:
+                c.go.clear()
+            time.sleep(0.1)  # who had just passed is at work now
+            for c in clients:
+                assert c.idle.wait(120), "a request does not end"
+            found = at_rest(cloud, edge)
+            m, store = cloud.metrics(), json.loads(tandem("store", "stat", *admin).stdout)
+            samples.append({"s": round(time.monotonic() - begun), "held": found, "cloud_rss": resident(cloud), "edge_rss": resident(edge),
+                            "cloud_fds": descriptors(cloud), "edge_fds": descriptors(edge), "done": sum(sum(c.done.values()) for c in clients),
+                            "evicted": {"ram": m['tandem_kv_tier_evictions_total{tier="ram"}'], "disk": store["evictions"]},
+                            "pages": m["tandem_kv_pages_used"]})
+            print(json.dumps(samples[-1]), flush=True)
+        if RESULT:
+            pathlib.Path(RESULT).write_text(json.dumps(samples))
+        assert not any(s["held"] for s in samples), samples
+        done = {k: sum(c.done.get(k, 0) for c in clients) for k in ("whole", "left", "left_early", "turns", "nonsense")}
+        assert all(done.values()), f"the load was not mixed: {done}"
+        warm = samples[ROUNDS // 2 - 1:]  # before that caches fill
+        for name in ("cloud", "edge"):
+            first, last = (median([s[f"{name}_rss"] for s in part]) for part in (warm[:3], warm[-3:]))
+            assert last <= first + SLACK, (name, first, last)
+            assert samples[-1][f"{name}_fds"] <= max(s[f"{name}_fds"] for s in warm[:3]) + 4, name
+        assert all(samples[-1]["evicted"].values()), "nothing had to go: this was no load"
+    finally:
+        for c in clients:
+            c.leave = True
+            c.go.set()
+        edge.kill()
+        relay.close()
+        cloud.kill()
