@@ -64,11 +64,22 @@ static bool take_memory(struct engine *e)
     size_t sequences = c->sequences_max, layer_values = kv_piece_values(&e->model.shape, KV_BLOCK_TOKENS);
     e->live_capacity = c->sequences_max + c->waiting_max + 1;
     e->live = calloc(e->live_capacity, sizeof *e->live);
-    e->slot_used = calloc(sequences, sizeof *e->slot_used);
     e->logits = calloc(sequences * e->model.vocab_count, sizeof *e->logits);
     e->hidden = calloc((size_t)c->token_budget * e->model.embd_size, sizeof *e->hidden);
     e->piece_k = calloc(layer_values, sizeof *e->piece_k);
     e->piece_v = calloc(layer_values, sizeof *e->piece_v);
+    if (e->backend->ops->pieces_write) {
+        e->writes = calloc(1, sizeof *e->writes);
+        if (!e->writes)
+            return false;
+    }
+    if (e->backend->ops->samples) {
+        e->requests = calloc(sequences, sizeof *e->requests);
+        e->adjust = calloc(sequences * SAMPLE_ADJUST_MAX, sizeof *e->adjust);
+        e->sampled = calloc(sequences, sizeof *e->sampled);
+        if (!e->requests || !e->adjust || !e->sampled)
+            return false;
+    }
     e->batch = calloc(sequences, sizeof *e->batch);
     e->items = calloc(sequences, sizeof *e->items);
     e->jobs = calloc(sequences, sizeof *e->jobs);
@@ -79,17 +90,23 @@ static bool take_memory(struct engine *e)
     e->pool = page_pool_create(e->backend->page_count);
     e->cache = e->pool ? prefix_cache_create(e->pool) : NULL;
     e->commands = queue_create(ENGINE_COMMANDS_MAX);
-    return e->live && e->slot_used && e->logits && e->hidden && e->piece_k && e->piece_v && e->batch &&
-           e->items && e->jobs && e->picked && e->pending && e->sampler && e->gens && e->cache && e->commands;
+    return e->live && e->logits && e->hidden && e->piece_k && e->piece_v && e->batch && e->items && e->jobs &&
+           e->picked && e->pending && e->sampler && e->gens && e->cache && e->commands;
 }
 
 static bool start_helpers(struct engine *e)
 {
-    e->ingest = ingest_create(&e->model.shape, wake, e);
+    e->ingest = ingest_create(&e->model.shape, e->writes != NULL, wake, e);
     if (!e->ingest || !e->config.tiers)
         return e->ingest != NULL;
-    e->loader = loader_create(e->config.tiers, &e->model.shape, wake, e);
-    e->persist = persist_create(e->config.tiers, &e->model.shape, wake, e);
+    size_t block = kv_piece_values(&e->model.shape, KV_BLOCK_TOKENS) * 2 * e->model.shape.layer_count;
+    e->block_memory =
+        engine_take_host(e, (LOADER_BUFFERS + PERSIST_BUFFERS) * block * sizeof *e->block_memory);
+    if (!e->block_memory)
+        return false;
+    e->loader = loader_create(e->config.tiers, &e->model.shape, e->block_memory, wake, e);
+    e->persist =
+        persist_create(e->config.tiers, &e->model.shape, e->block_memory + LOADER_BUFFERS * block, wake, e);
     if (e->loader)
         tiers_set_wake(e->config.tiers, wake, e);
     return e->loader && e->persist;
@@ -124,7 +141,8 @@ static void forget_generation(void *ctx, struct generation *g)
     sequence_free(g->owner);
 }
 
-static void engine_free(struct engine *e)
+/* The backend is the caller's again. */
+static void free_all_but_backend(struct engine *e)
 {
     if (e->loader)
         tiers_set_wake(e->config.tiers, NULL, NULL);
@@ -144,18 +162,18 @@ static void engine_free(struct engine *e)
         gen_table_expire(e->gens, UINT64_MAX, forget_generation, e);
     gen_table_destroy(e->gens);
     drop_commands(e);
+    engine_swap_deinit(e);
+    engine_give_host(e, e->block_memory);
     prefix_cache_destroy(e->cache);
     page_pool_destroy(e->pool);
     sampler_scratch_destroy(e->sampler);
     queue_destroy(e->commands);
-    void *memory[] = {e->live,  e->slot_used, e->logits, e->hidden, e->piece_k, e->piece_v,
-                      e->batch, e->items,     e->jobs,   e->picked, e->pending};
+    void *memory[] = {e->live,   e->logits,  e->hidden, e->piece_k, e->piece_v, e->writes, e->requests,
+                      e->adjust, e->sampled, e->batch,  e->items,   e->jobs,    e->picked, e->pending};
     for (size_t i = 0; i < TD_COUNT(memory); i++)
         free(memory[i]);
     pthread_cond_destroy(&e->drained);
     pthread_mutex_destroy(&e->lock);
-    if (e->backend)
-        e->backend->ops->destroy(e->backend);
     free(e);
 }
 
@@ -177,9 +195,9 @@ int engine_build(const struct engine_config *config, struct engine **out, struct
     pthread_cond_init(&e->drained, NULL);
     set_limits(e);
     engine_metrics_init(&e->metrics);
-    if (crypto_random(e->seal_key, sizeof e->seal_key) < 0 || !take_memory(e) || !start_helpers(e)) {
-        e->backend = NULL; /* still the caller's */
-        engine_free(e);
+    if (crypto_random(e->seal_key, sizeof e->seal_key) < 0 || !take_memory(e) || engine_swap_init(e) < 0 ||
+        !start_helpers(e)) {
+        free_all_but_backend(e);
         return td_fail(err, -TD_ERR_NOMEM,
                        "cannot start the engine: no memory for steps of %u rows and %u sequences; lower them",
                        config->token_budget, config->sequences_max);
@@ -282,6 +300,7 @@ bool engine_turn(struct engine *e)
         e->expired_us = now;
     }
     e->short_of_pages = false;
+    engine_swap_turn(e);
     engine_admit(e);
     engine_take_loads(e); /* behind admission: blocks are asked for at once */
     uint32_t running = e->running_count;
@@ -295,11 +314,14 @@ bool engine_turn(struct engine *e)
 /* How long the thread may sleep when there is nothing to do. */
 static uint64_t wait_us(const struct engine *e)
 {
-    uint64_t now = e->clock(), wait = e->short_of_pages || e->answer_due ? ENGINE_RETRY_US : ENGINE_IDLE_US;
+    bool soon = e->short_of_pages || e->answer_due || e->swap.ticket;
+    uint64_t now = e->clock(), wait = soon ? ENGINE_RETRY_US : ENGINE_IDLE_US;
     for (uint32_t i = 0; i < e->live_count; i++) {
         const struct sequence *s = e->live[i];
         uint64_t at = s->state == SEQ_WAITING ? UINT64_MAX : s->deadline_us;
         wait = TD_MIN(wait, at > now ? at - now : 0);
+        if (s->swap_ticket)
+            wait = TD_MIN(wait, (uint64_t)ENGINE_SWAP_US);
     }
     if (e->drain_deadline_us)
         wait = TD_MIN(wait, e->drain_deadline_us > now ? e->drain_deadline_us - now : 0);
@@ -322,8 +344,7 @@ int engine_create(const struct engine_config *config, struct engine **out, struc
         return rc;
     struct engine *e = *out;
     if (pthread_create(&e->thread, NULL, engine_main, e) != 0) {
-        e->backend = NULL;
-        engine_free(e);
+        free_all_but_backend(e);
         *out = NULL;
         return td_fail(err, -TD_ERR_NOMEM, "cannot start the engine: no thread can be made");
     }
@@ -356,7 +377,9 @@ void engine_destroy(struct engine *e)
     wake(e);
     if (e->threaded)
         pthread_join(e->thread, NULL);
-    engine_free(e);
+    struct backend *backend = e->backend;
+    free_all_but_backend(e);
+    backend->ops->destroy(backend);
 }
 
 /* --- commands, any thread ------------------------------------------------------------------------- */

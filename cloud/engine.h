@@ -35,6 +35,7 @@ struct engine_config {
     uint32_t sequences_max;            /* running at once, 0: 64; more wait */
     uint32_t waiting_max;              /* 0: 256; beyond: -TD_ERR_FULL (429) */
     uint32_t context_max;              /* 0: the model's */
+    uint64_t swap_size; /* bytes of host memory for KV that a device has no room for; 0: none */
     uint32_t
         kv_stall_ms; /* KV pieces that make no progress for so long when they are needed are recomputed; 0: 2000 */
 };

@@ -1,4 +1,4 @@
-/* engine_admit: who gets a slot and pages, and what of a prompt is already there.
+/* engine_admit: who runs and gets pages, and what of a prompt is already there.
  *
  * A prefix is looked up block by block, each in memory and then on disk, as long as every one is found; whole blocks, and never the last token. While
  * all blocks so far came from the shared namespace the next is sought there first, then in the principal's own; after one of those, only there.
@@ -11,26 +11,36 @@
 #define LOOK_UP_BLOCKS_MAX 512   /* of a prompt, asked of the remote tier at once */
 
 struct found {
-    uint32_t page;       /* PAGE_NONE: in a tier of the store */
+    uint32_t page; /* PAGE_NONE: in none; then in host memory, or in a tier of the store */
+    bool swapped;
     enum tier_kind tier; /* which */
     struct kv_quality quality;
     bool shared;
 };
 
+static bool serves(const struct engine *e, const struct sequence *s, const struct prefix_entry *entry)
+{
+    return entry && entry->layers == e->model.shape.layer_count &&
+           kv_quality_accepts(entry->quality, s->accept, e->model.numerics);
+}
+
 static bool find_id(struct engine *e, const struct sequence *s, const struct kv_block_id *id,
                     struct found *found)
 {
-    uint32_t layers = e->model.shape.layer_count;
-    const struct prefix_entry *entry = prefix_cache_find(e->cache, id);
-    if (entry && entry->layers == layers &&
-        kv_quality_accepts(entry->quality, s->accept, e->model.numerics)) {
+    const struct prefix_entry *entry = prefix_cache_find(e->cache, id), *swapped = engine_swapped(e, id);
+    *found = (struct found){.page = PAGE_NONE};
+    if (serves(e, s, entry)) {
         found->page = entry->page;
         found->quality = entry->quality;
         return true;
     }
-    struct tiers_want want = {s->accept, e->model.numerics, 0, (uint16_t)layers};
+    if (serves(e, s, swapped)) {
+        found->swapped = true;
+        found->quality = swapped->quality;
+        return true;
+    }
+    struct tiers_want want = {s->accept, e->model.numerics, 0, (uint16_t)e->model.shape.layer_count};
     struct tiers_found tier;
-    found->page = PAGE_NONE;
     int rc = e->loader ? tiers_find(e->config.tiers, s->tenant, id, &want, &tier) : -TD_ERR_NOTFOUND;
     e->answer_due |= rc == -TD_ERR_AGAIN;
     if (rc < 0)
@@ -43,8 +53,10 @@ static bool find_id(struct engine *e, const struct sequence *s, const struct kv_
 static bool find_block(struct engine *e, const struct sequence *s, uint32_t block, bool in_shared,
                        struct found *found)
 {
-    found->shared = in_shared && find_id(e, s, &s->blocks[block].shared, found);
-    return found->shared || find_id(e, s, &s->blocks[block].own, found);
+    bool shared = in_shared && find_id(e, s, &s->blocks[block].shared, found);
+    bool there = shared || find_id(e, s, &s->blocks[block].own, found);
+    found->shared = shared;
+    return there;
 }
 
 const struct kv_block_id *engine_cached_id(const struct sequence *s, uint32_t block)
@@ -81,7 +93,7 @@ void engine_probe(struct engine *e, struct sequence *s, struct engine_event *eve
     uint32_t disk = 0, block = 0, counts[TIER_COUNT] = {0};
     for (; block < hit_blocks_max(s) && find_block(e, s, block, in_shared, &found); block++) {
         in_shared = in_shared && found.shared;
-        if (found.page == PAGE_NONE) { /* else it has no tier */
+        if (found.page == PAGE_NONE && !found.swapped) { /* else it has no tier */
             disk++;
             counts[found.tier]++;
         }
@@ -111,8 +123,8 @@ void engine_release(struct engine *e, struct sequence *s)
 {
     if (s->state != SEQ_LOADING && s->state != SEQ_RUNNING)
         return;
+    engine_swap_arrived(e, s, true);
     release_pages(e, s);
-    e->slot_used[s->slot] = false;
     e->running_count--;
     s->load_id = 0;
 }
@@ -139,7 +151,7 @@ static struct sequence *find_victim(struct engine *e, const struct sequence *s)
 uint32_t engine_take_page(struct engine *e, struct sequence *s)
 {
     for (;;) {
-        uint32_t page = prefix_cache_alloc(e->cache);
+        uint32_t page = engine_alloc_page(e);
         if (page != PAGE_NONE)
             return page;
         if (engine_drop_pending(e))
@@ -185,8 +197,11 @@ static void hold_prefix(struct engine *e, struct sequence *s, struct prefix *p)
     for (; block < hit_blocks_max(s) && find_block(e, s, block, s->own_from == UINT32_MAX, &found); block++) {
         if (!found.shared && s->own_from == UINT32_MAX)
             s->own_from = block;
-        s->blocks[block].on_disk = found.page == PAGE_NONE;
+        s->blocks[block].swapped = found.swapped;
+        s->blocks[block].on_disk = found.page == PAGE_NONE && !found.swapped;
         s->blocks[block].quality = found.quality;
+        if (found.swapped)
+            continue;
         if (found.page == PAGE_NONE) {
             p->first = TD_MIN(p->first, block);
             p->counts[found.tier]++;
@@ -198,13 +213,14 @@ static void hold_prefix(struct engine *e, struct sequence *s, struct prefix *p)
     }
     p->blocks = block;
     p->first = TD_MIN(p->first, block);
+    engine_swap_touch(e, s, block);
 }
 
 /* Keep the first `blocks` of what is held. */
 static void cut_prefix(struct engine *e, struct sequence *s, uint32_t blocks, uint32_t held)
 {
     for (uint32_t i = blocks; i < held; i++) {
-        s->blocks[i].on_disk = false;
+        s->blocks[i].on_disk = s->blocks[i].swapped = false;
         if (s->pages[i] == PAGE_NONE)
             continue;
         page_pool_release(e->pool, s->pages[i]);
@@ -230,7 +246,7 @@ static void let_prefix_go(struct engine *e, struct sequence *s, uint32_t blocks)
 {
     release_pages(e, s);
     for (uint32_t i = 0; i < blocks; i++)
-        s->blocks[i].on_disk = false;
+        s->blocks[i].on_disk = s->blocks[i].swapped = false;
     s->own_from = UINT32_MAX;
 }
 
@@ -270,16 +286,6 @@ static void touch_chain(struct engine *e, const struct sequence *s)
     tiers_touch(e->config.tiers, s->tenant, chain, count);
 }
 
-static uint32_t take_slot(struct engine *e)
-{
-    uint32_t slot = 0;
-    while (e->slot_used[slot])
-        slot++;
-    e->slot_used[slot] = true;
-    e->running_count++;
-    return slot;
-}
-
 void engine_run_from(struct engine *e, struct sequence *s, uint32_t blocks)
 {
     uint64_t now = e->clock();
@@ -290,6 +296,15 @@ void engine_run_from(struct engine *e, struct sequence *s, uint32_t blocks)
     s->state = SEQ_RUNNING;
     s->upload_us = now;
     s->load_us += now - s->admitted_us;
+}
+
+/* What host memory has of the prefix is on its way; the prefix ends in front of the first block that will not come. */
+static void fetch_swapped(struct engine *e, struct sequence *s, struct prefix *p)
+{
+    uint32_t blocks = engine_swap_in(e, s, p->blocks);
+    cut_prefix(e, s, blocks, p->blocks);
+    p->blocks = blocks;
+    p->first = TD_MIN(p->first, blocks);
 }
 
 static bool admit_one(struct engine *e, struct sequence *s)
@@ -310,7 +325,7 @@ static bool admit_one(struct engine *e, struct sequence *s)
     /* Blocks that wait for the store do not keep anybody out: it may be done with them in time, else they are dropped. */
     bool room = prefix_cache_available(e->cache) + engine_pending_pages(e) >= need + promised;
     for (uint32_t i = 0; i < p.blocks && room; i++)
-        if (s->blocks[i].on_disk) {
+        if (s->blocks[i].on_disk || s->blocks[i].swapped) {
             s->pages[i] = engine_take_page(e, s);
             room = s->pages[i] != PAGE_NONE;
             s->page_count += room;
@@ -320,17 +335,18 @@ static bool admit_one(struct engine *e, struct sequence *s)
         give_up_on_store(e, s);
         return false;
     }
+    fetch_swapped(e, s, &p);
     count_look_up(e, s, p.blocks);
     touch_chain(e, s);
     uint64_t now = e->clock();
-    s->slot = take_slot(e);
+    e->running_count++;
     s->admitted_us = now;
     s->queue_us += now - s->waiting_us;
     if (p.declined) {
         metric_add(e->metrics.load_declined, p.declined);
         engine_load_try(e, s, &p.declined_id, p.first);
     }
-    if (p.first == p.blocks)
+    if (p.first == p.blocks && s->swap_ticket == 0)
         engine_run_from(e, s, p.blocks);
     else
         engine_load_begin(e, s, p.first, p.blocks, p.counts);

@@ -116,7 +116,7 @@ void engine_metrics_init(struct engine_metrics *m)
     const double *bounds = METRIC_SECONDS_BOUNDS;
     size_t count = METRIC_SECONDS_BOUNDS_COUNT;
     m->running = metric_gauge("tandem_requests_running", NULL, "Generations that hold KV pages.");
-    m->waiting = metric_gauge("tandem_requests_waiting", NULL, "Generations that wait for a slot or pages.");
+    m->waiting = metric_gauge("tandem_requests_waiting", NULL, "Generations that wait for a place or pages.");
     m->parked = metric_gauge("tandem_generations_parked", NULL,
                              "Generations whose client is away, kept for its return.");
     m->pages_used =
@@ -138,6 +138,8 @@ void engine_metrics_init(struct engine_metrics *m)
     m->edge_prefill = metric_counter("tandem_edge_prefill_tokens_total", NULL,
                                      "Prompt tokens whose first layers an edge computed.");
     m->generated = metric_counter("tandem_generated_tokens_total", NULL, "Reply tokens sampled.");
+    m->drawn_by_device = metric_counter("tandem_drawn_by_device_total", NULL,
+                                        "Reply tokens that the GPU drew itself, without copying logits.");
     m->recomputed = metric_counter("tandem_recomputed_tokens_total", NULL,
                                    "Tokens computed from ids because data of an edge was missing.");
     m->load_declined =
@@ -149,6 +151,12 @@ void engine_metrics_init(struct engine_metrics *m)
                                  "Messages of edges that were damaged or refused.");
     m->persist_dropped =
         metric_counter("tandem_persist_dropped_total", NULL, "Finished blocks that did not reach the store.");
+    m->device_pieces = metric_counter("tandem_kv_pieces_on_device_total", NULL,
+                                      "KV pieces of edges that the GPU put into their pages itself.");
+    m->swapped_out = metric_counter("tandem_kv_pages_swapped_total", "direction=\"out\"",
+                                    "KV pages copied between the GPU and host memory kept for them.");
+    m->swapped_in = metric_counter("tandem_kv_pages_swapped_total", "direction=\"in\"",
+                                   "KV pages copied between the GPU and host memory kept for them.");
     m->first_token = metric_histogram("tandem_time_to_first_token_seconds", NULL,
                                       "From OPEN to the first reply token.", bounds, count);
     m->inter_token =

@@ -1,6 +1,9 @@
 /* engine_ingest: what edges send, on the engine thread: rows are staged until they run, pieces are written to pages. Every message that leaves the
  * staging area, used or not, gives its bytes back through ENGINE_INGESTED; a message whose sequence has gone gives them back silently (the owner of
- * the stream knows that it ended). */
+ * the stream knows that it ended).
+ *
+ * Where a device decodes (backend_ops.pieces_write), pieces of one turn go to it together, behind the last look at them and in front of the step. They
+ * count as taken before that: what is wrong in one ends its sequence, so nothing is computed from it. */
 #include "cloud/engine_internal.h"
 #include <stdlib.h>
 
@@ -107,6 +110,64 @@ static void consume_piece(struct sequence *s, struct ingest_piece *p)
     ingest_piece_free(p);
 }
 
+/* Later in this turn, with others. False: no more of them. */
+static bool queue_piece(struct engine *e, const struct sequence *s, uint32_t page, struct ingest_piece *p)
+{
+    struct engine_writes *w = e->writes;
+    if (w->count == ENGINE_WRITES_MAX)
+        return false;
+    struct page_piece *to = &w->pieces[w->count];
+    *to = (struct page_piece){.page = page, .head = p->head, .payload = p->payload};
+    if (p->values) {
+        to->head.codec = KV_RAW;
+        to->head.table = 0;
+        to->payload =
+            (struct span){(const uint8_t *)p->values,
+                          kv_piece_values(&e->model.shape, p->head.token_count) * sizeof *p->values};
+    }
+    w->keys[w->count] = s->key;
+    w->owners[w->count++] = p;
+    return true;
+}
+
+/* Those of sequences that have gone meanwhile: their pages may be somebody else's already. */
+static void forget_gone(struct engine *e)
+{
+    struct engine_writes *w = e->writes;
+    uint32_t kept = 0;
+    for (uint32_t i = 0; i < w->count; i++) {
+        if (!engine_find_key(e, w->keys[i])) {
+            ingest_piece_free(w->owners[i]);
+            continue;
+        }
+        w->keys[kept] = w->keys[i];
+        w->owners[kept] = w->owners[i];
+        w->pieces[kept++] = w->pieces[i];
+    }
+    w->count = kept;
+}
+
+static void write_queued(struct engine *e)
+{
+    struct engine_writes *w = e->writes;
+    forget_gone(e);
+    int rc = w->count > 0 ? e->backend->ops->pieces_write(e->backend, w->pieces, w->count) : 0;
+    metric_add(e->metrics.device_pieces, w->count);
+    for (uint32_t i = 0; i < w->count; i++) {
+        int status = rc < 0 ? rc : w->pieces[i].status;
+        struct sequence *s = status < 0 ? engine_find_key(e, w->keys[i]) : NULL;
+        if (s && rc < 0) {
+            engine_fail(e, s, rc, "KV of the edge could not be written to a page");
+        } else if (s) {
+            metric_add(e->metrics.rejected, 1);
+            engine_fail(e, s, -TD_ERR_PROTOCOL,
+                        "a KV piece holds what no piece may, or a value that is not finite");
+        }
+        ingest_piece_free(w->owners[i]);
+    }
+    w->count = 0;
+}
+
 /* Pages hold K and V of a layer side by side, a piece is one of them, maybe of some of the block's tokens: read, put in, write. */
 static int write_piece(struct engine *e, uint32_t page, const struct ingest_piece *p)
 {
@@ -122,6 +183,12 @@ static int write_piece(struct engine *e, uint32_t page, const struct ingest_piec
     return e->backend->ops->page_write(e->backend, page, h->layer, tokens, e->piece_k, e->piece_v);
 }
 
+static void took_piece(struct engine *e, struct sequence *s, const struct ingest_piece *p)
+{
+    sequence_take_piece(s, p);
+    s->kv_us = e->clock();
+}
+
 enum placing { PLACED, NO_PAGE, REFUSED };
 
 /* Takes the piece unless there is no page. REFUSED: s has failed and is gone. */
@@ -133,17 +200,24 @@ static enum placing place_piece(struct engine *e, struct sequence *s, struct ing
     if (verdict == PIECE_TAKE && s->state != SEQ_RUNNING)
         return NO_PAGE;
     if (verdict == PIECE_TAKE && s->pages[block] == PAGE_NONE) {
-        s->pages[block] = prefix_cache_alloc(e->cache);
+        s->pages[block] = engine_alloc_page(e);
         if (s->pages[block] == PAGE_NONE) {
             e->short_of_pages = true;
             return NO_PAGE;
         }
         s->page_count++;
     }
-    if (verdict == PIECE_TAKE && write_piece(e, s->pages[block], p) == 0) {
-        sequence_take_piece(s, p);
-        s->kv_us = e->clock();
+    if (verdict == PIECE_TAKE && e->writes) {
+        if (!queue_piece(e, s, s->pages[block], p)) {
+            e->short_of_pages = true; /* the next turn is soon */
+            return NO_PAGE;
+        }
+        took_piece(e, s, p);
+        sequence_consume(s, p->wire_size);
+        return PLACED;
     }
+    if (verdict == PIECE_TAKE && write_piece(e, s->pages[block], p) == 0)
+        took_piece(e, s, p);
     consume_piece(s, p);
     if (verdict != PIECE_REFUSE)
         return PLACED;
@@ -212,4 +286,6 @@ void engine_take_pieces(struct engine *e)
             ingest_piece_free(p);
         }
     }
+    if (e->writes)
+        write_queued(e);
 }

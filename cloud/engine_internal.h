@@ -3,8 +3,9 @@
  *
  *   engine.c          life, the thread, commands from other threads
  *   engine_open.c     open, re-open, generate, cancel, detach, finish: a sequence's life
- *   engine_admit.c    prefix look-up, slots and pages, preemption
+ *   engine_admit.c    prefix look-up, who runs, pages, preemption
  *   engine_load.c     blocks from the store's tiers: whether to read them, and reading
+ *   engine_swap.c     pages to and from host memory; blocks that a device has no page for
  *   engine_ingest.c   HIDDEN and KV pieces
  *   engine_step.c     one forward() and what comes of it
  *   engine_publish.c  finished blocks to cache and store
@@ -34,6 +35,7 @@
 #define LOAD_SLACK_US         3000   /* … but so much at least */
 #define ENGINE_STEP_TARGET_US 150000 /* a step's length that prefill beside decode aims at */
 #define ENGINE_IDLE_US        1000000
+#define ENGINE_SWAP_US        200 /* pages are on their way */
 #define ENGINE_RETRY_US       2000 /* nothing could run for want of pages that somebody is about to let go of */
 
 enum command_type {
@@ -72,11 +74,34 @@ struct pending_block { /* finished, not yet in a persist buffer; holds a referen
     uint32_t page;
 };
 
+#define SWAP_PAGES_MAX 64u /* kept free ahead of need, at most; on their way out at once */
+
+struct engine_swap {
+    uint8_t *memory;             /* of the backend's host_take: [places][page] */
+    struct page_pool *places;    /* which of them are free */
+    struct prefix_cache *blocks; /* which block is where; NULL: there is no such memory */
+    uint32_t reserve;
+    int64_t ticket; /* of the pages on their way out; 0: none */
+    uint32_t pages[SWAP_PAGES_MAX], count;
+    void **hosts; /* [page_count], as the next: of one swap_start */
+    uint32_t *list;
+};
+
+#define ENGINE_WRITES_MAX 1024u /* pieces of one pieces_write */
+
+struct engine_writes { /* pieces for a device to decode, taken in this turn */
+    struct page_piece pieces[ENGINE_WRITES_MAX];
+    struct ingest_piece *owners[ENGINE_WRITES_MAX];
+    uint64_t keys[ENGINE_WRITES_MAX]; /* of their sequences */
+    uint32_t count;
+};
+
 struct engine_metrics {
     struct metric *running, *waiting, *parked, *pages_used, *pages_free, *pages_cached;
     struct metric *prefix_queries, *prefix_hits, *memory_hits, *memory_misses;
-    struct metric *prefill, *edge_prefill, *generated, *recomputed, *load_declined, *preemptions, *rejected,
-        *persist_dropped;
+    struct metric *prefill, *edge_prefill, *generated, *drawn_by_device, *recomputed, *load_declined,
+        *preemptions, *rejected, *persist_dropped;
+    struct metric *device_pieces, *swapped_out, *swapped_in;
     struct metric *first_token, *inter_token;
 };
 
@@ -88,6 +113,7 @@ struct engine {
     struct backend *backend;
     struct page_pool *pool;
     struct prefix_cache *cache;
+    struct engine_swap swap;
     struct gen_table *gens;
     struct sampler_scratch *sampler;
     struct engine_metrics metrics;
@@ -111,13 +137,17 @@ struct engine {
     /* engine thread */
     struct loader *loader; /* NULL without a store, as persist */
     struct persist *persist;
+    uint16_t *block_memory; /* the buffers of these two */
     struct sequence **live; /* WAITING, LOADING, RUNNING, CLOSING; by arrival */
     uint32_t live_count, live_capacity, running_count;
-    bool *slot_used;             /* [sequences_max] */
-    float *logits;               /* [sequences_max][vocab] */
-    float *hidden;               /* [token_budget][embd] */
-    uint16_t *piece_k, *piece_v; /* one layer of one page */
-    struct batch_seq *batch;     /* [sequences_max], as the next three */
+    float *logits;                   /* [sequences_max][vocab], by place in the batch */
+    float *hidden;                   /* [token_budget][embd] */
+    uint16_t *piece_k, *piece_v;     /* one layer of one page */
+    struct engine_writes *writes;    /* NULL: the CPU decodes pieces, as they come */
+    struct sample_request *requests; /* [sequences_max], as the next two; NULL: the backend does not draw */
+    struct sample_adjust *adjust;    /* [sequences_max][SAMPLE_ADJUST_MAX] */
+    struct sampled *sampled;
+    struct batch_seq *batch; /* [sequences_max], as the next three */
     struct scheduler_item *items;
     struct seq_job *jobs;
     struct sequence **picked;
@@ -166,7 +196,7 @@ const struct kv_block_id *engine_cached_id(const struct sequence *s, uint32_t bl
 void engine_run_from(struct engine *e, struct sequence *s,
                      uint32_t blocks); /* the first are in their pages */
 uint32_t engine_take_page(struct engine *e, struct sequence *s);
-void engine_release(struct engine *e, struct sequence *s); /* pages and slot */
+void engine_release(struct engine *e, struct sequence *s); /* pages, and its place among those that run */
 
 /* engine_load.c */
 /* What reading so many blocks of each tier takes, several at once; 0: not known. */
@@ -181,6 +211,26 @@ void engine_load_begin(struct engine *e, struct sequence *s, uint32_t first, uin
                        const uint32_t counts[TIER_COUNT]);
 void engine_take_loads(struct engine *e); /* what the loader has finished; deadlines; the next reads */
 
+/* engine_swap.c */
+int engine_swap_init(struct engine *e); /* 0 or -TD_ERR_NOMEM */
+void engine_swap_deinit(struct engine *e);
+/* Memory that whole pages are copied to and from fastest; NULL without. */
+void *engine_take_host(struct engine *e, size_t size);
+void engine_give_host(struct engine *e, void *memory);
+/* All of a page, [layer][K|V][kv_head][token][head_dim], to or from memory of engine_take_host. 0 or a code of the backend. */
+int engine_page_out(struct engine *e, uint32_t page, uint16_t *values);
+int engine_page_in(struct engine *e, uint32_t page, uint16_t *values);
+uint32_t
+engine_alloc_page(struct engine *e); /* prefix_cache_alloc, but what must go for it is kept in host memory */
+void engine_swap_turn(struct engine *e); /* keep some pages free */
+/* Where host memory has the block; NULL: nowhere. Borrowed until pages are taken. */
+const struct prefix_entry *engine_swapped(const struct engine *e, const struct kv_block_id *id);
+/* The first `blocks`, where swapped, are wanted soon. */
+void engine_swap_touch(struct engine *e, const struct sequence *s, uint32_t blocks);
+/* Begin to fetch those of the first `blocks` that are swapped into their pages. Returns how many of the first blocks there will be. */
+uint32_t engine_swap_in(struct engine *e, struct sequence *s, uint32_t blocks);
+bool engine_swap_arrived(struct engine *e, struct sequence *s, bool wait);
+
 /* engine_ingest.c */
 void engine_do_plan(struct engine *e, struct sequence *s, uint32_t epoch, const struct plan_range *ranges,
                     uint32_t count);
@@ -189,8 +239,7 @@ void engine_do_hidden(struct engine *e, uint64_t handle, uint32_t epoch, uint32_
 void engine_take_pieces(struct engine *e); /* what ingest has decoded, and pieces that wait for a page */
 
 /* engine_step.c */
-bool engine_step(struct engine *e);                             /* true: rows were run */
-void engine_extend_reply(struct engine *e, struct sequence *s); /* sample if logits and GENERATE are there */
+bool engine_step(struct engine *e); /* true: rows were run */
 
 /* engine_publish.c */
 void engine_publish(struct engine *e, struct sequence *s);

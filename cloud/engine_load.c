@@ -98,6 +98,27 @@ void engine_load_begin(struct engine *e, struct sequence *s, uint32_t first, uin
 
 /* ---- reading ------------------------------------------------------------------------------------------------ */
 
+static void put_block(struct engine *e, const struct sequence *s, uint32_t block)
+{
+    struct prefix_entry entry = {.id = *engine_cached_id(s, block),
+                                 .page = s->pages[block],
+                                 .quality = s->blocks[block].quality,
+                                 .layers = e->model.shape.layer_count};
+    struct kv_block_id parent = {{0}};
+    if (block > 0)
+        parent = *engine_cached_id(s, block - 1);
+    prefix_cache_put(e->cache, &entry, &parent);
+}
+
+static void put_swapped(struct engine *e, struct sequence *s, uint32_t blocks)
+{
+    for (uint32_t i = 0; i < blocks; i++)
+        if (s->blocks[i].swapped) {
+            s->blocks[i].swapped = false;
+            put_block(e, s, i);
+        }
+}
+
 /* Blocks that were read make a prefix up to the first that was not. */
 static void finish_load(struct engine *e, struct sequence *s)
 {
@@ -105,8 +126,9 @@ static void finish_load(struct engine *e, struct sequence *s)
     for (uint32_t i = 0; i < blocks; i++)
         if (s->blocks[i].on_disk)
             blocks = i; /* asked for, and not here in time */
+    put_swapped(e, s, blocks);
     for (uint32_t i = blocks; i < s->load_end; i++) {
-        s->blocks[i].on_disk = false;
+        s->blocks[i].on_disk = s->blocks[i].swapped = false;
         page_pool_release(e->pool, s->pages[i]);
         s->pages[i] = PAGE_NONE;
         s->page_count--;
@@ -117,33 +139,18 @@ static void finish_load(struct engine *e, struct sequence *s)
     engine_run_from(e, s, blocks);
 }
 
-static int write_block(struct engine *e, uint32_t page, const uint16_t *values)
-{
-    size_t size = kv_piece_values(&e->model.shape, KV_BLOCK_TOKENS);
-    int rc = 0;
-    for (uint32_t layer = 0; layer < e->model.shape.layer_count && rc == 0; layer++, values += 2 * size)
-        rc = e->backend->ops->page_write(e->backend, page, layer, KV_BLOCK_TOKENS, values, values + size);
-    return rc;
-}
-
 static void take_load(struct engine *e, struct sequence *s, const struct loader_block *b)
 {
     uint32_t i = b->block_index;
     if (b->status < 0 || !kv_quality_accepts(b->quality, s->accept, e->model.numerics) ||
-        write_block(e, s->pages[i], b->values) < 0) {
+        engine_page_in(e, s->pages[i], b->values) < 0) {
         s->load_cut = TD_MIN(s->load_cut, i);
         return;
     }
     s->blocks[i].on_disk = false;
     s->blocks[i].quality = b->quality;
-    if (i >= s->load_cut)
-        return;
-    struct prefix_entry entry = {
-        .id = b->id, .page = s->pages[i], .quality = b->quality, .layers = e->model.shape.layer_count};
-    struct kv_block_id parent = {{0}};
-    if (i > 0)
-        parent = *engine_cached_id(s, i - 1);
-    prefix_cache_put(e->cache, &entry, &parent);
+    if (i < s->load_cut)
+        put_block(e, s, i);
 }
 
 static struct sequence *find_load(struct engine *e, uint64_t load_id)
@@ -172,10 +179,8 @@ static bool all_loaded(const struct sequence *s)
 
 void engine_take_loads(struct engine *e)
 {
-    if (!e->loader)
-        return;
     uint64_t now = e->clock();
-    for (struct loader_block *b; (b = loader_pop(e->loader));) {
+    for (struct loader_block *b; e->loader && (b = loader_pop(e->loader));) {
         struct sequence *s = find_load(e, b->owner);
         measure(e, b);
         e->loads_in_flight--;
@@ -188,7 +193,7 @@ void engine_take_loads(struct engine *e)
         if (s->state != SEQ_LOADING)
             continue;
         s->deadline_us = deadline(e, s);
-        if (all_loaded(s) || now >= s->deadline_us)
+        if ((all_loaded(s) || now >= s->deadline_us) && engine_swap_arrived(e, s, false))
             finish_load(e, s);
         else
             ask_for_blocks(e, s);

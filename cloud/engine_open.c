@@ -364,8 +364,6 @@ void engine_do_start(struct engine *e, struct sequence *s, const struct engine_g
         engine_finish(e, s, FINISH_STOP); /* the held tokens are the whole reply */
     else if (reply >= s->reply_max)
         engine_finish(e, s, FINISH_LENGTH);
-    else
-        engine_extend_reply(e, s);
 }
 
 void engine_do_cancel(struct engine *e, struct sequence *s, bool finished, uint32_t keep_count)

@@ -83,15 +83,6 @@ static void acknowledge(struct engine *e, uint64_t owner, int status)
         s->unpersisted--;
 }
 
-static int read_page(struct engine *e, uint32_t page, uint16_t *values)
-{
-    size_t size = kv_piece_values(&e->model.shape, KV_BLOCK_TOKENS);
-    int rc = 0;
-    for (uint32_t layer = 0; layer < e->model.shape.layer_count && rc == 0; layer++, values += 2 * size)
-        rc = e->backend->ops->page_read(e->backend, page, layer, KV_BLOCK_TOKENS, values, values + size);
-    return rc;
-}
-
 void engine_flush_pending(struct engine *e)
 {
     while (e->pending_count > 0) {
@@ -102,7 +93,7 @@ void engine_flush_pending(struct engine *e)
         uint16_t *values = block->values;
         *block = p->block;
         block->values = values;
-        int rc = read_page(e, p->page, values);
+        int rc = engine_page_out(e, p->page, values);
         page_pool_release(e->pool, p->page);
         if (rc == 0) {
             persist_submit(e->persist, block);

@@ -1,5 +1,8 @@
 /* engine_step: one step. Every running sequence says what it could do (sequence.h), the scheduler says how many rows of it run, one forward() runs
- * them all, and what comes out goes back: frontiers move, logits become tokens, whole blocks become public. */
+ * them all, and what comes out goes back: frontiers move, logits become tokens, whole blocks become public.
+ *
+ * A backend that draws (backend_ops.samples) is asked for the token instead of the logits: 32 rows of 128,256 logits are 16 MB a step. Requests whose
+ * bias and penalties name more than SAMPLE_ADJUST_MAX ids get logits, and their token is drawn here. Which it is depends on the request alone. */
 #include "cloud/engine_internal.h"
 #include "shared/paced.h"
 #include <stdio.h>
@@ -8,12 +11,16 @@
 
 /* --- choosing ------------------------------------------------------------------------------------- */
 
-/* Prefill is done but GENERATE has not come. False: it waited too long and is gone. */
-static bool wait_for_generate(struct engine *e, struct sequence *s, uint64_t now_us)
+/* Without GENERATE the last row waits: its token is drawn in the same step. False: it waited too long and is gone. */
+static bool wait_for_generate(struct engine *e, struct sequence *s, uint64_t now_us, struct seq_job *job)
 {
     uint64_t deadline = s->upload_us + LIMIT_UPLOAD_IDLE_MS * UINT64_C(1000);
-    if (s->started || s->high < s->ids_count)
+    if (s->started || !job->logits)
         return true;
+    job->logits = false;
+    if (--job->rows > 0)
+        return true;
+    job->kind = JOB_NONE;
     if (now_us >= deadline) {
         engine_fail(e, s, -TD_ERR_TIMEOUT, "the prompt is ready, but GENERATE did not come");
         return false;
@@ -33,7 +40,7 @@ static bool find_job(struct engine *e, struct sequence *s, uint64_t now_us, stru
     *job = sequence_next(s, &e->model, now_us, e->config.kv_stall_ms * UINT64_C(1000));
     if (s->complete / KV_BLOCK_TOKENS > s->published)
         engine_publish(e, s);
-    return wait_for_generate(e, s, now_us);
+    return wait_for_generate(e, s, now_us, job);
 }
 
 static uint32_t collect_jobs(struct engine *e)
@@ -88,8 +95,28 @@ static void take_pages(struct engine *e, struct sequence *s, struct seq_job *job
     }
 }
 
+/* The token behind the last row, or what it is drawn from. `at`: place in the batch. */
+static void want_token(struct engine *e, const struct sequence *s, uint32_t at, struct batch_seq *b)
+{
+    struct sample_adjust *adjust = e->adjust + (size_t)at * SAMPLE_ADJUST_MAX;
+    int count = e->requests ? sampler_adjust(&s->generate.sampling, s->ids, s->ids_count, s->prompt_count,
+                                             e->sampler, adjust)
+                            : -TD_ERR_UNSUPPORTED;
+    b->logit_count = 1;
+    if (count < 0) {
+        b->logits = e->logits + (size_t)at * e->model.vocab_count;
+        return;
+    }
+    e->requests[at] = (struct sample_request){.params = &s->generate.sampling,
+                                              .index = sequence_reply_count(s),
+                                              .adjust = adjust,
+                                              .adjust_count = (uint32_t)count,
+                                              .out = &e->sampled[at]};
+    b->sample = &e->requests[at];
+}
+
 static struct batch_seq batch_seq_of(struct engine *e, struct sequence *s, const struct seq_job *job,
-                                     float *hidden)
+                                     uint32_t at, float *hidden)
 {
     struct batch_seq b = {.layer_begin = job->layer_begin,
                           .layer_end = job->layer_end,
@@ -100,10 +127,8 @@ static struct batch_seq batch_seq_of(struct engine *e, struct sequence *s, const
         b.hidden_in = hidden;
     else
         b.ids = s->ids + job->position;
-    if (job->logits) {
-        b.logits = e->logits + (size_t)s->slot * e->model.vocab_count;
-        b.logit_count = 1;
-    }
+    if (job->logits)
+        want_token(e, s, at, &b);
     return b;
 }
 
@@ -128,7 +153,8 @@ static uint32_t fill_batch(struct engine *e, uint32_t count)
         hidden_rows += is_hidden ? job.rows : 0;
         e->picked[filled] = s;
         e->jobs[filled] = job;
-        e->batch[filled++] = batch_seq_of(e, s, &job, hidden);
+        e->batch[filled] = batch_seq_of(e, s, &job, filled, hidden);
+        filled++;
     }
     return filled;
 }
@@ -155,7 +181,8 @@ static uint32_t run_one_by_one(struct engine *e, uint32_t count)
             continue;
         }
         e->picked[kept] = s;
-        e->jobs[kept++] = e->jobs[i];
+        e->jobs[kept] = e->jobs[i];
+        e->batch[kept++] = e->batch[i];
     }
     return kept;
 }
@@ -219,20 +246,25 @@ static void take_token(struct engine *e, struct sequence *s, const struct sample
     s->last_token_us = now;
     if (s->sampled)
         s->sampled[index] = *sampled;
-    s->logits_ready = false;
     sequence_append(s, &e->model, sampled->id);
     metric_add(e->metrics.generated, 1);
     engine_emit_tokens(s, index, 1);
 }
 
-void engine_extend_reply(struct engine *e, struct sequence *s)
+static int draw(struct engine *e, const struct sequence *s, const struct batch_seq *b, struct sampled *out)
 {
-    if (!s->logits_ready || !s->started || s->finishing || s->state != SEQ_RUNNING)
-        return;
+    if (!b->sample)
+        return sampler_draw(&s->generate.sampling, b->logits, e->model.vocab_count, s->ids, s->ids_count,
+                            s->prompt_count, e->sampler, out);
+    metric_add(e->metrics.drawn_by_device, 1);
+    *out = *b->sample->out;
+    return b->sample->status;
+}
+
+static void extend_reply(struct engine *e, struct sequence *s, const struct batch_seq *b)
+{
     struct sampled sampled;
-    const float *logits = e->logits + (size_t)s->slot * e->model.vocab_count;
-    int rc = sampler_draw(&s->generate.sampling, logits, e->model.vocab_count, s->ids, s->ids_count,
-                          s->prompt_count, e->sampler, &sampled);
+    int rc = draw(e, s, b, &sampled);
     if (rc == 0)
         rc = gen_append(s->gen,
                         sampled.id); /* before it is sent: an edge never holds a token that the table lacks */
@@ -247,18 +279,17 @@ void engine_extend_reply(struct engine *e, struct sequence *s)
         engine_finish(e, s, FINISH_LENGTH);
 }
 
-static void take_result(struct engine *e, struct sequence *s, const struct seq_job *job)
+static void take_result(struct engine *e, struct sequence *s, const struct seq_job *job,
+                        const struct batch_seq *b)
 {
     uint32_t recomputed = s->recomputed_tokens;
     sequence_advance(s, &e->model, job);
     metric_add(e->metrics.recomputed, s->recomputed_tokens - recomputed);
-    if (job->logits)
-        s->logits_ready = true;
     engine_publish(e, s);
     if (s->finishing && s->high == s->ids_count)
         engine_close(e, s);
-    else
-        engine_extend_reply(e, s);
+    else if (job->logits)
+        extend_reply(e, s, b);
 }
 
 bool engine_step(struct engine *e)
@@ -276,6 +307,6 @@ bool engine_step(struct engine *e)
     paced_wait(start, work_of(e, count));
     measure(e, count, e->clock() - start);
     for (uint32_t i = 0; i < count; i++)
-        take_result(e, e->picked[i], &e->jobs[i]);
+        take_result(e, e->picked[i], &e->jobs[i], &e->batch[i]);
     return true;
 }

@@ -9,6 +9,7 @@
 
 struct ingest {
     struct kv_shape shape;
+    bool for_device;
     struct kv_codec_scratch *scratch; /* the thread's */
     struct queue *in, *out;
     atomic_uint inside;
@@ -44,31 +45,37 @@ void ingest_piece_free(struct ingest_piece *piece)
     free(piece);
 }
 
-static int decode(struct ingest_piece *piece, const struct kv_shape *shape, struct kv_codec_scratch *scratch)
+static int decode(struct ingest_piece *piece, const struct kv_shape *shape, bool for_device,
+                  struct kv_codec_scratch *scratch)
 {
-    struct span payload;
     struct kv_piece_head *head = &piece->head;
-    if (kv_piece_parse(piece->wire, piece->wire_size, head, &payload) < 0 ||
+    if (kv_piece_parse(piece->wire, piece->wire_size, head, &piece->payload) < 0 ||
         head->block_index != piece->block_index)
         return -TD_ERR_CHECKSUM;
     if (head->kv_head_count != shape->kv_head_count || head->head_dim != shape->head_dim ||
         head->layer >= shape->layer_count)
         return -TD_ERR_SHAPE;
+    if (for_device && head->codec != KV_L0)
+        return 0;
     size_t count = kv_piece_values(shape, head->token_count);
     piece->values = malloc(count * sizeof *piece->values);
     if (!piece->values)
         return -TD_ERR_CHECKSUM; /* no memory: as good as lost on the way, the engine computes it itself */
-    int rc = kv_piece_decode(scratch, head, payload, piece->values, count);
+    int rc = kv_piece_decode(scratch, head, piece->payload, piece->values, count);
     if (rc == 0 && !kv_f16_all_finite(piece->values, count))
         rc = -TD_ERR_FORMAT;
     return rc;
 }
 
-void ingest_decode(struct ingest_piece *piece, const struct kv_shape *shape, struct kv_codec_scratch *scratch)
+void ingest_decode(struct ingest_piece *piece, const struct kv_shape *shape, bool for_device,
+                   struct kv_codec_scratch *scratch)
 {
-    piece->status = decode(piece, shape, scratch);
+    piece->status = decode(piece, shape, for_device, scratch);
+    if (piece->status == 0 && !piece->values)
+        return;
     free(piece->wire);
     piece->wire = NULL;
+    piece->payload = (struct span){0};
 }
 
 static void *ingest_main(void *arg)
@@ -78,7 +85,7 @@ static void *ingest_main(void *arg)
         struct ingest_piece *piece = queue_pop(g->in, INGEST_WAIT_US);
         if (!piece)
             continue;
-        ingest_decode(piece, &g->shape, g->scratch);
+        ingest_decode(piece, &g->shape, g->for_device, g->scratch);
         if (queue_push(g->out, piece) < 0) /* closed: nobody will take it */
             ingest_piece_free(piece);
         else
@@ -95,12 +102,14 @@ static void ingest_free(struct ingest *g)
     free(g);
 }
 
-struct ingest *ingest_create(const struct kv_shape *shape, void (*wake)(void *ctx), void *ctx)
+struct ingest *ingest_create(const struct kv_shape *shape, bool for_device, void (*wake)(void *ctx),
+                             void *ctx)
 {
     struct ingest *g = calloc(1, sizeof *g);
     if (!g)
         return NULL;
     g->shape = *shape;
+    g->for_device = for_device;
     g->wake = wake;
     g->wake_ctx = ctx;
     g->scratch = kv_codec_scratch_create(shape);

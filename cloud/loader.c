@@ -189,24 +189,18 @@ void loader_destroy(struct loader *l)
     if (!l)
         return;
     stop_readers(l);
-    for (size_t i = 0; i < LOADER_BUFFERS; i++)
-        free(l->jobs[i].block.values);
     pthread_cond_destroy(&l->changed);
     pthread_mutex_destroy(&l->lock);
     free(l);
 }
 
-static bool take_memory(struct loader *l)
+static void hand_out_buffers(struct loader *l, uint16_t *values)
 {
-    size_t values = (size_t)l->shape.layer_count * 2 * kv_piece_values(&l->shape, KV_BLOCK_TOKENS);
-    bool whole = true;
+    size_t size = (size_t)l->shape.layer_count * 2 * kv_piece_values(&l->shape, KV_BLOCK_TOKENS);
     for (size_t i = 0; i < LOADER_BUFFERS; i++) {
-        struct job *job = &l->jobs[i];
-        job->block.values = malloc(values * sizeof *job->block.values);
-        whole = whole && job->block.values;
-        list_push(&l->free, job);
+        l->jobs[i].block.values = values + i * size;
+        list_push(&l->free, &l->jobs[i]);
     }
-    return whole;
 }
 
 static bool start_readers(struct loader *l)
@@ -222,8 +216,8 @@ static bool start_readers(struct loader *l)
     return l->readers[l->reader_count - 1].started;
 }
 
-struct loader *loader_create(struct tiers *tiers, const struct kv_shape *shape, void (*wake)(void *ctx),
-                             void *ctx)
+struct loader *loader_create(struct tiers *tiers, const struct kv_shape *shape, uint16_t *values,
+                             void (*wake)(void *ctx), void *ctx)
 {
     struct loader *l = calloc(1, sizeof *l);
     if (!l)
@@ -237,7 +231,8 @@ struct loader *loader_create(struct tiers *tiers, const struct kv_shape *shape, 
         lists[i]->last = &lists[i]->first;
     pthread_mutex_init(&l->lock, NULL);
     pthread_cond_init(&l->changed, NULL);
-    if (!take_memory(l) || !start_readers(l)) {
+    hand_out_buffers(l, values);
+    if (!start_readers(l)) {
         loader_destroy(l);
         return NULL;
     }

@@ -24,8 +24,9 @@ struct loader_block {
 };
 
 struct loader;
-struct loader *loader_create(struct tiers *tiers, const struct kv_shape *shape, void (*wake)(void *ctx),
-                             void *ctx);
+/* values: LOADER_BUFFERS whole blocks, borrowed. */
+struct loader *loader_create(struct tiers *tiers, const struct kv_shape *shape, uint16_t *values,
+                             void (*wake)(void *ctx), void *ctx);
 void loader_destroy(struct loader *l);              /* waits for reads in progress */
 struct loader_block *loader_take(struct loader *l); /* NULL: all buffers are in use */
 void loader_submit(struct loader *l, struct loader_block *block);

@@ -228,6 +228,7 @@ int node_start_engine(struct node *n, struct td_error *err)
                                    .token_budget = (uint32_t)s->token_budget,
                                    .sequences_max = (uint32_t)s->sequences,
                                    .context_max = n->service.context_max,
+                                   .swap_size = s->swap_memory,
                                    .kv_stall_ms = (uint32_t)s->kv_stall_ms};
     n->service.numerics = (uint32_t)backend->ops->numerics;
     rc = engine_create(&config, &n->engine, err);

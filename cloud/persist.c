@@ -216,8 +216,6 @@ void persist_untake(struct persist *p, struct persist_block *block)
 
 static void persist_free(struct persist *p)
 {
-    for (size_t i = 0; i < PERSIST_BUFFERS; i++)
-        free(p->jobs[i].block.values);
     kv_codec_scratch_destroy(p->scratch);
     pthread_cond_destroy(&p->changed);
     pthread_mutex_destroy(&p->lock);
@@ -226,7 +224,7 @@ static void persist_free(struct persist *p)
     free(p);
 }
 
-static bool take_memory(struct persist *p)
+static bool take_memory(struct persist *p, uint16_t *buffers)
 {
     size_t pieces = (size_t)p->shape.layer_count * 2;
     size_t values = pieces * kv_piece_values(&p->shape, KV_BLOCK_TOKENS);
@@ -236,8 +234,7 @@ static bool take_memory(struct persist *p)
     bool whole = p->scratch && p->wire && p->sizes;
     for (size_t i = 0; i < PERSIST_BUFFERS; i++) {
         struct job *job = &p->jobs[i];
-        job->block.values = malloc(values * sizeof *job->block.values);
-        whole = whole && job->block.values;
+        job->block.values = buffers + i * values;
         job->next = p->free_jobs;
         p->free_jobs = job;
     }
@@ -249,8 +246,8 @@ static bool take_memory(struct persist *p)
     return whole;
 }
 
-struct persist *persist_create(struct tiers *tiers, const struct kv_shape *shape, void (*wake)(void *ctx),
-                               void *ctx)
+struct persist *persist_create(struct tiers *tiers, const struct kv_shape *shape, uint16_t *values,
+                               void (*wake)(void *ctx), void *ctx)
 {
     struct persist *p = calloc(1, sizeof *p);
     if (!p)
@@ -263,7 +260,7 @@ struct persist *persist_create(struct tiers *tiers, const struct kv_shape *shape
     p->done_last = &p->done;
     pthread_mutex_init(&p->lock, NULL);
     pthread_cond_init(&p->changed, NULL);
-    if (!take_memory(p) || pthread_create(&p->thread, NULL, persist_main, p) != 0) {
+    if (!take_memory(p, values) || pthread_create(&p->thread, NULL, persist_main, p) != 0) {
         persist_free(p);
         return NULL;
     }

@@ -19,8 +19,9 @@ struct persist_block { /* what the engine fills in */
 
 struct persist;
 /* wake(ctx): called on the persist or the store's writer thread when there is something to take or to pop. */
-struct persist *persist_create(struct tiers *tiers, const struct kv_shape *shape, void (*wake)(void *ctx),
-                               void *ctx);
+/* values: PERSIST_BUFFERS whole blocks, borrowed. */
+struct persist *persist_create(struct tiers *tiers, const struct kv_shape *shape, uint16_t *values,
+                               void (*wake)(void *ctx), void *ctx);
 /* Encodes what was submitted, waits for its acknowledgements (the store must still be open), frees. */
 void persist_destroy(struct persist *p);
 struct persist_block *persist_take(struct persist *p); /* NULL: all buffers are in use */

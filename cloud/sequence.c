@@ -231,14 +231,13 @@ void sequence_restart(struct sequence *s, const struct seq_model *m)
         struct seq_block *b = &s->blocks[i];
         b->edge_layers = b->missing = 0;
         b->fidelity = b->numerics = 0;
-        b->from_device = b->closed = b->on_disk = false;
+        b->from_device = b->closed = b->on_disk = b->swapped = false;
     }
     memset(s->have, 0, (size_t)s->block_capacity * s->have_words * sizeof *s->have);
     s->high = s->complete = s->cached_count = s->published = s->hidden_next = 0;
     s->refill_begin = s->refill_end = 0;
     s->own_from = UINT32_MAX;
     s->quality = fresh_quality(m);
-    s->logits_ready = false;
     s->load_id = 0;
     s->blocked_us = s->idle_since_us = 0;
 }

@@ -28,7 +28,7 @@ struct seq_model { /* what a sequence needs to know of the model; constant */
 };
 
 enum seq_state {
-    SEQ_WAITING, /* for a slot and pages */
+    SEQ_WAITING, /* for a place among those that run, and pages */
     SEQ_LOADING, /* cached blocks are being read from disk */
     SEQ_RUNNING,
     SEQ_CLOSING, /* the reply is whole; the store has not acknowledged all its blocks yet */
@@ -43,7 +43,7 @@ struct seq_block {
     uint8_t fidelity;               /* worst level of what a device sent into it */
     uint8_t numerics;               /* of what a device sent into it; 0: nothing yet */
     bool from_device, closed;
-    bool on_disk;              /* while LOADING: to be read */
+    bool on_disk, swapped;     /* while LOADING: to be read; on its way from host memory */
     struct kv_quality quality; /* of a cached block */
     uint16_t missing;          /* pieces of [0, edge_layers) that have not come */
 };
@@ -75,7 +75,6 @@ struct sequence {
     uint8_t edge_numerics; /* of the edge that is attached, or was last; enum kv_numerics */
     bool no_cache, direct;
     enum seq_state state;
-    uint32_t slot; /* row of the engine's logits, while LOADING or RUNNING */
 
     /* tokens: prompt, then reply */
     int32_t *ids;    /* NULL while sealed */
@@ -88,7 +87,6 @@ struct sequence {
     struct engine_generate generate;
     uint32_t reply_max;
     struct sampled *sampled; /* [reply_max] when logprobs are wanted, else NULL */
-    bool logits_ready;       /* of the last id, in the slot */
     bool finishing; /* the reply is whole; its last row is still to be fed, because it fills a block */
     uint32_t finish;
 
@@ -109,6 +107,7 @@ struct sequence {
     uint64_t load_id;                       /* of the reads in flight that still count */
     uint32_t load_next, load_end, load_cut; /* blocks: to ask for next, behind the last, first that failed */
     uint32_t load_first;                    /* the first that is to be read */
+    int64_t swap_ticket;                    /* of pages on their way from host memory; 0: none */
     uint64_t load_grace_us; /* may be lost on reading where it has been measured to be worth it */
 
     /* plan and what came of it */
@@ -132,7 +131,7 @@ struct sequence {
 
     /* time, microseconds */
     uint64_t opened_us, admitted_us, first_token_us, last_token_us;
-    uint64_t waiting_us;    /* since when it waits for a slot */
+    uint64_t waiting_us;    /* since when it is WAITING */
     uint64_t upload_us;     /* last progress of PLAN, HIDDEN or GENERATE */
     uint64_t kv_us;         /* last progress of pieces */
     uint64_t blocked_us;    /* since when pieces are waited for; 0: they are not */

@@ -38,6 +38,7 @@ static const struct config_option options[] = {
     {.name = "threads", OPTION(threads, CONFIG_INT), .max = WORKERS_MAX, .metavar = "N", .help = "compute threads; 0: all cores"},
     {.name = "kv-memory", OPTION(kv_memory, CONFIG_SIZE), .metavar = "SIZE", .help = "memory for KV pages; 0: a quarter of what is available, on a GPU all that --gpu-memory-utilization leaves"},
     {.name = "pages", OPTION(pages, CONFIG_INT), .max = 1 << 24, .metavar = "N", .help = "the same as a number of pages of 64 tokens; wins over --kv-memory"},
+    {.name = "swap-memory", OPTION(swap_memory, CONFIG_SIZE), .fallback = "4G", .metavar = "SIZE", .help = "beside a GPU: memory of this machine for KV that its own has no room for; 0: none"},
     {.name = "token-budget", OPTION(token_budget, CONFIG_INT), .fallback = "512", .min = 16, .max = BATCH_ROWS_MAX, .metavar = "N", .help = "rows of one step, prefill and decode together: more is faster in sum, less keeps replies flowing"},
     {.name = "sequences", OPTION(sequences, CONFIG_INT), .fallback = "64", .min = 1, .max = BATCH_SEQS_MAX, .metavar = "N", .help = "requests that run at once; more wait"},
     {.name = "context", OPTION(context, CONFIG_INT), .max = LIMIT_PROMPT_TOKENS, .metavar = "N", .help = "longest context in tokens; 0: the model's"},

@@ -18,7 +18,7 @@ struct settings {
     uint64_t store_size, store_ram, store_tenant, store_ram_tenant;
     int64_t store_ttl_hours;
     int64_t threads, pages, token_budget, sequences, context, kv_stall_ms;
-    uint64_t kv_memory;
+    uint64_t kv_memory, swap_memory;
     const char *device;
     double gpu_memory;
     bool deterministic;

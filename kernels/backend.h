@@ -49,9 +49,10 @@ struct page_piece { /* of KV as received, on its way into a page; parsed and its
     int status;          /* out: 0, or the piece's fault */
 };
 struct page_swap {         /* whole pages to or from memory of host_take */
-    const uint32_t *pages; /* copied */
+    const uint32_t *pages; /* [count]; both lists are copied */
+    void *const
+        *hosts; /* [count], each [layer_end - layer_begin][K|V][kv_head][KV_BLOCK_TOKENS][head_dim] f16 */
     uint32_t count, layer_begin, layer_end;
-    void *host; /* [layer_end - layer_begin][count][K|V][kv_head][KV_BLOCK_TOKENS][head_dim] f16 */
     bool to_host;
 };
 
@@ -71,10 +72,10 @@ struct backend_ops {
     /* The next are NULL where pages are host memory and page_read and page_write cost one copy.
      * pieces_write: decodes on the device, straight into the pages; 0 when every piece has its status. */
     int (*pieces_write)(struct backend *b, struct page_piece *pieces, uint32_t count);
-    /* Begins to move pages beside the steps and returns a ticket > 0, or a code. Until the ticket is done nothing may use the
-     * pages or the memory: swap_done is 1, 0 (not yet; with `wait` never) or a code. Tickets are done in order. */
-    int (*swap_start)(struct backend *b, const struct page_swap *swap);
-    int (*swap_done)(struct backend *b, int ticket, bool wait);
+    /* Begins to move pages beside the steps and returns a ticket > 0, or a code. Until the ticket is done nothing but other swaps may use
+     * the pages or the memory: swap_done is 1, 0 (not yet; with `wait` never) or a code. Swaps happen in the order in which they were begun. */
+    int64_t (*swap_start)(struct backend *b, const struct page_swap *swap);
+    int (*swap_done)(struct backend *b, int64_t ticket, bool wait);
     /* 0, or the code with which the device failed: nothing works on it any more. Any thread. NULL: cannot fail so. */
     int (*state)(const struct backend *b);
     void *(*host_take)(struct backend *b,

@@ -230,8 +230,8 @@ static int swap_once(struct bench *b, struct page_swap *swap, bool to_host, doub
 {
     uint64_t start = clock_mono_us();
     swap->to_host = to_host;
-    int ticket = b->backend->ops->swap_start(b->backend, swap),
-        rc = ticket < 0 ? ticket : b->backend->ops->swap_done(b->backend, ticket, true);
+    int64_t ticket = b->backend->ops->swap_start(b->backend, swap);
+    int rc = ticket < 0 ? (int)ticket : b->backend->ops->swap_done(b->backend, ticket, true);
     *seconds = seconds_since(start);
     return rc < 0 ? rc : 0;
 }
@@ -247,22 +247,26 @@ static int bench_swap(struct bench *b, struct bench_engine_result *r, struct td_
         return td_fail(err, -TD_ERR_UNSUPPORTED,
                        "cannot measure swapping: this engine's pages are in host memory; use --device cuda");
     struct kv_shape shape = model_kv_shape(b->model);
-    size_t size = kv_piece_values(&shape, KV_BLOCK_TOKENS) * 4 * shape.layer_count * count;
-    struct page_swap swap = {
-        .count = count, .layer_end = shape.layer_count, .host = ops->host_take(b->backend, size)};
+    size_t page_size = kv_piece_values(&shape, KV_BLOCK_TOKENS) * 4 * shape.layer_count,
+           size = page_size * count;
+    uint8_t *memory = ops->host_take(b->backend, size);
     uint32_t *pages = calloc(count, sizeof *pages);
-    int rc = pages && swap.host ? 0 : -TD_ERR_NOMEM;
+    void **hosts = calloc(count, sizeof *hosts);
+    struct page_swap swap = {.pages = pages, .hosts = hosts, .count = count, .layer_end = shape.layer_count};
+    int rc = pages && hosts && memory ? 0 : -TD_ERR_NOMEM;
     if (!rc)
         scatter(pages, count, b->backend->page_count);
-    swap.pages = pages;
+    for (uint32_t i = 0; i < count && !rc; i++)
+        hosts[i] = memory + i * page_size;
     for (uint32_t run = 0; run <= b->repeats && !rc; run++) {
         uint32_t at = run ? run - 1 : 0;
         if ((rc = swap_once(b, &swap, true, &b->out_s[at])) == 0)
             rc = swap_once(b, &swap, false, &b->in_s[at]);
     }
-    if (swap.host)
-        ops->host_give(b->backend, swap.host);
+    if (memory)
+        ops->host_give(b->backend, memory);
     free(pages);
+    free(hosts);
     r->swap_gib = (double)size / (1 << 30);
     r->swap_out_s = bench_median(b->out_s, b->repeats), r->swap_in_s = bench_median(b->in_s, b->repeats);
     return rc ? td_fail(err, rc, "cannot measure swapping %zu MiB: %s", size >> 20, td_status_text(rc)) : 0;

@@ -67,12 +67,12 @@ void prefix_cache_destroy(struct prefix_cache *c)
     free(c);
 }
 
-static uint32_t *bucket_of(struct prefix_cache *c, const struct kv_block_id *id)
+static uint32_t *bucket_of(const struct prefix_cache *c, const struct kv_block_id *id)
 {
     return &c->buckets[load_le32(id->bytes) & c->bucket_mask];
 }
 
-static uint32_t lookup(struct prefix_cache *c, const struct kv_block_id *id)
+static uint32_t lookup(const struct prefix_cache *c, const struct kv_block_id *id)
 {
     uint32_t at = *bucket_of(c, id);
     while (at != NODE_NONE && memcmp(&c->nodes[at].entry.id, id, sizeof *id) != 0)
@@ -108,6 +108,7 @@ static void touch(struct prefix_cache *c, uint32_t at)
 
 /* --- nodes ---------------------------------------------------------------------------------------- */
 
+/* The reference to its page is the caller's. */
 static void node_free(struct prefix_cache *c, uint32_t at)
 {
     struct node *n = &c->nodes[at];
@@ -118,7 +119,6 @@ static void node_free(struct prefix_cache *c, uint32_t at)
     list_remove(c, at);
     if (n->parent != NODE_NONE)
         c->nodes[n->parent].children--;
-    page_pool_release(c->pool, n->entry.page);
     n->used = false;
     n->next = c->free;
     c->free = at;
@@ -161,6 +161,12 @@ const struct prefix_entry *prefix_cache_find(struct prefix_cache *c, const struc
     return &c->nodes[at].entry;
 }
 
+const struct prefix_entry *prefix_cache_peek(const struct prefix_cache *c, const struct kv_block_id *id)
+{
+    uint32_t at = lookup(c, id);
+    return at == NODE_NONE ? NULL : &c->nodes[at].entry;
+}
+
 static bool replaces(const struct prefix_entry *new, const struct prefix_entry *old)
 {
     if (kv_quality_better(new->quality, old->quality))
@@ -195,21 +201,29 @@ void prefix_cache_drop(struct prefix_cache *c, const struct kv_block_id *id)
             c->nodes[at].children--;
         }
     node_free(c, at);
+    page_pool_release(c->pool, c->nodes[at].entry.page);
+}
+
+bool prefix_cache_evict(struct prefix_cache *c, struct prefix_entry *out)
+{
+    for (uint32_t at = c->oldest; at != NODE_NONE; at = c->nodes[at].newer) {
+        const struct node *n = &c->nodes[at];
+        if (n->children == 0 && page_pool_references(c->pool, n->entry.page) == 1) {
+            *out = n->entry;
+            node_free(c, at);
+            return true;
+        }
+    }
+    return false;
 }
 
 uint32_t prefix_cache_alloc(struct prefix_cache *c)
 {
+    struct prefix_entry victim;
     uint32_t page = page_pool_alloc(c->pool);
-    if (page != PAGE_NONE)
-        return page;
-    for (uint32_t at = c->oldest; at != NODE_NONE; at = c->nodes[at].newer) {
-        const struct node *n = &c->nodes[at];
-        if (n->children == 0 && page_pool_references(c->pool, n->entry.page) == 1) {
-            node_free(c, at);
-            return page_pool_alloc(c->pool);
-        }
-    }
-    return PAGE_NONE;
+    if (page == PAGE_NONE && prefix_cache_evict(c, &victim))
+        page = victim.page;
+    return page;
 }
 
 uint32_t prefix_cache_count(const struct prefix_cache *c)

@@ -17,10 +17,14 @@ struct prefix_cache *prefix_cache_create(struct page_pool *pool);
 void prefix_cache_destroy(struct prefix_cache *c); /* releases its references */
 /* Borrowed until the next call; NULL: absent. Marks as recently used. */
 const struct prefix_entry *prefix_cache_find(struct prefix_cache *c, const struct kv_block_id *id);
+/* The same without the mark. */
+const struct prefix_entry *prefix_cache_peek(const struct prefix_cache *c, const struct kv_block_id *id);
 /* Insert (takes a reference to page), or replace an entry of lower quality or fewer layers; otherwise nothing. parent: zeros for the first block. */
 int prefix_cache_put(struct prefix_cache *c, const struct prefix_entry *entry,
                      const struct kv_block_id *parent);
 void prefix_cache_drop(struct prefix_cache *c, const struct kv_block_id *id);
+/* Take out the entry that goes next. The cache's reference to its page, the only one, is the caller's now. False: every page is in use. */
+bool prefix_cache_evict(struct prefix_cache *c, struct prefix_entry *out);
 /* page_pool_alloc, evicting as needed; PAGE_NONE when every page is in use. */
 uint32_t prefix_cache_alloc(struct prefix_cache *c);
 uint32_t prefix_cache_count(const struct prefix_cache *c);

@@ -131,8 +131,8 @@ int cuda_page_write(struct backend *base, uint32_t page, uint32_t layer, uint32_
                     const uint16_t *k, const uint16_t *v);
 int cuda_page_copy(struct backend *base, uint32_t from, uint32_t to);
 int cuda_pieces_write(struct backend *base, struct page_piece *pieces, uint32_t count);
-int cuda_swap_start(struct backend *base, const struct page_swap *swap);
-int cuda_swap_done(struct backend *base, int ticket, bool wait);
+int64_t cuda_swap_start(struct backend *base, const struct page_swap *swap);
+int cuda_swap_done(struct backend *base, int64_t ticket, bool wait);
 void *cuda_host_take(struct backend *base, size_t size);
 void cuda_host_give(struct backend *base, void *memory);
 

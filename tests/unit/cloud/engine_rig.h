@@ -4,6 +4,7 @@
 #ifndef TANDEM_TESTS_CLOUD_ENGINE_RIG_H
 #define TANDEM_TESTS_CLOUD_ENGINE_RIG_H
 #include "cloud/engine_internal.h"
+#include "device_twin.h"
 #include "kernels/kv_layout.h"
 #include "store/store_internal.h"
 #include <setjmp.h>
@@ -33,7 +34,9 @@ struct rig_options {
     struct io *io;    /* NULL: io_posix */
     const char *keys; /* a directory that rigs share; NULL: the store's */
     const struct tier_redis_config *remote;
-    bool end_tokens; /* let end tokens end a reply; random models draw them at random */
+    bool device;         /* the backend is one: device_twin.h */
+    uint32_t swap_pages; /* of its pages that host memory has room for */
+    bool end_tokens;     /* let end tokens end a reply; random models draw them at random */
 };
 
 struct rig {
@@ -85,8 +88,12 @@ static inline void rig_start_engine(struct rig *r)
         if (tiers_create(&tiers, &r->tiers, &err) < 0)
             fail_msg("%s", err.text);
     }
+    struct kv_shape shape = model_kv_shape(r->model);
+    struct backend *backend = rig_backend(r, o->pages ? o->pages : 64, budget);
     struct engine_config config = {.model = r->model,
-                                   .backend = rig_backend(r, o->pages ? o->pages : 64, budget),
+                                   .backend = o->device ? twin_create(backend) : backend,
+                                   .swap_size = o->swap_pages * kv_piece_values(&shape, KV_BLOCK_TOKENS) * 4 *
+                                                shape.layer_count,
                                    .tiers = r->tiers,
                                    .tokenizer = o->end_tokens ? r->tokenizer : NULL,
                                    .token_budget = budget,

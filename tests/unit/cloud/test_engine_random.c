@@ -1,5 +1,5 @@
 /* engine: many clients at once that do everything at random: plans of any shape and re-plans, rows and pieces early, late, lost and damaged, links
- * that break, clients that leave, too few pages. Whatever happens, a reply that ends is the reference's, and in the end nothing is left over.
+ * that break, clients that leave, too few pages, a device of its own or not. Whatever happens, a reply that ends is the reference's, and in the end nothing is left over.
  * The seed of a failing round is printed; TANDEM_TEST_SEED runs that one alone. */
 #include "engine_rig.h"
 
@@ -290,6 +290,8 @@ static void run_round(struct world *w, uint64_t seed)
     w->rig->options = shapes[pick(TD_COUNT(shapes))];
     if (pick(3) == 0)
         w->rig->options.store = w->directory;
+    w->rig->options.device = seed % 2 == 0;
+    w->rig->options.swap_pages = seed % 2 ? 0 : pick(40);
     rig_start_engine(w->rig);
     struct engine *e = w->rig->engine;
     e->config.kv_stall_ms = 5;
@@ -309,7 +311,7 @@ static void run_round(struct world *w, uint64_t seed)
     rig_until(w->rig,
               atomic_load(&e->staged_size) == 0); /* pieces of those who left are still being decoded */
     assert_int_equal(atomic_load(&e->open_count), 0);
-    rig_until(w->rig, e->pending_count == 0);
+    rig_until(w->rig, e->pending_count == 0 && e->swap.ticket == 0);
     assert_int_equal(rig_stats(w->rig).pages_used, rig_stats(w->rig).pages_cached);
     assert_int_equal(prefix_cache_available(e->cache), e->backend->page_count);
     rig_stop_engine(w->rig);

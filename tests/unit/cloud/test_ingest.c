@@ -63,7 +63,7 @@ static void values_come_back_in_order(void **state)
     static const uint8_t codecs[] = {KV_L0, KV_RAW, KV_L0};
     uint16_t want[64 * 2 * 16];
     atomic_store(&wakes, 0);
-    struct ingest *g = ingest_create(&shape, count_wake, &wakes);
+    struct ingest *g = ingest_create(&shape, false, count_wake, &wakes);
     for (uint32_t i = 0; i < 200; i++)
         assert_int_equal(
             ingest_push(g, make(&shape, i, i % 4, codecs[i % 3], (uint16_t)(1 + i % 64), i, false)), 0);
@@ -91,7 +91,7 @@ static void later_results_wait(void **state)
 {
     (void)state;
     atomic_store(&wakes, 0);
-    struct ingest *g = ingest_create(&shape, count_wake, &wakes);
+    struct ingest *g = ingest_create(&shape, false, count_wake, &wakes);
     ingest_gather(g);
     assert_int_equal(ingest_push(g, make(&shape, 0, 0, KV_RAW, 64, 0, false)), 0);
     while (atomic_load(&wakes) == 0)
@@ -106,7 +106,7 @@ static void later_results_wait(void **state)
 static int status_of(struct ingest_piece *piece)
 {
     struct kv_codec_scratch *scratch = kv_codec_scratch_create(&shape);
-    ingest_decode(piece, &shape, scratch);
+    ingest_decode(piece, &shape, false, scratch);
     int status = piece->status;
     ingest_piece_free(piece);
     kv_codec_scratch_destroy(scratch);
@@ -143,7 +143,7 @@ static void damage_is_told_from_deceit(void **state)
 static void never_more_than_the_bound(void **state)
 {
     (void)state;
-    struct ingest *g = ingest_create(&shape, count_wake, &wakes);
+    struct ingest *g = ingest_create(&shape, false, count_wake, &wakes);
     for (uint32_t i = 0; i < INGEST_PIECES_MAX; i++)
         assert_int_equal(ingest_push(g, make(&shape, i, 0, KV_RAW, 1, i, false)), 0);
     struct ingest_piece *more = make(&shape, 0, 0, KV_RAW, 1, 0, false);

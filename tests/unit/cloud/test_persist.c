@@ -20,6 +20,9 @@ struct fixture {
     struct tiers *tiers;
 };
 
+static uint16_t persist_values[PERSIST_BUFFERS * LAYERS * 2 * VALUES],
+    loader_values[LOADER_BUFFERS * LAYERS * 2 * VALUES];
+
 static void no_wake(void *ctx)
 {
     (void)ctx;
@@ -96,7 +99,7 @@ static void blocks_make_the_round_trip(void **state)
     (void)state;
     enum { COUNT = 20 };
     struct fixture f = set_up();
-    struct persist *p = persist_create(f.tiers, &shape, no_wake, NULL);
+    struct persist *p = persist_create(f.tiers, &shape, persist_values, no_wake, NULL);
     for (uint32_t seed = 0; seed < COUNT; seed++) {
         struct persist_block *b = take(p);
         fill(b, seed);
@@ -115,7 +118,7 @@ static void blocks_make_the_round_trip(void **state)
     close_store(&f);
     open_store(&f);
 
-    struct loader *l = loader_create(f.tiers, &shape, no_wake, NULL);
+    struct loader *l = loader_create(f.tiers, &shape, loader_values, no_wake, NULL);
     for (uint32_t seed = 0; seed < COUNT; seed++) {
         struct loader_block *b = loader_take(l);
         strcpy(b->tenant, "acme");
@@ -145,12 +148,12 @@ static void what_is_not_there_is_a_miss(void **state)
 {
     (void)state;
     struct fixture f = set_up();
-    struct persist *p = persist_create(f.tiers, &shape, no_wake, NULL);
+    struct persist *p = persist_create(f.tiers, &shape, persist_values, no_wake, NULL);
     struct persist_block *block = take(p);
     fill(block, 4);
     persist_submit(p, block);
     persist_destroy(p); /* waits for the acknowledgement */
-    struct loader *l = loader_create(f.tiers, &shape, no_wake, NULL);
+    struct loader *l = loader_create(f.tiers, &shape, loader_values, no_wake, NULL);
     static const struct {
         const char *tenant;
         uint32_t id, index;
@@ -179,7 +182,7 @@ static void buffers_are_bounded(void **state)
 {
     (void)state;
     struct fixture f = set_up();
-    struct persist *p = persist_create(f.tiers, &shape, no_wake, NULL);
+    struct persist *p = persist_create(f.tiers, &shape, persist_values, no_wake, NULL);
     struct persist_block *taken[PERSIST_BUFFERS];
     for (int i = 0; i < PERSIST_BUFFERS; i++)
         assert_non_null(taken[i] = persist_take(p));
@@ -202,7 +205,7 @@ static void buffers_are_bounded(void **state)
     }
     assert_int_equal(submitted, PERSIST_UNACKNOWLEDGED);
     persist_destroy(p);
-    struct loader *l = loader_create(f.tiers, &shape, no_wake, NULL);
+    struct loader *l = loader_create(f.tiers, &shape, loader_values, no_wake, NULL);
     struct loader_block *loading[LOADER_BUFFERS];
     for (int i = 0; i < LOADER_BUFFERS; i++)
         assert_non_null(loading[i] = loader_take(l));
