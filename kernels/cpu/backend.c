@@ -57,17 +57,26 @@ static void *carve(struct carver *c, size_t count, size_t size)
     return c->base ? c->base + at : NULL;
 }
 
+/* A distance between rows of at least `count` values, an odd number of cache lines: the same column of many rows then does
+ * not fall into the same few sets of the caches. */
+static size_t row_stride(size_t count, size_t value_size)
+{
+    size_t line = 64 / value_size;
+    return (align_up(count, line) / line | 1) * line;
+}
+
 static void carve_work(struct cpu_backend *b, struct carver *c)
 {
     const struct model_params *p = &b->base.model->params;
     size_t rows = b->rows_max;
     size_t width = TD_MAX(TD_MAX(p->embd_size, q_size(p)), p->ffn_size);
     struct activations *a = &b->act;
-    a->x_stride = align_up(width, 16);
-    a->q_stride = align_up(width, 64);
-    a->block_stride = align_up(width / NUMERICS_BLOCK + 1, 16);
-    b->wide_stride = align_up(TD_MAX((size_t)q_size(p) + 2 * kv_size(p), (size_t)2 * p->ffn_size), 16);
-    b->wide_stride = TD_MAX(b->wide_stride, align_up(p->embd_size, 16));
+    a->x_stride = row_stride(width, sizeof(float));
+    a->q_stride = row_stride(width, 1);
+    a->block_stride = row_stride(width / NUMERICS_BLOCK + 1, sizeof(float));
+    b->wide_stride =
+        row_stride(TD_MAX(TD_MAX((size_t)q_size(p) + 2 * kv_size(p), (size_t)2 * p->ffn_size), p->embd_size),
+                   sizeof(float));
     b->scratch_stride =
         align_up(b->ops->attention_scratch(p->head_dim, p->head_count / p->kv_head_count), 4096);
     b->x = carve(c, rows * p->embd_size, sizeof(float));

@@ -61,8 +61,9 @@ static float *x_row(const struct cpu_backend *b, uint32_t row)
 
 /* --- products --------------------------------------------------------------------------------- */
 
-/* A task is a run of tiles for a run of rows. Tiles come first: a task opens its rows' activations anew (panel.h), so it
- * wants many tiles, as many as stay in a core's cache; rows are split when that leaves too few tasks. */
+/* A task is a run of tiles for a run of rows. Where the table opens a tile once for part_rows rows, rows come first: many
+ * tiles follow, so that the rows' activations are laid out (panel.h) for few tasks. Else tiles come first, as many as stay
+ * in a core's cache while the rows pass, and rows are split when that leaves too few tasks. */
 struct product_job {
     struct cpu_backend *b;
     const struct cpu_matrix *matrices[3]; /* of the same input rows */
@@ -92,11 +93,15 @@ static void product_task(void *ctx, size_t task, unsigned worker)
 /* Returns the number of tasks. tile_size: bytes of the largest tile. */
 static size_t cut_products(const struct cpu_backend *b, size_t tile_size, struct product_job *job)
 {
-    const uint32_t wanted = workers_count(b->workers) * TASKS_PER_THREAD,
-                   fitting = TD_MAX(1u, (uint32_t)(b->chunk_size / tile_size)),
-                   parts = (job->tile_total + fitting - 1) / fitting;
-    const uint32_t row_parts =
-        TD_MIN((wanted + parts - 1) / parts, TD_MAX(1u, job->row_count / ROWS_PER_PRODUCT));
+    const uint32_t wanted = workers_count(b->workers) * TASKS_PER_THREAD;
+    uint32_t fitting = TD_MAX(1u, (uint32_t)(b->chunk_size / tile_size)), row_parts;
+    if (weight_is_quantised(job->matrices[0]->type) && job->row_count >= ROWS_PER_TASK && b->ops->part_rows) {
+        fitting = job->tile_total;
+        row_parts = (job->row_count + b->ops->part_rows - 1) / b->ops->part_rows;
+    } else {
+        const uint32_t parts = (job->tile_total + fitting - 1) / fitting;
+        row_parts = TD_MIN((wanted + parts - 1) / parts, TD_MAX(1u, job->row_count / ROWS_PER_PRODUCT));
+    }
     job->rows_per_task = (uint32_t)align_up((job->row_count + row_parts - 1) / row_parts, ROWS_PER_TASK);
     job->row_parts = (job->row_count + job->rows_per_task - 1) / job->rows_per_task;
     job->tiles_per_task = TD_MAX(1u, TD_MIN(fitting, job->tile_total * job->row_parts / wanted));

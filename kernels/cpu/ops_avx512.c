@@ -116,6 +116,7 @@ AVX512 static double spin_fma(uint32_t rounds)
 const struct cpu_ops cpu_ops_avx512 = {
     .name = "avx512",
     .tile_rows = AVX512_TILE_ROWS,
+    .part_rows = AVX512_PART_ROWS,
     .pack_size = pack_size,
     .pack = pack,
     .matmul = avx512_matmul,
