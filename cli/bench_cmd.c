@@ -106,7 +106,8 @@ static const struct config_option OPTIONS[] = {
 static const struct config_spec SPEC = {
     .program = "tandem bench",
     .env_prefix = "TANDEM_BENCH",
-    .summary = "How fast this machine runs a model.",
+    .summary = "How fast this machine runs a model. Others, each with its own --help: tandem bench codec, "
+               "store, trace.",
     .usage = "engine --model FILE [options]",
     .examples = "  tandem bench engine --model model.gguf --threads 2 --prompt 512 --gen 64 --json\n",
     .options = OPTIONS,

@@ -4,20 +4,45 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <strings.h>
+#include <unistd.h>
 
 #define HTTP_BODY_MAX (64u << 20)
+#define PATIENCE_US   2000000 /* a stream that is silent for so long is said to be waited for */
 
 struct transfer {
     CURL *curl;
     struct cli_response *out;
     int (*on_data)(void *ctx, const char *data, size_t size);
     void *ctx;
+    uint64_t begun_us,
+        shown_s; /* of a stream of which nothing has come; shown_s: what the line on the terminal says, 0: there is none */
 };
+
+static void wait_ends(struct transfer *t)
+{
+    if (t->shown_s > 0)
+        fputs("\r\033[K", stderr);
+    t->shown_s = 0, t->begun_us = 0;
+}
+
+/* Somebody at a terminal sees that a stream which has not begun is still waited for: the agent keeps a request while its cloud is away. */
+static int show_wait(void *arg, curl_off_t down_total, curl_off_t down, curl_off_t up_total, curl_off_t up)
+{
+    struct transfer *t = arg;
+    (void)down_total, (void)down, (void)up_total, (void)up;
+    uint64_t waited_us = t->begun_us ? clock_mono_us() - t->begun_us : 0;
+    if (waited_us > PATIENCE_US && waited_us / 1000000 != t->shown_s) {
+        t->shown_s = waited_us / 1000000;
+        fprintf(stderr, "\rwaiting for the first token, %llu s", (unsigned long long)t->shown_s);
+    }
+    return 0;
+}
 
 static size_t take_body(char *data, size_t one, size_t size, void *arg)
 {
     struct transfer *t = arg;
     (void)one;
+    wait_ends(t);
     long status = 0;
     curl_easy_getinfo(t->curl, CURLINFO_RESPONSE_CODE, &status);
     if (t->on_data && status == 200)
@@ -96,7 +121,14 @@ static int run(struct transfer *t, const struct cli_server *server, const char *
     curl_easy_setopt(t->curl, CURLOPT_WRITEDATA, t);
     curl_easy_setopt(t->curl, CURLOPT_HEADERFUNCTION, take_header);
     curl_easy_setopt(t->curl, CURLOPT_HEADERDATA, t);
+    if (t->on_data && cli_is_terminal(STDERR_FILENO)) {
+        t->begun_us = clock_mono_us();
+        curl_easy_setopt(t->curl, CURLOPT_XFERINFOFUNCTION, show_wait);
+        curl_easy_setopt(t->curl, CURLOPT_XFERINFODATA, t);
+        curl_easy_setopt(t->curl, CURLOPT_NOPROGRESS, 0L);
+    }
     CURLcode code = curl_easy_perform(t->curl);
+    wait_ends(t);
     curl_easy_getinfo(t->curl, CURLINFO_RESPONSE_CODE, &t->out->status);
     if (code == CURLE_OK)
         return 0;
@@ -115,7 +147,7 @@ int cli_http(const struct cli_server *server, const char *method, const char *pa
     struct curl_slist *headers = make_headers(server, json_body != NULL, err);
     if (!headers)
         return err->code ? err->code : td_fail(err, -TD_ERR_NOMEM, "out of memory");
-    struct transfer t = {curl_easy_init(), out, on_data, ctx};
+    struct transfer t = {.curl = curl_easy_init(), .out = out, .on_data = on_data, .ctx = ctx};
     int rc = t.curl ? run(&t, server, method, path, json_body, headers, err)
                     : td_fail(err, -TD_ERR_NOMEM, "out of memory");
     curl_easy_cleanup(t.curl);

@@ -39,15 +39,6 @@ const size_t METRIC_SECONDS_BOUNDS_COUNT = TD_COUNT(METRIC_SECONDS_BOUNDS);
 
 /* --- registration --- */
 
-static void *must(void *allocated, const char *name)
-{
-    if (!allocated) {
-        fprintf(stderr, "cannot register metric %s: out of memory\n", name);
-        abort();
-    }
-    return allocated;
-}
-
 static bool name_is_valid(const char *name)
 {
     for (const char *c = name; *c; c++) {
@@ -66,19 +57,44 @@ static struct metric *find_metric(const char *name, const char *labels)
     return NULL;
 }
 
+static void destroy_metric(struct metric *m)
+{
+    if (!m)
+        return;
+    free(m->name);
+    free(m->labels);
+    free(m->help);
+    free(m->buckets);
+    free(m);
+}
+
 static struct metric *create_metric(enum metric_kind kind, const char *name, const char *labels,
                                     const char *help, const double *bounds, size_t bound_count)
 {
-    struct metric *m = must(calloc(1, sizeof *m), name);
+    struct metric *m = calloc(1, sizeof *m);
+    if (!m)
+        return NULL;
     m->kind = kind;
-    m->name = must(strdup(name), name);
-    m->labels = must(strdup(labels), name);
-    m->help = must(strdup(help ? help : ""), name);
+    m->name = strdup(name);
+    m->labels = strdup(labels);
+    m->help = strdup(help);
     m->bounds = bounds;
     m->bound_count = bound_count;
     if (kind == METRIC_HISTOGRAM)
-        m->buckets = must(calloc(bound_count + 1, sizeof *m->buckets), name);
-    return m;
+        m->buckets = calloc(bound_count + 1, sizeof *m->buckets);
+    if (m->name && m->labels && m->help && (m->buckets || kind != METRIC_HISTOGRAM))
+        return m;
+    destroy_metric(m);
+    return NULL;
+}
+
+/* Without memory for another, what would be counted in it is counted where nobody reads: no reason to end an application. */
+static struct metric *unread_metric(enum metric_kind kind)
+{
+    static _Atomic uint64_t bucket;
+    static struct metric plain = {.kind = METRIC_GAUGE},
+                         histogram = {.kind = METRIC_HISTOGRAM, .buckets = &bucket};
+    return kind == METRIC_HISTOGRAM ? &histogram : &plain;
 }
 
 static struct metric *register_metric(enum metric_kind kind, const char *name, const char *labels,
@@ -92,9 +108,13 @@ static struct metric *register_metric(enum metric_kind kind, const char *name, c
         abort(); /* a mistake in the program's source, met at its first start */
     }
     if (!m) {
-        m = create_metric(kind, name, labels ? labels : "", help, bounds, bound_count);
-        *registry_end = m;
-        registry_end = &m->next;
+        m = create_metric(kind, name, labels ? labels : "", help ? help : "", bounds, bound_count);
+        if (m) {
+            *registry_end = m;
+            registry_end = &m->next;
+        } else {
+            m = unread_metric(kind);
+        }
     }
     pthread_mutex_unlock(&lock);
     return m;

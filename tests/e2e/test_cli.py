@@ -1,7 +1,9 @@
 """The tandem command: chat, conversations, slices, the store; and an edge that holds a slice only."""
 import json
 import os
+import pty
 import re
+import socket
 import subprocess
 import urllib.error
 import urllib.request
@@ -256,3 +258,24 @@ def test_conversations_are_copied(cloud, edge, tmp_path):
 def test_bench(tmp_path):
     r = json.loads(tandem("bench", "engine", "--model", MODEL, "--threads", 2, "--prompt", 64, "--gen", 4, "--repeat", 1, "--json").stdout)
     assert r["prefill_tps"] > 0 and r["decode_tps"] > 0
+
+
+def test_chat_says_on_a_terminal_that_it_waits():
+    """A stream that does not begin is shown to be waited for, and the line goes when it does. The server is silent until it was."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        pid, terminal = pty.fork()
+        if pid == 0:
+            url = f"http://127.0.0.1:{server.getsockname()[1]}"
+            os.execve(BIN / "tandem", ["tandem", "chat", "--url", url, "Hi."], {**ENV, "TERM": "xterm"})
+        connection, _ = server.accept()
+        shown = b""
+        while b"waiting for the first token" not in shown:
+            shown += os.read(terminal, 1000)
+        connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n"
+                           b'data: {"choices":[{"delta":{"content":"Hello"}}]}\n\ndata: [DONE]\n\n')
+        connection.close()
+        while b"Hello" not in shown:
+            shown += os.read(terminal, 1000)
+        assert shown.endswith(b"\r\x1b[KHello") or b"\r\x1b[KHello\r\n" in shown
+        assert os.waitpid(pid, 0)[1] == 0
+        os.close(terminal)
