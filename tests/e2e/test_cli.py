@@ -268,6 +268,7 @@ def test_chat_says_on_a_terminal_that_it_waits():
             url = f"http://127.0.0.1:{server.getsockname()[1]}"
             os.execve(BIN / "tandem", ["tandem", "chat", "--url", url, "Hi."], {**ENV, "TERM": "xterm"})
         connection, _ = server.accept()
+        connection.recv(1 << 16)  # else closing would reset
         shown = b""
         while b"waiting for the first token" not in shown:
             shown += os.read(terminal, 1000)
@@ -276,6 +277,6 @@ def test_chat_says_on_a_terminal_that_it_waits():
         connection.close()
         while b"Hello" not in shown:
             shown += os.read(terminal, 1000)
-        assert shown.endswith(b"\r\x1b[KHello") or b"\r\x1b[KHello\r\n" in shown
+        assert b"\r\x1b[KHello" in shown
         assert os.waitpid(pid, 0)[1] == 0
         os.close(terminal)
