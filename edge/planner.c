@@ -105,7 +105,7 @@ static struct plan_times foretell(const struct planner_state *s, struct plan *sc
 /* Lower is better. */
 static double score(const struct planner_state *s, const struct plan_times *t)
 {
-    return t->first_us + t->t16_us + 2 * s->cloud_price * t->cloud_us;
+    return t->t16_us + PLANNER_FIRST * t->first_us + s->cloud_price * t->cloud_us;
 }
 
 /* How much KV to send: what takes longer than computing it in the cloud behind the first token is not sent. T16 falls and then rises with it, so

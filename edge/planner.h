@@ -3,7 +3,8 @@
  * The device computes layers [0, k) of what the cloud does not have cached. k is fixed, or the planner's choice: it runs each k, and how much of the
  * KV to send, through the model of plan_model.h and takes the plan that is best for the wish:
  *
- *     latency     least time to the 1st and to the 16th token together, neither later than with k = 0
+ *     latency     least time to the 16th token, and a little for the first; neither later than with k = 0. A first token that is early because the KV
+ *                 behind it was put off, so that a gap follows, is worth nothing
  *     cloud-cost  least computing in the cloud, both at most PLANNER_COST_PATIENCE times as late as the best
  *
  * A plan must promise PLANNER_GAIN over k = 0, whose estimate has the fewest assumptions.
@@ -27,6 +28,7 @@
 #define PLANNER_GAIN          0.97 /* of the time with k = 0: what a plan must stay below */
 #define PLANNER_SWITCH        0.90 /* of the time of going on: what a change under way must stay below */
 #define PLANNER_COST_PATIENCE 1.2
+#define PLANNER_FIRST         0.125 /* a second of waiting for the first token, in seconds of waiting for the 16th */
 
 enum planner_prefer { PREFER_LATENCY, PREFER_CLOUD_COST };
 
