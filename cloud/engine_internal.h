@@ -33,7 +33,7 @@
     1000000                     /* blocks are read for so long while it is not known what computing takes */
 #define LOAD_LOSS_PERCENT     4 /* of what computing takes, is the most that reading in vain may cost … */
 #define LOAD_SLACK_US         3000   /* … but so much at least */
-#define ENGINE_STEP_TARGET_US 150000 /* a step's length that prefill beside decode aims at */
+#define ENGINE_STEP_TARGET_US 150000 /* a step's length that prefill aims at beside decode, or while an edge sends */
 #define ENGINE_IDLE_US        1000000
 #define ENGINE_SWAP_US        200 /* pages are on their way */
 #define ENGINE_RETRY_US       2000 /* nothing could run for want of pages that somebody is about to let go of */

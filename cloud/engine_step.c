@@ -63,13 +63,23 @@ static uint32_t collect_jobs(struct engine *e)
     return count;
 }
 
+/* An edge is sending: what it may send on, and what it hears of its prompt's progress, waits for a step's end. */
+static bool somebody_sends(const struct engine *e)
+{
+    for (uint32_t i = 0; i < e->live_count; i++)
+        if (e->live[i]->state == SEQ_RUNNING && e->live[i]->planned &&
+            sequence_wants_data(e->live[i], &e->model))
+            return true;
+    return false;
+}
+
 static void schedule(struct engine *e, uint32_t count)
 {
     uint32_t decode = 0;
     for (uint32_t i = 0; i < count; i++)
         decode += e->items[i].decode;
-    uint32_t prefill =
-        scheduler_prefill_rows(e->config.token_budget, decode, e->prefill_rows_per_s, ENGINE_STEP_TARGET_US);
+    uint64_t step_us = decode > 0 || somebody_sends(e) ? ENGINE_STEP_TARGET_US : 0;
+    uint32_t prefill = scheduler_prefill_rows(e->config.token_budget, decode, e->prefill_rows_per_s, step_us);
     struct scheduler_budget budget = {
         .rows = e->config.token_budget, .prefill_rows = prefill, .sequences = e->config.sequences_max};
     scheduler_pick(e->items, count, budget);

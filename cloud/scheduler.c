@@ -55,7 +55,7 @@ uint32_t scheduler_prefill_rows(uint32_t budget_rows, uint32_t decode_rows, uint
                                 uint64_t step_us)
 {
     uint32_t left = budget_rows - TD_MIN(decode_rows, budget_rows);
-    if (decode_rows == 0 || prefill_rows_per_s == 0)
+    if (step_us == 0 || prefill_rows_per_s == 0)
         return left;
     uint64_t rows = TD_MIN(prefill_rows_per_s, UINT32_MAX) * step_us / 1000000;
     return (uint32_t)TD_MIN((uint64_t)left, TD_MAX(rows, (uint64_t)SCHEDULER_TURN_ROWS));

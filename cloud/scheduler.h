@@ -23,7 +23,8 @@ struct scheduler_budget {
 };
 /* scheduler_pick: fills granted. The items are in order of arrival. */
 void scheduler_pick(struct scheduler_item *items, size_t count, struct scheduler_budget budget);
-/* How many prefill rows fit beside decode rows so that a step takes about step_us, at a measured rate; at least one turn. */
+/* How many prefill rows fit beside decode rows so that a step takes about step_us, at a measured rate; at least one turn. step_us 0: nobody waits for
+ * its end, it may take as long as it likes. */
 uint32_t scheduler_prefill_rows(uint32_t budget_rows, uint32_t decode_rows, uint64_t prefill_rows_per_s,
                                 uint64_t step_us);
 

@@ -141,6 +141,25 @@ static void first_token_does_not_wait_for_kv(void **state)
 }
 
 /* Rows come before GENERATE: the logits wait for it. */
+/* While pieces are still to come the edge waits for credit and for news: steps are short. With everything there nobody waits for their end. */
+static void steps_are_short_while_an_edge_sends(void **state)
+{
+    (void)state;
+    struct scene *s = scene_open(1, (struct rig_options){0});
+    struct engine *e = s->rig->engine;
+    open_plan_start(s, KV_L0, HIDDEN_F32);
+    send_hidden_all(s, 1, 0, 64, HIDDEN_F32);
+    for (uint32_t run = 0; run < 128; run += SCHEDULER_TURN_ROWS) {
+        assert_int_equal(s->client.ingested.ingested.run_tokens, run);
+        e->prefill_rows_per_s = 10; /* 64 rows are the least */
+        rig_turn(s->rig);
+    }
+    rig_send_kv(&s->edge, &s->client, 1, 0, PROMPT, KV_L0);
+    rig_until(s->rig, s->client.ingested.ingested.kv_tokens == PROMPT);
+    finish(s);
+    scene_close(s);
+}
+
 static void prompt_may_be_ready_before_generate(void **state)
 {
     (void)state;
@@ -811,6 +830,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(split_changes_nothing),
         cmocka_unit_test(first_token_does_not_wait_for_kv),
+        cmocka_unit_test(steps_are_short_while_an_edge_sends),
         cmocka_unit_test(prompt_may_be_ready_before_generate),
         cmocka_unit_test(ranges_of_any_depth_follow_each_other),
         cmocka_unit_test(cached_prefix_makes_early_rows_superfluous),

@@ -120,8 +120,9 @@ static void nobody_starves(void **state)
 static void prefill_beside_decode_is_kept_short(void **state)
 {
     (void)state;
-    assert_int_equal(scheduler_prefill_rows(512, 0, 1000, 100000), 512); /* nobody waits */
+    assert_int_equal(scheduler_prefill_rows(512, 0, 1000, 0), 512);      /* nobody waits */
     assert_int_equal(scheduler_prefill_rows(512, 8, 0, 100000), 504);    /* nothing is known yet */
+    assert_int_equal(scheduler_prefill_rows(512, 0, 1000, 100000), 100); /* an edge does */
     assert_int_equal(scheduler_prefill_rows(512, 8, 1000, 100000), 100); /* 1000 rows/s for 0.1 s */
     assert_int_equal(scheduler_prefill_rows(512, 8, 10, 100000), 64);    /* never less than a turn */
     assert_int_equal(scheduler_prefill_rows(512, 500, 100000, 100000), 12);
