@@ -135,9 +135,28 @@ uint32_t agent_flight_count(const struct agent *a)
 
 /* ---- the uplink's events ---- */
 
+/* Each principal of each tenant has names of its own on this device, too. */
+static int make_device_key(struct agent *a, const Tandem__Welcome *w)
+{
+    uint8_t chain_key[CRYPTO_KEY_SIZE], tenant_key[CRYPTO_KEY_SIZE];
+    struct td_error err;
+    int rc = store_chain_key(a->store, EDGE_TENANT, chain_key, &err);
+    if (rc < 0)
+        return rc;
+    kv_principal_key(chain_key, w->tenant, tenant_key);
+    kv_principal_key(tenant_key, w->principal, a->device_key);
+    crypto_wipe(chain_key, sizeof chain_key);
+    crypto_wipe(tenant_key, sizeof tenant_key);
+    return 0;
+}
+
 static void on_ready(void *ctx, const Tandem__Welcome *w)
 {
     struct agent *a = ctx;
+    if (make_device_key(a, w) < 0) {
+        log_error(MODULE, "the store of this device has no keys: requests wait until it can be read again");
+        return;
+    }
     memcpy(a->principal_key, w->principal_key.data, sizeof a->principal_key);
     a->context_max = a->model->params.context_max;
     if (w->context_max)
@@ -230,7 +249,7 @@ static int open_model(struct agent *a, struct td_error *err)
         return td_fail(err, -TD_ERR_ARG,
                        "cannot run %u layers here: %s holds %u of %u; use --edge-layers %u or fewer", wanted,
                        a->config.model_path, held, a->model->params.layer_count, held);
-    a->layers = wanted;
+    a->layers = a->config.kv_whole ? held : wanted;
     a->fill_layers = a->layers_wanted == PLANNER_AUTO ? 0 : wanted;
     return 0;
 }
@@ -304,6 +323,7 @@ static int start_prefill(struct agent *a, struct td_error *err)
                                        .kv = a->kv,
                                        .chunk_tokens = a->config.chunk_tokens,
                                        .codec_tables = {a->config.codec->table[0], a->config.codec->table[1]},
+                                       .whole = a->config.kv_whole,
                                        .sink = sink_event,
                                        .ctx = a};
     memcpy(pipeline.fingerprint, a->env.fingerprint, TD_HASH_SIZE);
@@ -444,6 +464,7 @@ void agent_destroy(struct agent *a)
     if (a->file)
         gguf_close(a->file);
     crypto_wipe(a->principal_key, sizeof a->principal_key);
+    crypto_wipe(a->device_key, sizeof a->device_key);
     free(a);
 }
 

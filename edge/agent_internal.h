@@ -57,7 +57,8 @@ struct agent {
     char unhealthy[UPLINK_WHY_SIZE + 64];
 
     bool has_key; /* a WELCOME came: the rest of this paragraph is known */
-    uint8_t principal_key[32];
+    uint8_t principal_key[32]; /* the cloud's: names requests, the same on every device */
+    uint8_t device_key[32];    /* of this device and principal: names its own KV and hashes histories. It never leaves, and outlives the cloud's keys */
     uint32_t context_max, codec_mask, hidden_mask;
 
     struct flight *flights;

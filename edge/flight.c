@@ -133,7 +133,7 @@ static int name_request(struct flight *f)
 {
     struct agent *a = f->agent;
     uint64_t seed;
-    memcpy(f->turn.principal_key, a->principal_key, sizeof f->turn.principal_key);
+    memcpy(f->turn.principal_key, a->device_key, sizeof f->turn.principal_key);
     f->turn.context_max = a->context_max;
     if (f->key[0]) {
         gen_id_from_key(a->principal_key, f->key, f->receiver.request_id, &seed);

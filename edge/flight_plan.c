@@ -143,10 +143,11 @@ static void fill_state(const struct flight *f, struct planner_state *s)
         .layer_count = a->model->params.layer_count,
         .layers_wanted = f->no_edge || !a->pipeline ? 0 : a->layers_wanted,
         .layers_held = a->pipeline ? a->layers : 0,
-        .cached_tokens = f->acked      ? f->ack_cached
-                         : f->no_cache ? 0
-                                       : planner_guess_cached(f->turn.known_count, f->turn.ids_count),
-        .cached_known = f->acked,
+        .cached_tokens = f->acked ? f->ack_cached
+                         : f->no_cache || f->whole_ids
+                             ? 0
+                             : planner_guess_cached(f->turn.known_count, f->turn.ids_count),
+        .cached_known = f->acked || f->whole_ids, /* what has lost the conversation has lost its KV */
         .prompt_count = f->turn.ids_count,
         .accept = f->accept,
         .codec = codec_for(a, f->accept),
@@ -254,6 +255,21 @@ static int send_plan(struct flight *f)
     return uplink_send(f->agent->uplink, f->stream, FRAME_PLAN, &plan.base, NULL, 0);
 }
 
+/* Rows of ranges that the device runs through no layers, or through all, are not sent, but for the prompt's last: what it holds of them is not run again. */
+static uint32_t first_row(const struct flight *f, uint32_t begin)
+{
+    const struct plan *p = &f->plan;
+    for (uint32_t i = 0; i < p->range_count; i++) {
+        const struct plan_range *r = &p->ranges[i];
+        bool last = i + 1 == p->range_count, whole = r->layers == f->agent->model->params.layer_count;
+        uint32_t end = plan_range_end(r);
+        if (begin < r->first_token || begin >= end || (!whole && (last || r->layers > 0)))
+            continue;
+        begin = last ? TD_MAX(begin, (end - 1) / KV_BLOCK_TOKENS * KV_BLOCK_TOKENS) : end;
+    }
+    return begin;
+}
+
 /* Tell the cloud the plan, and set the prefill thread to work on it: rows and KV from these tokens on. */
 static int carry_plan_out(struct flight *f, uint32_t rows_begin, uint32_t kv_begin)
 {
@@ -268,9 +284,11 @@ static int carry_plan_out(struct flight *f, uint32_t rows_begin, uint32_t kv_beg
     f->planned = true;
     f->leaving = false;
     f->shown.plan_count++;
+    rows_begin = first_row(f, rows_begin);
     f->rows_until = rows_begin;
     wire_feed_pipeline(f, true);
-    if (f->plan.layers > 0) {
+    uint32_t deepest = most_layers(&f->plan);
+    if (deepest > 0) {
         uint32_t committed;
         struct pipeline_send send = {.epoch = f->epoch,
                                      .valid_since = f->valid_since,
@@ -278,8 +296,8 @@ static int carry_plan_out(struct flight *f, uint32_t rows_begin, uint32_t kv_beg
                                      .kv_begin = kv_begin - kv_begin % KV_BLOCK_TOKENS,
                                      .range_count = f->plan.range_count};
         memcpy(send.ranges, f->plan.ranges, f->plan.range_count * sizeof *send.ranges);
-        f->edge_layers = TD_MAX(f->edge_layers, f->plan.layers);
-        a->fill_layers = f->plan.layers;
+        f->edge_layers = TD_MAX(f->edge_layers, deepest);
+        a->fill_layers = f->plan.layers ? f->plan.layers : a->fill_layers;
         pipeline_send(a->pipeline, f->work, &send, 0, &committed);
     } else if (
         f->work) { /* where computing here does not pay it is not done on the quiet either, not while the cloud works */
@@ -296,6 +314,7 @@ static void show_plan(struct flight *f)
     *shown = (struct api_plan){.chosen = p->chosen,
                                .layers = p->layers,
                                .first_token = p->range_count ? p->ranges[0].first_token : 0,
+                               .restored_tokens = p->restore_end - p->restore_begin,
                                .plan_count = shown->plan_count,
                                .left_tokens = shown->left_tokens};
     for (uint32_t i = 0; i < p->range_count; i++) {
@@ -390,14 +409,25 @@ static void progress_of(const struct flight *f, struct plan_progress *at)
                                  .kv = TD_MAX(f->ingested.kv_tokens, begin)};
 }
 
+/* With a fixed k: k may have been 0 on a guess, and what is cached make the device worth its while; and what is known to be lost may be restored. */
+static bool fixed_plan_fits(struct flight *f)
+{
+    struct plan fresh;
+    if (!f->agent->pipeline || f->no_edge)
+        return true;
+    if (!planner_sends(&f->plan) || f->plan.send_begin != f->ack_cached)
+        return false;
+    make_plan(f, &fresh);
+    return (fresh.restore_end > fresh.restore_begin) == (f->plan.restore_end > f->plan.restore_begin);
+}
+
 bool plan_fits_ack(struct flight *f)
 {
     if (!f->planned)
         return false;
-    if (f->agent->layers_wanted !=
-        PLANNER_AUTO) /* the last: k was 0 on a guess; what is cached may make the device worth its while */
-        return f->plan.layers > 0 ? f->plan.send_begin == f->ack_cached : !f->agent->pipeline || f->no_edge;
-    if (f->plan.layers > 0 && f->plan.send_begin != f->ack_cached)
+    if (f->agent->layers_wanted != PLANNER_AUTO)
+        return fixed_plan_fits(f);
+    if (planner_sends(&f->plan) && f->plan.send_begin != f->ack_cached)
         return false;
     struct planner_state state;
     struct plan fresh;
@@ -414,7 +444,7 @@ bool plan_fits_ack(struct flight *f)
 static bool under_way(const struct flight *f)
 {
     const struct plan *p = &f->plan;
-    if (f->state != FLIGHT_OPEN || !f->acked || !f->planned || p->layers == 0 || f->finished)
+    if (f->state != FLIGHT_OPEN || !f->acked || !f->planned || !planner_sends(p) || f->finished)
         return false;
     return f->ingested.epoch == f->epoch &&
            TD_MIN(f->ingested.hidden_tokens, f->ingested.kv_tokens) < f->turn.ids_count;

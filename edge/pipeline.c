@@ -14,6 +14,7 @@
 struct step { /* what a step may look at */
     bool sending;
     struct pipeline_send send;
+    bool deepen; /* what is shallower than fill_layers is computed again */
     uint32_t ids_count, fill_layers;
 };
 
@@ -334,11 +335,19 @@ static int hand_on_rows(struct pipeline *p, struct pipeline_job *job, const stru
     return rc;
 }
 
+static bool has_room(struct pipeline *p)
+{
+    pthread_mutex_lock(&p->lock);
+    bool room = p->out_size < PIPELINE_OUT_SIZE;
+    pthread_mutex_unlock(&p->lock);
+    return room;
+}
+
 /* KV of whole blocks from kv_next on, as far as it is there, and of the prompt's last, partial one. */
 static int hand_on_blocks(struct pipeline *p, struct pipeline_job *job, const struct pipeline_send *send)
 {
     const struct plan_range *r;
-    while ((r = edge_range(send, job->kv_next)) && job->kv_next < job->position) {
+    while ((r = edge_range(send, job->kv_next)) && job->kv_next < job->position && has_room(p)) {
         uint32_t block = TD_MAX(job->kv_next, r->first_token) / KV_BLOCK_TOKENS,
                  start = block * KV_BLOCK_TOKENS;
         uint32_t end = TD_MIN(start + KV_BLOCK_TOKENS, plan_range_end(r));
@@ -404,6 +413,11 @@ static bool commit_chunk(struct pipeline *p, struct pipeline_job *job, const str
     return same;
 }
 
+static bool all_handed_on(const struct pipeline_job *job, const struct pipeline_send *send)
+{
+    return job->kv_next >= job->position || !edge_range(send, job->kv_next);
+}
+
 static void send_step(struct pipeline *p, struct pipeline_job *job, const struct step *step)
 {
     const struct pipeline_send *send = &step->send;
@@ -418,12 +432,15 @@ static void send_step(struct pipeline *p, struct pipeline_job *job, const struct
         drop_pages(p, job, 0);
         return;
     }
-    if (first && job->position < send->rows_begin && disk_fetch(p, job, send->rows_begin, first->layers))
+    if (job->position < send->rows_begin) /* what is restored goes out while the next is read */
+        rc = hand_on_blocks(p, job, send);
+    if (rc == 0 && first && job->position < send->rows_begin &&
+        disk_fetch(p, job, send->rows_begin, first->layers))
         return;
     r = edge_range(send, job->position);
-    if (r && !commit_chunk(p, job, send, r))
+    if (rc == 0 && r && !commit_chunk(p, job, send, r))
         return;
-    if (r)
+    if (rc == 0 && r)
         rc = run_chunk(p, job, send, r, &rows_failed);
     if (rc == 0)
         rc = hand_on_blocks(p, job, send);
@@ -431,7 +448,7 @@ static void send_step(struct pipeline *p, struct pipeline_job *job, const struct
         hand_on(p, job, (struct pipeline_event){.type = PIPELINE_MESSAGES});
     if (rc < 0) {
         send_failed(p, job, rc, rows_failed && r->hidden_dtype != HIDDEN_F32);
-    } else if (!edge_range(send, job->position)) {
+    } else if (!edge_range(send, job->position) && all_handed_on(job, send)) {
         hand_on(p, job, (struct pipeline_event){.type = PIPELINE_SENT});
         send_ends(p, job);
     }
@@ -445,6 +462,8 @@ static uint32_t fill_limit(uint32_t ids_count)
 static void fill_step(struct pipeline *p, struct pipeline_job *job, const struct step *step)
 {
     uint32_t limit = fill_limit(step->ids_count);
+    if (step->deepen && job->depth < step->fill_layers)
+        drop_pages(p, job, 0);
     take_cached(p, job, limit, TD_MIN(job->depth, step->fill_layers));
     if (job->position >= limit || disk_fetch(p, job, limit, TD_MIN(job->depth, step->fill_layers)))
         return;
@@ -460,10 +479,23 @@ static void fill_step(struct pipeline *p, struct pipeline_job *job, const struct
 
 /* ---- the thread ---- */
 
-static bool has_fill(const struct pipeline_job *job)
+static bool deepens(const struct pipeline *p, const struct pipeline_job *job)
 {
-    return job->filling && !job->stuck && !job->sending && (!job->closed || job->keep) &&
-           job->position < fill_limit(job->ids_count);
+    return p->config.whole && job->closed && job->keep;
+}
+
+static uint32_t layers_to_fill(const struct pipeline *p, const struct pipeline_job *job)
+{
+    if (deepens(p, job))
+        return p->layers;
+    return job->filling && (!job->closed || job->keep) ? job->fill_layers : 0;
+}
+
+static bool has_fill(const struct pipeline *p, const struct pipeline_job *job)
+{
+    uint32_t layers = layers_to_fill(p, job);
+    return layers > 0 && !job->stuck && !job->sending &&
+           (job->position < fill_limit(job->ids_count) || (deepens(p, job) && job->depth < layers));
 }
 
 /* Under the lock. */
@@ -471,7 +503,7 @@ static void reap(struct pipeline *p)
 {
     for (struct pipeline_job **at = &p->jobs; *at;) {
         struct pipeline_job *job = *at;
-        if (job->closed && !has_fill(job)) {
+        if (job->closed && !has_fill(p, job)) {
             *at = job->next;
             job_free(p, job);
         } else {
@@ -489,13 +521,14 @@ static struct pipeline_job *pick(struct pipeline *p, struct step *step)
         if (job->sending)
             found = job;
     for (struct pipeline_job *job = p->jobs; job && !found; job = job->next)
-        if (has_fill(job))
+        if (has_fill(p, job))
             found = job;
     if (found)
         *step = (struct step){.sending = found->sending,
                               .send = found->send,
                               .ids_count = found->ids_count,
-                              .fill_layers = found->fill_layers};
+                              .deepen = deepens(p, found),
+                              .fill_layers = layers_to_fill(p, found)};
     return found;
 }
 

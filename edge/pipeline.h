@@ -3,7 +3,8 @@
  *
  * A job is one sequence of token ids: a prompt, and behind it the reply as it streams in. Work comes in two kinds:
  *     send  run the prompt through the layers of its plan's edge ranges and hand on rows and KV from the given tokens on; oldest job first
- *     fill  when nothing is to be sent: run whole blocks that are not in the local KV yet (replies, missing depth), so that a later turn finds them
+ *     fill  when nothing is to be sent: run whole blocks that are not in the local KV yet (replies, missing depth), so that a later turn finds them; if that is
+ *           wished, through all layers once the job is closed, from the first token on: rows between layers are not kept
  * What is whole goes to the device's disk before that, and a prompt's blocks come back from there before they are computed (pipeline_disk.c).
  * A job's send can be replaced at any time with a higher epoch. Either what was handed on so far is void (the link was lost) and only what was
  * computed is kept; or the plan changed further on only, and what was handed on under the epochs since then stays good.
@@ -68,7 +69,8 @@ struct pipeline_config {
     uint8_t codec_tables[2]; /* of K and V at L2 */
     uint64_t
         disk_patience_us; /* 0: DISK_PATIENCE_US; a disk that has rested may need so long for its first answer */
-    bool measure;         /* run one block of nothing first: an event of job 0 tells what it cost */
+    bool whole;   /* blocks of closed jobs are filled through all layers, not only those of their plans */
+    bool measure; /* run one block of nothing first: an event of job 0 tells what it cost */
     uint8_t fingerprint[TD_HASH_SIZE], layout_hash[TD_HASH_SIZE];
     /* 0: taken; -TD_ERR_FULL: tried again soon; anything else: the event is dropped. */
     int (*sink)(void *ctx, struct pipeline_event *event);

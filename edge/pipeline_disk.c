@@ -112,16 +112,17 @@ static int fill_page(struct pipeline *p, const struct store_block *b, uint32_t i
     return rc;
 }
 
+/* Of a block that has more layers than are wanted now these alone are decoded: that is what reading takes its time for. */
 static bool cache_block(struct pipeline *p, struct pipeline_job *job, const struct store_block *b,
                         uint32_t layers)
 {
-    uint32_t index = job->page_count, held = TD_MIN((uint32_t)b->layer_end, p->layers);
+    uint32_t index = job->page_count;
     uint32_t page = local_kv_alloc(p->config.kv);
     if (page == PAGE_NONE)
         return false;
-    bool good =
-        held >= layers && fill_page(p, b, index, held, page) == 0 &&
-        local_kv_publish(p->config.kv, job->chain, index, page, held, p->config.backend->ops->numerics) == 0;
+    bool good = fill_page(p, b, index, layers, page) == 0 &&
+                local_kv_publish(p->config.kv, job->chain, index, page, layers,
+                                 p->config.backend->ops->numerics) == 0;
     local_kv_release(p->config.kv, page);
     return good && local_kv_held(p->config.kv, job->chain + index, 1, layers) == 1;
 }
@@ -145,7 +146,7 @@ bool disk_fetch(struct pipeline *p, struct pipeline_job *job, uint32_t limit_tok
                 cache_block(p, job, &block->block, layers);
     uint64_t took_us = clock_mono_us() - start_us;
     if (good)
-        kv_disk_measured(disk, took_us, block->block.layer_end);
+        kv_disk_measured(disk, took_us, layers);
     tier_block_release(block);
     job->fetch_us += took_us;
     job->spared_us += good ? block_us : 0;

@@ -114,7 +114,8 @@ struct plan_times plan_model_run(const struct plan_model *m, const struct plan_r
         deepest = TD_MAX(deepest, ranges[i].layers);
     if (deepest > 0)
         s.edge_us = cost_us(&m->edge, ranges[0].first_token - TD_MIN(at->catch_up, ranges[0].first_token),
-                            ranges[0].first_token, deepest);
+                            ranges[0].first_token, deepest) +
+                    at->read_us;
     for (uint32_t i = 0; i < count; i++)
         run_range(&s, &ranges[i], steps * m->chunk_tokens);
     s.times.first_us = s.cloud_us + m->delay_us;

@@ -36,6 +36,7 @@ struct
     uint32_t rows, run; /* rows below have arrived; have run */
     uint32_t kv;        /* KV below has arrived */
     uint32_t catch_up;  /* tokens that the edge must compute first and nobody is sent */
+    double read_us;     /* that the edge reads from its disk first */
 };
 
 struct plan_times {

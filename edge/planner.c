@@ -66,39 +66,56 @@ static void add_range(struct plan *p, uint32_t begin, uint32_t end, uint32_t lay
                                                       .hidden_dtype = layers ? p->hidden_dtype : 0};
 }
 
-/* All of [cached, prompt) with k layers; KV of the tokens below kv_end is sent. A guess of what is cached may be too high: then the cloud computes
- * what it lacks of the guessed prefix from token ids. */
-static void build(const struct planner_state *s, uint32_t layers, uint32_t kv_end, struct plan *p)
+struct candidate {
+    uint32_t layers, kv_end;
+    uint32_t restore_begin, restore_end; /* equal: nothing is restored */
+    struct plan_times times;
+};
+
+/* All of [cached, prompt) with k layers, apart from what is restored; KV of the tokens below kv_end is sent. A guess of what is cached may be too high:
+ * then the cloud computes what it lacks of the guessed prefix from token ids. */
+static void build(const struct planner_state *s, const struct candidate *c, struct plan *p)
 {
     uint32_t begin = s->cached_tokens, end = s->prompt_count;
     p->range_count = 0;
-    p->layers = layers;
-    if (layers == 0) {
-        add_range(p, s->cached_known ? begin : 0, end, 0, 0);
+    p->layers = c->layers;
+    p->send_begin = begin;
+    p->restore_begin = c->restore_begin;
+    p->restore_end = c->restore_end;
+    if (c->restore_end > c->restore_begin) {
+        bool all =
+            c->layers == s->layer_count; /* then it is one range, which ends with the prompt's last row */
+        add_range(p, begin, c->restore_begin, 0, 0);
+        add_range(p, c->restore_begin, all ? end : c->restore_end, s->layer_count, p->codec);
+        begin = all ? end : c->restore_end;
+    } else if (c->layers == 0) {
+        begin = s->cached_known ? begin : 0;
+    }
+    if (c->layers == 0) {
+        add_range(p, begin, end, 0, 0);
         return;
     }
-    p->send_begin = begin;
-    p->compute_begin = TD_MIN(planner_held(s, layers), begin);
+    p->compute_begin = TD_MIN(planner_held(s, c->layers), p->send_begin);
     if (!s->cached_known)
         add_range(p, 0, begin, 0, 0);
-    add_range(p, begin, kv_end, layers, p->codec);
-    add_range(p, TD_MAX(begin, kv_end), end, layers, PLAN_CODEC_NONE);
+    add_range(p, begin, c->kv_end, c->layers, p->codec);
+    add_range(p, TD_MAX(begin, c->kv_end), end, c->layers, PLAN_CODEC_NONE);
 }
 
 /* ---- choosing ---- */
 
-struct candidate {
-    uint32_t layers, kv_end;
-    struct plan_times times;
-};
-
-static struct plan_times foretell(const struct planner_state *s, struct plan *scratch, uint32_t layers,
-                                  uint32_t kv_end)
+static struct plan_times foretell(const struct planner_state *s, struct plan *scratch,
+                                  const struct candidate *c)
 {
-    build(s, layers, kv_end, scratch);
+    build(s, c, scratch);
     struct plan_progress at = {.rows = s->cached_tokens, .run = s->cached_tokens, .kv = s->cached_tokens};
-    uint32_t held = TD_MIN(planner_held(s, layers), s->cached_tokens);
+    uint32_t held = TD_MIN(planner_held(s, c->layers), s->cached_tokens);
     at.catch_up = s->cached_tokens - held + TD_MIN(s->unread_tokens, held);
+    if (c->restore_end > c->restore_begin) {
+        at.computed = c->restore_end;
+        at.catch_up = 0; /* more than that is read */
+        at.read_us = s->unread_tokens * s->layer_count * s->model.edge.base_ns * 1e-3;
+    }
     return plan_model_run(&s->model, scratch->ranges, scratch->range_count, &at);
 }
 
@@ -108,24 +125,72 @@ static double score(const struct planner_state *s, const struct plan_times *t)
     return t->t16_us + PLANNER_FIRST * t->first_us + s->cloud_price * t->cloud_us;
 }
 
+static struct candidate candidate(const struct planner_state *s, struct plan *scratch, uint32_t layers,
+                                  uint32_t kv_end)
+{
+    struct candidate c = {.layers = layers, .kv_end = kv_end};
+    c.times = foretell(s, scratch, &c);
+    return c;
+}
+
 /* How much KV to send: what takes longer than computing it in the cloud behind the first token is not sent. T16 falls and then rises with it, so
  * halving finds the least. Counted in blocks, behind what is cached. */
 static struct candidate best_of_layers(const struct planner_state *s, struct plan *scratch, uint32_t layers)
 {
     uint32_t begin = s->cached_tokens / KV_BLOCK_TOKENS;
     uint32_t low = begin, high = (s->prompt_count + KV_BLOCK_TOKENS - 1) / KV_BLOCK_TOKENS;
-    struct candidate best = {layers, s->prompt_count, foretell(s, scratch, layers, s->prompt_count)};
+    struct candidate best = candidate(s, scratch, layers, s->prompt_count);
     if (s->prefer == PREFER_CLOUD_COST || layers == 0)
         return best;
     while (high - low > 1) {
         uint32_t mid = (low + high) / 2;
-        struct candidate a = {layers, mid * KV_BLOCK_TOKENS,
-                              foretell(s, scratch, layers, mid * KV_BLOCK_TOKENS)};
-        uint32_t more = TD_MIN((mid + 1) * KV_BLOCK_TOKENS, s->prompt_count);
-        struct plan_times b = foretell(s, scratch, layers, more);
+        struct candidate a = candidate(s, scratch, layers, mid * KV_BLOCK_TOKENS);
+        struct candidate b =
+            candidate(s, scratch, layers, TD_MIN((mid + 1) * KV_BLOCK_TOKENS, s->prompt_count));
         if (score(s, &a.times) < score(s, &best.times))
             best = a;
-        if (score(s, &b) < score(s, &a.times))
+        if (score(s, &b.times) < score(s, &a.times))
+            low = mid;
+        else
+            high = mid;
+    }
+    return best;
+}
+
+/* ---- restoring ---- */
+
+/* Where what the device holds in all layers ends, if the cloud has less; whole blocks, and never the prompt's last token. 0: there is nothing to restore. */
+static uint32_t restorable_until(const struct planner_state *s)
+{
+    uint32_t held = planner_held(s, s->layer_count), end = floor_to_block(s->prompt_count - 1);
+    bool may = s->cached_known && s->layers_held >= s->layer_count && s->model.rate_bytes_per_us > 0;
+    return may && TD_MIN(held, end) > s->cached_tokens ? TD_MIN(held, end) : 0;
+}
+
+static struct candidate restoring(const struct planner_state *s, struct plan *scratch, uint32_t layers,
+                                  uint32_t first_block, uint32_t end)
+{
+    struct candidate c = {.layers = layers,
+                          .kv_end = s->prompt_count,
+                          .restore_begin = first_block * KV_BLOCK_TOKENS,
+                          .restore_end = end};
+    c.times = foretell(s, scratch, &c);
+    return c;
+}
+
+/* From where on to restore: the cloud computes what lies before while the rest is on its way, so both are busy, and the best border is found by halving. */
+static struct candidate best_restoring(const struct planner_state *s, struct plan *scratch, uint32_t layers,
+                                       uint32_t end)
+{
+    uint32_t low = s->cached_tokens / KV_BLOCK_TOKENS, high = end / KV_BLOCK_TOKENS;
+    struct candidate best = restoring(s, scratch, layers, low, end);
+    while (s->prefer != PREFER_CLOUD_COST && high - low > 1) {
+        uint32_t mid = (low + high) / 2;
+        struct candidate a = restoring(s, scratch, layers, mid, end),
+                         b = restoring(s, scratch, layers, mid + 1, end);
+        if (score(s, &a.times) < score(s, &best.times))
+            best = a;
+        if (score(s, &b.times) < score(s, &a.times))
             low = mid;
         else
             high = mid;
@@ -174,32 +239,57 @@ static struct candidate soonest(const struct planner_state *s, const struct cand
 
 static void choose(const struct planner_state *s, struct plan *out)
 {
-    struct candidate all[PLANNER_CANDIDATES + 1] = {best_of_layers(s, out, 0)};
+    struct candidate all[2 * (PLANNER_CANDIDATES + 2)] = {best_of_layers(s, out, 0)};
     uint32_t most = TD_MIN(s->layers_held, s->layer_count), step = most / PLANNER_CANDIDATES + 1;
+    uint32_t restorable = restorable_until(s);
     size_t count = 1;
-    for (uint32_t layers = most; layers > 0; layers -= TD_MIN(step, layers))
+    if (restorable)
+        all[count++] = best_restoring(s, out, 0, restorable);
+    for (uint32_t layers = most; layers > 0; layers -= TD_MIN(step, layers)) {
         all[count++] = best_of_layers(s, out, layers);
+        if (restorable)
+            all[count++] = best_restoring(s, out, layers, restorable);
+    }
     struct candidate best = s->prefer == PREFER_CLOUD_COST ? cheapest(all, count) : soonest(s, all, count);
-    build(s, best.layers, best.kv_end, out);
+    build(s, &best, out);
     out->chosen = true;
     out->times = best.times;
     out->cloud_alone = all[0].times;
 }
 
+/* A fixed k leaves one question open. What is not restored is split at k, and so is no part of what could be: but for k = 0, it is all or nothing. */
+static void build_fixed(const struct planner_state *s, uint32_t layers, struct plan *out)
+{
+    struct candidate plain = {.layers = layers, .kv_end = s->prompt_count};
+    uint32_t restorable = restorable_until(s);
+    if (restorable) {
+        struct candidate c = layers
+                                 ? restoring(s, out, layers, s->cached_tokens / KV_BLOCK_TOKENS, restorable)
+                                 : best_restoring(s, out, layers, restorable);
+        plain.times = foretell(s, out, &plain);
+        if (score(s, &c.times) < PLANNER_GAIN * score(s, &plain.times))
+            plain = c;
+    }
+    build(s, &plain, out);
+}
+
 void planner_plan(const struct planner_state *s, struct plan *out)
 {
     memset(out, 0, sizeof *out);
+    struct planner_state possible = *s;
     uint32_t k = s->layers_wanted;
-    if (s->layers_held == 0 || !choose_forms(s, &out->codec, &out->hidden_dtype))
+    if (s->layers_held == 0 || !choose_forms(s, &out->codec, &out->hidden_dtype)) {
+        possible.layers_held = 0; /* nothing can be sent */
         k = 0;
+    }
     if (k != PLANNER_AUTO && k > 0 &&
         !planner_catch_up_pays(planner_held(s, k), s->cached_tokens, s->prompt_count))
         k = 0;
     if (k == PLANNER_AUTO)
-        choose(s, out);
+        choose(&possible, out);
     else
-        build(s, k, s->prompt_count, out);
-    if (out->layers == 0)
+        build_fixed(&possible, k, out);
+    if (!planner_sends(out))
         out->codec = out->hidden_dtype = 0;
 }
 
@@ -229,7 +319,7 @@ static void build_leave(const struct plan *plan, const struct plan_progress *at,
 bool planner_reconsider(const struct planner_state *s, const struct plan *plan,
                         const struct plan_progress *at, struct plan *out)
 {
-    if (plan->layers == 0 || plan->range_count == 0)
+    if (!planner_sends(plan) || plan->range_count == 0)
         return false;
     struct plan_times on = plan_model_run(&s->model, plan->ranges, plan->range_count, at);
     build_leave(plan, at, out);

@@ -15,6 +15,12 @@
  *      0 ........ held ........ cached ................ prompt
  *      |  have it  | catch up    | compute, send         |
  *
+ * A device with the whole model may hold KV of all layers of what the cloud has lost. Part of it, [restore_begin, restore_end), is then sent as it is, a
+ * range of k = L that nobody computes, if that is sooner; what lies before it the cloud computes from token ids meanwhile, what lies behind is planned as always:
+ *
+ *      0 ... cached ......... restore_begin ......... restore_end ......... prompt
+ *                 | the cloud, from ids  | sent from what is held | split at k  |
+ *
  * While the prompt is under way the same questions are asked again (planner_reconsider): go on, or leave what has not arrived to the cloud. */
 #ifndef TANDEM_EDGE_PLANNER_H
 #define TANDEM_EDGE_PLANNER_H
@@ -57,15 +63,21 @@ struct planner_state {
 struct plan {
     struct plan_range ranges[LIMIT_RANGES]; /* ascending, adjacent, to the prompt's end */
     uint32_t range_count;
-    uint32_t layers;        /* k; 0: the device computes nothing for this prompt */
+    uint32_t layers;        /* k of what is computed; 0: the device computes nothing for this prompt */
     uint32_t compute_begin; /* with k > 0: first token that the device computes; <= send_begin */
     uint32_t send_begin;    /* with k > 0: first token whose rows and KV are sent */
+    uint32_t restore_begin, restore_end; /* sent as the device holds it, all layers; equal: nothing */
     uint8_t codec, hidden_dtype;
     bool chosen;                          /* by the model: the next two are set */
     struct plan_times times, cloud_alone; /* foretold, from the plan's making on */
     struct plan_model model;              /* what it was chosen by; the caller sets it */
 };
 
+/* Does the device send anything but token ids? */
+static inline bool planner_sends(const struct plan *p)
+{
+    return p->layers > 0 || p->restore_end > p->restore_begin;
+}
 /* Leading tokens whose KV of [0, layers) is on the device; whole blocks. */
 uint32_t planner_held(const struct planner_state *s, uint32_t layers);
 /* Is catching up on [held, begin) worth it, when [begin, end) is what is left to do? */

@@ -19,7 +19,7 @@ struct edge_settings {
     int64_t chunk, listen_port, threads, cloud_timeout;
     uint64_t kv_memory, kv_disk;
     double cloud_price;
-    bool plain, filter, codec_unchecked;
+    bool plain, filter, codec_unchecked, kv_whole;
 
     /* checked */
     char cloud_host[256];

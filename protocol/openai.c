@@ -155,6 +155,7 @@ static json_t *plan_of(const struct api_plan *p)
     put(o, "first_token", json_integer(p->first_token));
     put(o, "tokens", json_integer(p->token_count));
     put(o, "kv_tokens", json_integer(p->kv_tokens));
+    put(o, "restored_tokens", json_integer(p->restored_tokens));
     put(o, "plans", json_integer(p->plan_count));
     put(o, "left_to_cloud_tokens", json_integer(p->left_tokens));
     if (!p->chosen)

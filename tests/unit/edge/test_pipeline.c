@@ -35,14 +35,24 @@ static int sink(void *ctx, struct pipeline_event *e)
     return queue_push(rig->events, e);
 }
 
-static void rig_make(struct rig *rig, uint32_t pages, uint32_t layers, uint32_t layer_count, uint32_t chunk)
+static void rig_make_with(struct rig *rig, uint32_t pages, uint32_t layers, uint32_t layer_count,
+                          uint32_t chunk, bool whole)
 {
     *rig = (struct rig){.fake = fake_backend_create(pages, layers, layer_count),
                         .kv = local_kv_create(pages),
                         .events = queue_create(4096)};
-    struct pipeline_config config = {
-        .backend = &rig->fake->base, .kv = rig->kv, .chunk_tokens = chunk, .sink = sink, .ctx = rig};
+    struct pipeline_config config = {.backend = &rig->fake->base,
+                                     .kv = rig->kv,
+                                     .chunk_tokens = chunk,
+                                     .whole = whole,
+                                     .sink = sink,
+                                     .ctx = rig};
     assert_int_equal(pipeline_create(&config, &rig->pipeline, NULL), 0);
+}
+
+static void rig_make(struct rig *rig, uint32_t pages, uint32_t layers, uint32_t layer_count, uint32_t chunk)
+{
+    rig_make_with(rig, pages, layers, layer_count, chunk, false);
 }
 
 static void rig_free(struct rig *rig)
@@ -290,6 +300,66 @@ static void replies_are_filled_in_idle_time(void **state)
     rig_free(&rig);
 }
 
+/* A turn at k = 1 whose blocks are then filled through both layers. */
+static void fill_whole(struct rig *rig, uint32_t count)
+{
+    struct pipeline_job *job = open_job(rig, count);
+    send_range(rig->pipeline, job, 1, 0, (struct plan_range){0, count, 1, KV_RAW, HIDDEN_F32});
+    collect(rig, 1);
+    pipeline_fill(rig->pipeline, job, 1);
+    pipeline_append(rig->pipeline, job, ids + count, 2);
+    assert_true(pipeline_wait_idle(rig->pipeline, 5000));
+    assert_int_equal(local_kv_held(rig->kv, chain, 8, LAYERS), 0); /* not while it may go on */
+    pipeline_close(rig->pipeline, job, true);
+    assert_true(pipeline_wait_idle(rig->pipeline, 5000));
+    assert_int_equal(local_kv_held(rig->kv, chain, 8, LAYERS), (count + 2) / KV_BLOCK_TOKENS);
+}
+
+static void closed_jobs_are_filled_through_all_layers_if_wished(void **state)
+{
+    (void)state;
+    struct rig rig;
+    rig_make_with(&rig, 32, LAYERS, LAYERS, 64, true);
+    fill_whole(&rig, 200);
+    assert_int_equal(rig.fake->rows, 200 + 192);
+    struct pipeline_job *job = open_job(&rig, 40); /* no whole block: nothing to do */
+    start(&rig, job, 2, 0, 40);
+    collect(&rig, 2);
+    pipeline_close(rig.pipeline, job, true);
+    assert_true(pipeline_wait_idle(rig.pipeline, 5000));
+    assert_int_equal(rig.fake->rows, 200 + 192 + 40);
+    assert_int_equal(rig.fake->pages_bad, 0);
+    rig_free(&rig);
+}
+
+static void what_is_held_whole_is_sent_and_not_run(void **state)
+{
+    (void)state;
+    struct rig rig;
+    rig_make_with(&rig, 32, LAYERS, LAYERS, 64, true);
+    fill_whole(&rig, 200);
+    struct pipeline_job *job = open_job(&rig, 300);
+    uint32_t committed;
+    struct pipeline_send send = {.epoch = 2,
+                                 .valid_since = 2,
+                                 .rows_begin = 192,
+                                 .kv_begin = 0,
+                                 .ranges = {{0, 64, 0, 0, 0},
+                                            {64, 128, LAYERS, KV_RAW, HIDDEN_F32},
+                                            {192, 108, 1, KV_RAW, HIDDEN_F32}},
+                                 .range_count = 3};
+    assert_int_equal(pipeline_send(rig.pipeline, job, &send, 0, &committed), 0);
+    struct received got = collect(&rig, 2);
+    assert_int_equal(got.computed_tokens, 108);
+    assert_int_equal(got.row_begin, 192);
+    assert_int_equal(got.rows, 108);
+    assert_int_equal(got.kv_tokens[0][0], 128 + 108);
+    assert_int_equal(got.kv_tokens[1][1], 128);
+    assert_int_equal(rig.fake->pages_bad, 0);
+    pipeline_close(rig.pipeline, job, false);
+    rig_free(&rig);
+}
+
 static void a_prompt_that_the_cloud_did_is_filled_too(void **state)
 {
     (void)state;
@@ -486,6 +556,8 @@ int main(void)
         cmocka_unit_test(a_new_epoch_starts_over_where_it_says),
         cmocka_unit_test(replies_are_filled_in_idle_time),
         cmocka_unit_test(a_prompt_that_the_cloud_did_is_filled_too),
+        cmocka_unit_test(closed_jobs_are_filled_through_all_layers_if_wished),
+        cmocka_unit_test(what_is_held_whole_is_sent_and_not_run),
         cmocka_unit_test(a_closed_job_is_not_worked_on),
         cmocka_unit_test(a_slow_link_stops_the_work),
         cmocka_unit_test(without_pages_the_cloud_is_asked),

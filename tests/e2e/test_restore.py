@@ -1,0 +1,107 @@
+"""The second turn of a 2,000-token conversation computes and sends its new tokens only, whichever program was restarted; when the cloud has lost its store,
+what it had comes back from the device, which sends it instead of letting it be computed."""
+import shutil
+import time
+
+import pytest
+
+from conftest import client_of
+from harness import Cloud, Edge
+
+NOTES = "Here are my notes. " + " ".join(f"On day {i} the fox went {i * 7 % 40} steps to the well and drank." for i in range(125))
+EXACT = {"ignore_eos": True, "fidelity": "exact", "timings": True}
+ROW, KV_LAYER = 576 * 4, 2 * 192 * 2  # bytes of a token: f32 row, K and V of a layer in f16
+WRITTEN, COMPUTED = "tandem_edge_kv_disk_written_total", "tandem_edge_prefill_tokens_total"
+
+
+def new_edge(path, cloud, base=None, extra=()):
+    """An edge, perhaps with a copy of another's folder: what a restart finds."""
+    if base:
+        shutil.copytree(base.dir / "data", path / "data")
+    return Edge(path, cloud, cloud.token, 8, extra=["--codec", "l0", "--hidden", "f32", "--kv-whole", "--kv-memory", "512M", *extra]).start()
+
+
+def ask(edge, text, conversation=None, **extra):
+    body = {**EXACT, **extra, **({"conversation": conversation} if conversation else {})}
+    r = client_of(edge).chat.completions.with_raw_response.create(model="default", messages=[{"role": "user", "content": text}], temperature=0.8, seed=11,
+                                                                  max_tokens=24, extra_body=body)
+    return r.headers["x-conversation-id"], r.parse()
+
+
+def settle(edge, blocks):
+    """Nothing more is being written: the whole conversation is on the disk, in all layers."""
+    seen, since, until = 0, time.monotonic(), time.monotonic() + 60
+    while time.monotonic() < until:
+        now = edge.metrics().get(WRITTEN, 0)
+        if now != seen:
+            seen, since = now, time.monotonic()
+        if seen >= blocks and time.monotonic() - since > 2:
+            return
+        time.sleep(0.1)
+    assert False, f"{seen} of {blocks} blocks were written"
+
+
+@pytest.fixture
+def world(tmp_path):
+    cloud = Cloud(tmp_path / "c")
+    cloud.token = cloud.new_token()
+    cloud.start()
+    edge = new_edge(tmp_path / "first", cloud)
+    conversation, reply = ask(edge, NOTES)
+    total = reply.usage.total_tokens
+    assert total > 2000
+    settle(edge, (total - 1) // 64)
+    assert edge.stop() == 0
+    yield cloud, edge, conversation, total
+    cloud.kill()
+
+
+def second_turn(tmp_path, world, name, question, warm=False):
+    """The turn, and what one that takes nothing from anywhere says."""
+    cloud, first, conversation, _ = world
+    edge, control = new_edge(tmp_path / name, cloud, first), new_edge(tmp_path / (name + "-control"), cloud, first)
+    try:
+        if warm:  # both sides know by now what they, and the link, can do
+            ask(edge, NOTES[700:3600], cache=False)
+        before = edge.metrics()[COMPUTED] if warm else 0
+        _, got = ask(edge, question, conversation)
+        computed = edge.metrics()[COMPUTED] - before
+        _, want = ask(control, question, conversation, cache=False)
+        assert got.choices[0].message.content == want.choices[0].message.content
+        return got.usage, got.model_extra["timings"], computed
+    finally:
+        edge.kill()
+        control.kill()
+
+
+def check_new_tokens_only(usage, timings, computed, total):
+    new = usage.prompt_tokens - usage.prompt_tokens_details.cached_tokens
+    assert usage.prompt_tokens_details.cached_tokens == (total - 1) // 64 * 64
+    assert computed == timings["edge_prefill_tokens"] == timings["cloud_prefill_tokens"] == new
+    assert timings["uplink_bytes"] <= new * (ROW + 8 * KV_LAYER) + 4096 * 8
+    assert timings["plan"]["restored_tokens"] == 0
+
+
+def test_new_tokens_only_after_either_is_restarted(tmp_path, world):
+    cloud, _, _, total = world
+    check_new_tokens_only(*second_turn(tmp_path, world, "edge", "What did the fox do on day nine?"), total)
+    assert cloud.stop() == 0
+    cloud.start()
+    check_new_tokens_only(*second_turn(tmp_path, world, "both", "How often did the fox drink?"), total)
+
+
+def test_a_wiped_cloud_is_restored_from_the_device(tmp_path, world):
+    cloud, _, _, total = world
+    cloud.kill()
+    shutil.rmtree(cloud.store)
+    cloud.env["TANDEM_PACED_LAYER_US"] = "150"  # a cloud that has better things to do
+    cloud.start()
+    usage, timings, computed = second_turn(tmp_path, world, "wiped", "Where did the fox go?", warm=True)
+    held = (total - 1) // 64 * 64
+    new = usage.prompt_tokens - held
+    assert usage.prompt_tokens_details.cached_tokens == 0
+    assert timings["plan"]["restored_tokens"] == held
+    assert computed == timings["edge_prefill_tokens"] == timings["cloud_prefill_tokens"] == new, "nobody computes what is restored"
+    assert timings["recomputed_tokens"] == 0
+    whole = held * 30 * KV_LAYER
+    assert 0.6 * whole < timings["uplink_bytes"] < 1.02 * whole + new * (ROW + 8 * KV_LAYER)
