@@ -58,7 +58,7 @@ struct api_plan { /* of a device that planned: what it chose, why, and what beca
     double first_token_ms, t16_ms;             /* foretold: to the first and to the 16th token */
     double cloud_first_token_ms, cloud_t16_ms; /* the same with nothing done on the device */
     double edge_layer_us, cloud_layer_us, uplink_mbit, delay_ms, queue_ms; /* what it went by */
-    uint32_t restored_tokens; /* sent as the device held them, all layers: computed by nobody */
+    uint32_t restored_tokens;         /* sent as the device held them, all layers: computed by nobody */
     uint32_t plan_count, left_tokens; /* plans that were sent; tokens that were left to the cloud under way */
 };
 struct api_timings { /* milliseconds / counts of one reply; 0 where it does not apply */

