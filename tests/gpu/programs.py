@@ -1,6 +1,7 @@
 """programs: the real programs on a machine with a GPU: tandem-edge on its CPU, tandem-cloud on its GPU.
 
-    64 streams at once, each against its reply alone; kill -9 of the cloud in the middle of a reply; what `exact` is answered.
+    32 and 64 streams at once, each against its reply alone; kill -9 of the cloud in the middle of a reply; what `exact` is answered; that the GPU drew
+    the tokens and took the pieces itself; prompts that it has no room for, out to host memory and back.
     Once in the fast mode, where replies are counted, and once with --deterministic, where every one has to be the same.
 
 usage: TANDEM_BIN=build/release/bin TANDEM_MODEL=model.gguf programs.py [fast] [deterministic]
@@ -19,7 +20,8 @@ import time
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "e2e"))
 from harness import Cloud, Edge  # noqa: E402
 
-STREAMS, TOKENS, KILLS = 64, 48, 4
+STREAMS, TOKENS, KILLS = 64, 96, 4
+PAGES, PROMPTS = 40, 16  # of the run that is short of pages: its prompts have 5 or 6 blocks each
 failures = []
 
 
@@ -30,16 +32,15 @@ def check(name, good, text=""):
 
 
 def ask(edge, prompt, **more):
-    """(text, usage, seconds to the first token, seconds); an error of the API is raised as it came."""
+    """(text, usage, when its parts came); an error of the API is raised as it came."""
     body = {"model": "default", "messages": [{"role": "user", "content": prompt}], "temperature": 0, "stream": True,
             "stream_options": {"include_usage": True}, "max_tokens": TOKENS, "ignore_eos": True, **more}
     c = http.client.HTTPConnection("127.0.0.1", edge.port, timeout=120)
-    begun = time.monotonic()
     c.request("POST", "/v1/chat/completions", json.dumps(body), {"Content-Type": "application/json"})
     r = c.getresponse()
     if r.status != 200:
         raise RuntimeError(f"{r.status} {r.read().decode()[:300]}")
-    parts, usage, first = [], None, None
+    parts, usage, times = [], None, []
     for line in r:
         if not line.startswith(b"data: ") or line.startswith(b"data: [DONE]"):
             continue
@@ -49,34 +50,44 @@ def ask(edge, prompt, **more):
         for choice in data.get("choices", []):
             text = choice.get("delta", {}).get("content")
             if text:
-                first = first or time.monotonic() - begun
+                times.append(time.monotonic())
                 parts.append(text)
         usage = data.get("usage") or usage
     c.close()
-    return "".join(parts), usage, first, time.monotonic() - begun
+    return "".join(parts), usage, times
 
 
 def prompt_of(i):
     return f"Tell me about the number {i} and about {'rivers' if i % 2 else 'hills'}." + " Go on, with much detail." * i
 
 
-def streams(edge, strict):
-    alone = [ask(edge, prompt_of(i), cache=False)[0] for i in range(STREAMS)]
+def streams(edge, strict, count, alone):
     begun = time.monotonic()
-    with concurrent.futures.ThreadPoolExecutor(STREAMS) as pool:
-        replies = list(pool.map(lambda i: ask(edge, prompt_of(i), cache=False), range(STREAMS)))
+    with concurrent.futures.ThreadPoolExecutor(count) as pool:
+        replies = list(pool.map(lambda i: ask(edge, prompt_of(i), cache=False), range(count)))
     took = time.monotonic() - begun
     same = sum(r[0] == a for r, a in zip(replies, alone))
     whole = sum(r[1]["completion_tokens"] == TOKENS for r in replies)
-    first = sorted(r[2] for r in replies)
-    check(f"{STREAMS} streams at once", whole == STREAMS and (same == STREAMS or not strict),
-          f"{whole} whole, {same} as alone; {STREAMS * TOKENS / took:.0f} tokens/s, first token after {first[len(first) // 2]:.2f} s (median)")
+    first = sorted(r[2][0] - begun for r in replies)
+    begin, end = max(r[2][0] for r in replies), min(r[2][-1] for r in replies)  # all decode
+    decoding = sum(begin < t <= end for r in replies for t in r[2]) / max(end - begin, 1e-3)
+    check(f"{count} streams at once", whole == count and (same == count or not strict),
+          f"{whole} whole, {same} as alone; {count * TOKENS / took:.0f} tokens/s, {decoding:.0f} while all decode, "
+          f"first token after {first[len(first) // 2]:.2f} s (median)")
+
+
+def by_the_gpu(cloud):
+    m = cloud.metrics()
+    made, drawn, pieces = (m.get(f"tandem_{n}_total", 0) for n in ("generated_tokens", "drawn_by_device", "kv_pieces_on_device"))
+    check("the GPU drew every token and took the pieces", made == drawn > 0 and pieces > 0, f"{drawn:g} of {made:g} tokens, {pieces:g} pieces")
 
 
 def kills(cloud, edge, strict):
     prompt = "Write a story about a fox and a well. " + "The fox is thirsty and the well is deep. " * 12
     more = dict(max_tokens=400, temperature=0.9, seed=77)
-    undisturbed, usage, _, took = ask(edge, prompt, **more)
+    begun = time.monotonic()
+    undisturbed, usage, _ = ask(edge, prompt, **more)
+    took = time.monotonic() - begun
     rng, same, whole = random.Random(1), 0, 0
 
     def kill():
@@ -86,7 +97,7 @@ def kills(cloud, edge, strict):
     for _ in range(KILLS):
         t = threading.Timer(rng.uniform(0.1, 0.9) * took, kill)
         t.start()
-        text, usage, _, _ = ask(edge, prompt, **more)
+        text, usage, _ = ask(edge, prompt, **more)
         t.join()
         same += text == undisturbed
         whole += usage["completion_tokens"] == 400
@@ -102,24 +113,42 @@ def exact(edge):
         check("exact between different arithmetic is refused", "visible-lossless" in str(e), str(e)[:200])
 
 
-def run(mode):
-    print(f"--- {mode}", flush=True)
+def short_of_pages(cloud, edge, strict):
+    def story(i):
+        return f"Story {i}." + f" The {i}. fox is thirsty and the well is deep." * 24
+
+    first, again = ([ask(edge, story(i), max_tokens=16) for i in range(PROMPTS)] for _ in range(2))
+    same = sum(a[0] == b[0] for a, b in zip(first, again))
+    cached = sum(r[1]["prompt_tokens_details"]["cached_tokens"] for r in again)
+    out, back = (cloud.metrics().get(f'tandem_kv_pages_swapped_total{{direction="{d}"}}', 0) for d in ("out", "in"))
+    check("what the GPU has no room for comes back", out > PAGES and back > PAGES and cached >= PROMPTS * 256 and (same == PROMPTS or not strict),
+          f"{out:g} pages out, {back:g} in; {cached} tokens cached the second time, {same} of {PROMPTS} replies the same")
+
+
+def everything(cloud, edge, strict):
+    alone = [ask(edge, prompt_of(i), cache=False)[0] for i in range(STREAMS)]
+    for count in (STREAMS // 2, STREAMS):
+        streams(edge, strict, count, alone)
+    by_the_gpu(cloud)
+    kills(cloud, edge, strict)
+    exact(edge)
+    for name, value in sorted(cloud.metrics().items()):
+        if name.startswith("tandem_gpu"):
+            print(f"    {name} {value:g}")
+
+
+def run(mode, what, cloud_extra=()):
     strict = mode == "deterministic"
     with tempfile.TemporaryDirectory() as d:
         d = pathlib.Path(d)
-        cloud = Cloud(d / "c", extra=["--device", "cuda:0"] + (["--deterministic"] if strict else []))
+        cloud = Cloud(d / "c", extra=["--device", "cuda:0", *(["--deterministic"] if strict else []), *cloud_extra])
         token = cloud.new_token()
         begun = time.monotonic()
         cloud.start()
-        edge = Edge(d / "e", cloud, token, 8, extra=["--codec", "l0", "--hidden", "f32"]).start()
+        edge = Edge(d / "e", cloud, token, 8, extra=["--codec", "l1" if strict else "l0", "--hidden", "f32"]).start()
         try:
             check("the cloud computes on the GPU", "backend cuda" in cloud.log(), f"up after {time.monotonic() - begun:.1f} s")
-            streams(edge, strict)
-            kills(cloud, edge, strict)
-            exact(edge)
-            for name, value in sorted(cloud.metrics().items()):
-                if name.startswith("tandem_gpu"):
-                    print(f"    {name} {value:g}")
+            what(cloud, edge, strict)
             check("the cloud stops cleanly", cloud.stop() == 0)
         except Exception as e:  # what went wrong is in the log
             check("no surprise", False, f"{e!r}\n{cloud.log()[-3000:]}\n{edge.log()[-1500:]}")
@@ -129,5 +158,7 @@ def run(mode):
 
 
 for mode in sys.argv[1:] or ["fast", "deterministic"]:
-    run(mode)
+    print(f"--- {mode}", flush=True)
+    run(mode, everything)
+    run(mode, short_of_pages, ["--pages", str(PAGES), "--swap-memory", "256M", "--store-ram", "0"])
 sys.exit(len(failures))
