@@ -173,27 +173,25 @@ static int decode(struct bench *b, uint32_t position, struct td_error *err)
     return step(b, rows, b->seq_count, err);
 }
 
-static void profile_into(struct bench *b, struct cpu_profile *profile)
+static void begin_half(struct bench *b, uint32_t half)
 {
     if (!on_gpu(b))
-        b->cpu.engine->profile = profile;
+        bench_cpu_half(&b->cpu, half);
 }
 
 static int bench_run(struct bench *b, uint32_t run, struct td_error *err)
 {
     int rc = 0;
+    begin_half(b, 2 * run);
     uint64_t start = clock_mono_us();
-    profile_into(b, &b->cpu.prefill);
     for (uint32_t i = 0; i < b->seq_count && !rc; i++)
         rc = prefill(b, i, err);
     b->prefill_s[run] = seconds_since(start);
+    begin_half(b, 2 * run + 1);
     start = clock_mono_us();
-    profile_into(b, &b->cpu.decode);
     for (uint32_t at = b->options->prompt_tokens; at < b->total_tokens && !rc; at++)
         rc = decode(b, at, err);
     b->decode_s[run] = seconds_since(start);
-    if (!on_gpu(b))
-        bench_cpu_sample(&b->cpu);
     return rc;
 }
 
@@ -290,7 +288,7 @@ static void fill_floors(const struct bench *b, struct bench_engine_result *r)
         r->prefill_floor_ms = flops / r->matmul_tflop_s * 1e-9;
 }
 
-static void fill_result(struct bench *b, struct bench_engine_result *r)
+static int fill_result(struct bench *b, struct bench_engine_result *r, struct td_error *err)
 {
     const struct bench_engine_options *o = b->options;
     double prefill_s = TD_MAX(bench_median(b->prefill_s, b->repeats), 1e-9),
@@ -304,12 +302,13 @@ static void fill_result(struct bench *b, struct bench_engine_result *r)
     if (on_gpu(b)) {
         r->isa = b->backend->ops->name;
         fill_floors(b, r);
-        return;
+        return 0;
     }
     const struct cpu_backend *cpu = (const struct cpu_backend *)b->backend;
     r->isa = cpu->ops->name;
     r->threads = workers_count(cpu->workers);
-    bench_cpu_result(&b->cpu, b->repeats, r);
+    begin_half(b, 2 * b->repeats);
+    return bench_cpu_result(&b->cpu, r, err);
 }
 
 static void bench_free(struct bench *b)
@@ -338,14 +337,14 @@ int bench_engine(const struct bench_engine_options *options, struct bench_engine
     int rc = bench_prepare(&b, err);
     result->load_s = seconds_since(start);
     if (!rc && !on_gpu(&b))
-        rc = bench_cpu_init(&b.cpu, b.backend, err);
+        rc = bench_cpu_init(&b.cpu, b.backend, b.repeats, err);
     for (uint32_t run = 0; !rc && run < b.repeats; run++)
         rc = bench_run(&b, run, err);
     result->first_token_s = result->load_s + b.prefill_s[0] / TD_MAX(1u, b.seq_count);
     if (!rc)
         rc = bench_swap(&b, result, err);
     if (!rc)
-        fill_result(&b, result);
+        rc = fill_result(&b, result, err);
     bench_free(&b);
     return rc;
 }

@@ -17,7 +17,7 @@ static void read_task(void *ctx, size_t task, unsigned worker)
     (void)worker;
     struct bench_cpu *b = ctx;
     if (memchr(b->memory + task * READ_TASK_SIZE, 0, READ_TASK_SIZE))
-        b->sample_count = BENCH_CPU_SAMPLES_MAX; /* cannot be: memory holds ones */
+        b->memory[0] = 1; /* cannot be: memory holds ones */
 }
 
 struct spin_job {
@@ -45,25 +45,25 @@ static double spin_rate(struct workers *w, double (*spin)(uint32_t rounds))
     return job.ops * (double)tasks / (double)TD_MAX(clock_mono_us() - start, 1u) * 1e-3;
 }
 
-void bench_cpu_sample(struct bench_cpu *b)
+void bench_cpu_half(struct bench_cpu *b, uint32_t half)
 {
     struct workers *w = b->engine->workers;
-    uint32_t i = b->sample_count;
-    if (i >= BENCH_CPU_SAMPLES_MAX)
-        return;
-    b->dot_gop_s[i] = spin_rate(w, b->engine->ops->spin_dot);
-    b->fma_gflop_s[i] = spin_rate(w, b->engine->ops->spin_fma);
+    struct bench_cpu_ceilings *c = &b->ceilings[half];
+    c->dot_gop_s = spin_rate(w, b->engine->ops->spin_dot);
+    c->fma_gflop_s = spin_rate(w, b->engine->ops->spin_fma);
     uint64_t start = clock_mono_us();
     workers_run(w, READ_SIZE / READ_TASK_SIZE, read_task, b);
-    b->read_gb_s[i] = READ_SIZE / (double)TD_MAX(clock_mono_us() - start, 1u) * 1e-3;
-    b->sample_count++;
+    c->read_gb_s = READ_SIZE / (double)TD_MAX(clock_mono_us() - start, 1u) * 1e-3;
+    b->engine->profile = half < 2 * b->runs ? &b->halves[half] : NULL;
 }
 
-int bench_cpu_init(struct bench_cpu *b, struct backend *engine, struct td_error *err)
+int bench_cpu_init(struct bench_cpu *b, struct backend *engine, uint32_t runs, struct td_error *err)
 {
-    *b = (struct bench_cpu){.engine = (struct cpu_backend *)engine};
+    *b = (struct bench_cpu){.engine = (struct cpu_backend *)engine, .runs = runs};
     b->memory = aligned_alloc(READ_TASK_SIZE, READ_SIZE);
-    if (!b->memory)
+    b->halves = calloc(2 * (size_t)runs, sizeof *b->halves);
+    b->ceilings = calloc(2 * (size_t)runs + 1, sizeof *b->ceilings);
+    if (!b->memory || !b->halves || !b->ceilings)
         return td_fail(err, -TD_ERR_NOMEM, "cannot run the benchmark: out of memory");
     madvise(b->memory, READ_SIZE, MADV_HUGEPAGE);
     memset(b->memory, 1, READ_SIZE);
@@ -72,6 +72,8 @@ int bench_cpu_init(struct bench_cpu *b, struct backend *engine, struct td_error 
 
 void bench_cpu_deinit(struct bench_cpu *b)
 {
+    free(b->ceilings);
+    free(b->halves);
     free(b->memory);
 }
 
@@ -87,44 +89,79 @@ static void name_family(size_t family, char *name, size_t size)
 }
 
 /* The ceiling of a family's arithmetic. */
-static double family_peak(const struct bench_cpu *b, size_t family, const struct bench_engine_result *r)
+static double family_peak(const struct bench_cpu *b, size_t family, const struct bench_cpu_ceilings *c)
 {
     if (family == CPU_ATTENTION)
-        return r->fma_gflop_s;
+        return c->fma_gflop_s;
     if (family < CPU_LOGITS)
         return 0;
     uint32_t type = family == CPU_LOGITS ? b->engine->head.type : (uint32_t)(family - CPU_PRODUCTS);
-    return weight_is_quantised(type) ? r->dot_gop_s : r->fma_gflop_s;
+    return weight_is_quantised(type) ? c->dot_gop_s : c->fma_gflop_s;
 }
 
-static uint32_t fill_families(const struct bench_cpu *b, const struct cpu_profile *p, uint32_t runs,
-                              const struct bench_engine_result *r, struct bench_family *out)
+static double ratio(double a, double b)
 {
-    uint64_t total_us = 0;
+    return b > 0 ? a / b : 0;
+}
+
+/* Medians of a family over the halves of that kind (0: prefill, 1: decode). */
+static void fill_family(const struct bench_cpu *b, unsigned kind, size_t family, double *values,
+                        struct bench_family *f)
+{
+    enum { MS, SHARE, GOP_S, GB_S, OF_PEAK, OF_READ, VALUES };
+    for (uint32_t run = 0; run < b->runs; run++) {
+        const struct cpu_profile *p = &b->halves[2 * run + kind];
+        const struct bench_cpu_ceilings *before = &b->ceilings[2 * run + kind], *after = before + 1;
+        double us = (double)p->families[family].time_us, total_us = 0;
+        for (size_t i = 0; i < CPU_FAMILY_COUNT; i++)
+            total_us += (double)p->families[i].time_us;
+        values[MS * b->runs + run] = us * 1e-3;
+        values[SHARE * b->runs + run] = ratio(us, total_us);
+        double gop_s = ratio(p->families[family].ops, us) * 1e-3,
+               gb_s = ratio(p->families[family].bytes, us) * 1e-3;
+        values[GOP_S * b->runs + run] = gop_s;
+        values[GB_S * b->runs + run] = gb_s;
+        values[OF_PEAK * b->runs + run] =
+            ratio(2 * gop_s, family_peak(b, family, before) + family_peak(b, family, after));
+        values[OF_READ * b->runs + run] = ratio(2 * gb_s, before->read_gb_s + after->read_gb_s);
+    }
+    double *const to[VALUES] = {&f->ms, &f->share, &f->gop_s, &f->gb_s, &f->of_peak, &f->of_read};
+    for (unsigned i = 0; i < VALUES; i++)
+        *to[i] = bench_median(values + (size_t)i * b->runs, b->runs);
+    name_family(family, f->name, sizeof f->name);
+}
+
+static uint32_t fill_families(const struct bench_cpu *b, unsigned kind, double *values,
+                              struct bench_family *out)
+{
     uint32_t count = 0;
-    for (size_t i = 0; i < CPU_FAMILY_COUNT; i++)
-        total_us += p->families[i].time_us;
     for (size_t i = 0; i < CPU_FAMILY_COUNT && count < BENCH_FAMILIES_MAX; i++) {
-        if (p->families[i].time_us == 0 && p->families[i].ops <= 0)
-            continue;
-        double us = (double)TD_MAX(p->families[i].time_us, 1u), peak = family_peak(b, i, r);
-        struct bench_family *f = &out[count++];
-        name_family(i, f->name, sizeof f->name);
-        f->ms = us * 1e-3 / runs;
-        f->share = us / (double)TD_MAX(total_us, 1u);
-        f->gop_s = p->families[i].ops / us * 1e-3;
-        f->gb_s = p->families[i].bytes / us * 1e-3;
-        f->of_peak = peak > 0 ? f->gop_s / peak : 0;
-        f->of_read = r->read_gb_s > 0 ? f->gb_s / r->read_gb_s : 0;
+        bool is_used = false;
+        for (uint32_t run = 0; run < b->runs; run++)
+            is_used |= b->halves[2 * run + kind].families[i].time_us > 0 ||
+                       b->halves[2 * run + kind].families[i].ops > 0;
+        if (is_used)
+            fill_family(b, kind, i, values, &out[count++]);
     }
     return count;
 }
 
-void bench_cpu_result(struct bench_cpu *b, uint32_t runs, struct bench_engine_result *r)
+int bench_cpu_result(const struct bench_cpu *b, struct bench_engine_result *r, struct td_error *err)
 {
-    r->dot_gop_s = bench_median(b->dot_gop_s, b->sample_count);
-    r->fma_gflop_s = bench_median(b->fma_gflop_s, b->sample_count);
-    r->read_gb_s = bench_median(b->read_gb_s, b->sample_count);
-    r->prefill_family_count = fill_families(b, &b->prefill, runs, r, r->prefill_families);
-    r->decode_family_count = fill_families(b, &b->decode, runs, r, r->decode_families);
+    const uint32_t samples = 2 * b->runs + 1;
+    double *values = calloc(6 * (size_t)samples, sizeof *values);
+    if (!values)
+        return td_fail(err, -TD_ERR_NOMEM, "cannot run the benchmark: out of memory");
+    for (uint32_t i = 0; i < samples; i++) {
+        values[i] = b->ceilings[i].dot_gop_s;
+        values[samples + i] = b->ceilings[i].fma_gflop_s;
+        values[2 * (size_t)samples + i] = b->ceilings[i].read_gb_s;
+    }
+    r->dot_gop_s = bench_median(values, samples);
+    r->fma_gflop_s = bench_median(values + samples, samples);
+    r->read_gb_s = bench_median(values + 2 * (size_t)samples, samples);
+    r->prefill_family_count = fill_families(b, 0, values, r->prefill_families);
+    r->decode_family_count = fill_families(b, 1, values, r->decode_families);
+    free(values);
+    return 0;
 }

@@ -5,23 +5,26 @@
 #include "kernels/bench.h"
 #include "kernels/cpu/cpu_backend.h"
 
-#define BENCH_CPU_SAMPLES_MAX 128
+/* Ceilings are sampled before and after every half of a run, prefill and decode, as neighbours come and go: a family's
+ * fraction is taken within each half, and medians of those count. */
+struct bench_cpu_ceilings {
+    double dot_gop_s, fma_gflop_s, read_gb_s;
+};
 
-/* Ceilings are sampled beside the runs, as neighbours come and go; medians count. */
 struct bench_cpu {
-    struct cpu_backend *engine; /* borrowed */
-    uint8_t *memory;            /* more than caches hold */
-    uint32_t sample_count;
-    double dot_gop_s[BENCH_CPU_SAMPLES_MAX], fma_gflop_s[BENCH_CPU_SAMPLES_MAX],
-        read_gb_s[BENCH_CPU_SAMPLES_MAX];
-    struct cpu_profile prefill, decode;
+    struct cpu_backend *engine;          /* borrowed */
+    uint8_t *memory;                     /* more than caches hold */
+    uint32_t runs;                       /* at most */
+    struct cpu_profile *halves;          /* [2 * runs]: prefill, decode, prefill ... */
+    struct bench_cpu_ceilings *ceilings; /* [2 * runs + 1]: before each half, and behind the last */
 };
 
 /* Returns 0 or -TD_ERR_NOMEM. engine: a backend made by cpu_backend_create. */
-int bench_cpu_init(struct bench_cpu *b, struct backend *engine, struct td_error *err);
+int bench_cpu_init(struct bench_cpu *b, struct backend *engine, uint32_t runs, struct td_error *err);
 void bench_cpu_deinit(struct bench_cpu *b);
-void bench_cpu_sample(struct bench_cpu *b); /* some 20 ms; beyond BENCH_CPU_SAMPLES_MAX nothing happens */
-/* Ceilings and families; runs: prompts run, for times of one. */
-void bench_cpu_result(struct bench_cpu *b, uint32_t runs, struct bench_engine_result *r);
+/* Samples the ceilings, some 20 ms, and has the engine's steps counted as that half from here on; half 2 * runs: as none. */
+void bench_cpu_half(struct bench_cpu *b, uint32_t half);
+/* Ceilings and families. Returns 0 or -TD_ERR_NOMEM. */
+int bench_cpu_result(const struct bench_cpu *b, struct bench_engine_result *r, struct td_error *err);
 
 #endif

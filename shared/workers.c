@@ -1,7 +1,8 @@
 /* workers: persistent threads that help the caller with one job at a time.
  *
- * A job is open while the caller still hands out tasks. A helper *joins* an open job, takes tasks from a
- * shared counter, and leaves. The caller takes tasks too; when none are left it closes the job and waits only
+ * A job is open while the caller still hands out tasks. A helper *joins* an open job, takes tasks and leaves. Each
+ * thread has a run of tasks of its own, the same part of every job, and takes from the others' when it is done: jobs in a
+ * row that split the same data alike leave it in the caches of the same cores, and still nobody waits for a slow one. The caller takes tasks too; when none are left it closes the job and waits only
  * for helpers that have joined: one that the scheduler did not run in time is simply not needed. So a job
  * costs little when cores are taken by others, and no task is ever late because a helper woke up late.
  *
@@ -15,7 +16,7 @@
  *         run: gen+1, open ──▶ helpers +1 … -1 ──▶ run: clear open ──▶ joined == 0 ──▶ run returns
  *
  * A generation that wraps around exactly while a helper sleeps only means that it sits one job out.
- * task, ctx and task_count are written while closed with nobody joined, and read after joining (acquire on
+ * task, ctx and the runs are written while closed with nobody joined, and read after joining (acquire on
  * state). Waiting spins for SPIN_ROUNDS pauses (some tens of microseconds: longer than what the caller does
  * alone between two jobs of a decode step, as being woken costs more), and not at all when the pool has more threads than the process has cores; then it sleeps on
  * a futex. */
@@ -40,6 +41,11 @@
 #define STATE_JOINED     (STATE_SLEEPS - 1)
 #define STATE_GENERATION (~(GENERATION_ONE - 1))
 
+struct task_run {
+    _Alignas(CACHE_LINE) atomic_size_t next;
+    size_t end;
+};
+
 struct helper {
     struct workers *pool;
     unsigned index; /* worker_index; the caller is 0 */
@@ -52,13 +58,12 @@ struct workers {
     struct helper *helpers; /* count - 1 */
     workers_task task;
     void *ctx;
-    size_t task_count;
+    struct task_run *runs; /* of each thread */
     _Alignas(CACHE_LINE) _Atomic uint32_t state;
     _Atomic uint32_t stopping;
     _Alignas(CACHE_LINE) _Atomic uint32_t call; /* futex of sleeping helpers: one more for every job */
     _Atomic uint32_t sleepers;
     _Alignas(CACHE_LINE) _Atomic uint32_t done; /* futex of the sleeping caller */
-    _Alignas(CACHE_LINE) atomic_size_t next_task;
 };
 
 static void futex_wait(_Atomic uint32_t *word, uint32_t expected)
@@ -83,11 +88,13 @@ static void spin_pause(void)
 
 static void take_tasks(struct workers *w, unsigned worker_index)
 {
-    for (;;) {
-        size_t i = atomic_fetch_add_explicit(&w->next_task, 1, memory_order_relaxed);
-        if (i >= w->task_count)
-            return;
-        w->task(w->ctx, i, worker_index);
+    for (unsigned k = 0; k < w->count; k++) {
+        struct task_run *run = &w->runs[(worker_index + k) % w->count];
+        while (atomic_load_explicit(&run->next, memory_order_relaxed) < run->end) {
+            size_t i = atomic_fetch_add_explicit(&run->next, 1, memory_order_relaxed);
+            if (i < run->end)
+                w->task(w->ctx, i, worker_index);
+        }
     }
 }
 
@@ -205,10 +212,12 @@ struct workers *workers_create(unsigned thread_count)
     w->spin_rounds = thread_count <= usable_cores() ? SPIN_ROUNDS : 0;
     unsigned started = 0;
     w->helpers = calloc(thread_count, sizeof *w->helpers);
-    if (w->helpers && start_helpers(w, &started) == 0)
+    w->runs = aligned_alloc(CACHE_LINE, thread_count * sizeof *w->runs);
+    if (w->helpers && w->runs && start_helpers(w, &started) == 0)
         return w;
-    if (w->helpers)
+    if (w->helpers && w->runs)
         stop_helpers(w, started);
+    free(w->runs);
     free(w->helpers);
     free(w);
     return NULL;
@@ -219,6 +228,7 @@ void workers_destroy(struct workers *w)
     if (!w)
         return;
     stop_helpers(w, w->count - 1);
+    free(w->runs);
     free(w->helpers);
     free(w);
 }
@@ -236,8 +246,10 @@ static void open_job(struct workers *w, size_t task_count, workers_task task, vo
     assert(!(state & (STATE_OPEN | STATE_JOINED)) && "one job at a time");
     w->task = task;
     w->ctx = ctx;
-    w->task_count = task_count;
-    atomic_store_explicit(&w->next_task, 0, memory_order_relaxed);
+    for (unsigned i = 0; i < w->count; i++) {
+        atomic_store_explicit(&w->runs[i].next, task_count * i / w->count, memory_order_relaxed);
+        w->runs[i].end = task_count * (i + 1) / w->count;
+    }
     atomic_store(&w->state, ((state & STATE_GENERATION) + GENERATION_ONE) | STATE_OPEN);
     /* A helper counts itself as a sleeper before it looks at state for the last time: one of us sees the
      * other. */

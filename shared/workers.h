@@ -1,5 +1,6 @@
 /* workers: the process's compute pool. workers_run splits one job into tasks and returns when all are done; the
- * calling thread works too. Tasks must not depend on which worker runs them: results are the same for any count. */
+ * calling thread works too. Tasks must not depend on which worker runs them: results are the same for any count. Each worker
+ * begins with its share, the i-th of equal runs of consecutive tasks, and then helps the others with theirs. */
 #ifndef TANDEM_SHARED_WORKERS_H
 #define TANDEM_SHARED_WORKERS_H
 #include <stddef.h>

@@ -20,16 +20,28 @@ static uint32_t rows_kept(const struct batch_seq *s, uint32_t layer)
     return layer + 1 < s->layer_end || s->hidden_out ? s->row_count : s->logit_count;
 }
 
-/* Later rows see more positions and cost more: their chunks come first, so that no thread ends with a long
- * one. */
 static void add_chunks(struct cpu_backend *b, uint32_t seq, uint32_t kept_begin, uint32_t count)
 {
     const struct model_params *p = &b->base.model->params;
     uint32_t step = TD_MAX(1u, ATTENTION_VECTORS / (p->head_count / p->kv_head_count));
-    for (uint32_t left = count; left > 0;) {
-        uint32_t size = TD_MIN(left, step);
-        left -= size;
-        b->chunks[b->chunk_count++] = (struct attention_chunk){seq, kept_begin + left, size};
+    for (uint32_t at = 0; at < count; at += step)
+        b->chunks[b->chunk_count++] =
+            (struct attention_chunk){seq, kept_begin + at, TD_MIN(step, count - at)};
+}
+
+/* Later rows see more positions and cost more: they come first in each worker's run of chunks, so that what is left for
+ * the others at the end is short. */
+static void turn_runs(struct cpu_backend *b)
+{
+    const uint32_t workers = workers_count(b->workers);
+    for (uint32_t i = 0; i < workers; i++) {
+        uint32_t begin = (uint32_t)((uint64_t)b->chunk_count * i / workers),
+                 end = (uint32_t)((uint64_t)b->chunk_count * (i + 1) / workers);
+        for (; begin + 1 < end; begin++, end--) {
+            struct attention_chunk c = b->chunks[begin];
+            b->chunks[begin] = b->chunks[end - 1];
+            b->chunks[end - 1] = c;
+        }
     }
 }
 
@@ -51,4 +63,5 @@ void batch_map_layer(struct cpu_backend *b, uint32_t layer)
         }
         add_chunks(b, i, kept_begin, kept);
     }
+    turn_runs(b);
 }

@@ -2,7 +2,8 @@
  *
  * A layer is a chain of jobs, each split over the workers by independent outputs: rows for what works on
  * rows, tiles of weight rows for products, (chunk of rows, KV head) for attention. No sum is ever split
- * between threads, so the number of threads cannot change a bit.
+ * between threads, so the number of threads cannot change a bit. Jobs number their tasks by rows, so that rows stay with
+ * the core that has them in its cache (shared/workers.h).
  *
  *   x ─norm─▶ act ─q,k,v─▶ wide ─bias, head norms, rope─▶ wide(q), pages(k, v) ─attention─▶ act ─o─▶ wide
  *   x += wide;  x ─norm─▶ act ─gate,up─▶ wide ─swiglu─▶ act ─down─▶ wide;  x += wide */
@@ -63,20 +64,21 @@ static float *x_row(const struct cpu_backend *b, uint32_t row)
 
 /* A task is a run of tiles for a run of rows. Where the table opens a tile once for part_rows rows, rows come first: many
  * tiles follow, so that the rows' activations are laid out (panel.h) for few tasks. Else tiles come first, as many as stay
- * in a core's cache while the rows pass, and rows are split when that leaves too few tasks. */
+ * in a core's cache while the rows pass, and rows are split when that leaves too few tasks. Tasks are numbered row by row:
+ * then a worker's own run of them (shared/workers.h) is of the rows that it has written the operation before. */
 struct product_job {
     struct cpu_backend *b;
     const struct cpu_matrix *matrices[3]; /* of the same input rows */
-    uint32_t matrix_count, row_count, tile_total, tiles_per_task, rows_per_task, row_parts;
+    uint32_t matrix_count, row_count, tile_total, tiles_per_task, rows_per_task, tile_parts;
 };
 
 static void product_task(void *ctx, size_t task, unsigned worker)
 {
     (void)worker;
     const struct product_job *job = ctx;
-    uint32_t begin = (uint32_t)task / job->row_parts * job->tiles_per_task,
+    uint32_t begin = (uint32_t)task % job->tile_parts * job->tiles_per_task,
              end = TD_MIN(begin + job->tiles_per_task, job->tile_total);
-    uint32_t row = (uint32_t)task % job->row_parts * job->rows_per_task,
+    uint32_t row = (uint32_t)task / job->tile_parts * job->rows_per_task,
              rows = TD_MIN(job->rows_per_task, job->row_count - row);
     uint32_t base = 0; /* tiles of the matrices before this one */
     for (uint32_t i = 0; i < job->matrix_count && base < end; i++) {
@@ -103,9 +105,10 @@ static size_t cut_products(const struct cpu_backend *b, size_t tile_size, struct
         row_parts = TD_MIN((wanted + parts - 1) / parts, TD_MAX(1u, job->row_count / ROWS_PER_PRODUCT));
     }
     job->rows_per_task = (uint32_t)align_up((job->row_count + row_parts - 1) / row_parts, ROWS_PER_TASK);
-    job->row_parts = (job->row_count + job->rows_per_task - 1) / job->rows_per_task;
-    job->tiles_per_task = TD_MAX(1u, TD_MIN(fitting, job->tile_total * job->row_parts / wanted));
-    return (size_t)job->row_parts * ((job->tile_total + job->tiles_per_task - 1) / job->tiles_per_task);
+    row_parts = (job->row_count + job->rows_per_task - 1) / job->rows_per_task;
+    job->tiles_per_task = TD_MAX(1u, TD_MIN(fitting, job->tile_total * row_parts / wanted));
+    job->tile_parts = (job->tile_total + job->tiles_per_task - 1) / job->tiles_per_task;
+    return (size_t)row_parts * job->tile_parts;
 }
 
 /* Product of act's rows with up to three matrices; results go to out_rows, which the caller has set. */

@@ -126,7 +126,7 @@ AVX512_INLINE void store_turned(__m128 values[4], size_t count, uint8_t *to)
 {
     _MM_TRANSPOSE4_PS(values[0], values[1], values[2], values[3]);
     for (size_t j = 0; j < count; j++)
-        _mm_storeu_ps((float *)(to + GROUP_SIZE * j), values[j]);
+        _mm_storeu_si128((__m128i *)(to + GROUP_SIZE * j), _mm_castps_si128(values[j]));
 }
 
 /* panel_fill of four rows, four blocks at a time. */

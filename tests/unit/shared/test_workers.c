@@ -66,14 +66,19 @@ static void test_bad_counts(void **state)
     workers_destroy(NULL);
 }
 
-/* Tasks that wait for each other finish only if all of them run at once. */
+struct meeting {
+    atomic_int missing, strangers; /* strangers: tasks that another than the worker of their share took */
+};
+
+/* Tasks that wait for each other finish only if all of them run at once, each taken by the worker that begins with it. */
 static void meet_task(void *ctx, size_t task_index, unsigned worker_index)
 {
-    (void)task_index, (void)worker_index;
-    atomic_int *missing = ctx;
-    atomic_fetch_sub(missing, 1);
+    struct meeting *m = ctx;
+    if (task_index != worker_index)
+        atomic_fetch_add(&m->strangers, 1);
+    atomic_fetch_sub(&m->missing, 1);
     uint64_t give_up_us = clock_mono_us() + 10000000;
-    while (atomic_load(missing) > 0 && clock_mono_us() < give_up_us)
+    while (atomic_load(&m->missing) > 0 && clock_mono_us() < give_up_us)
         usleep(100);
 }
 
@@ -84,9 +89,10 @@ static void test_all_threads_work_at_once(void **state)
         struct workers *w = workers_create(threads);
         for (int round = 0; round < 5; round++) {
             usleep(round * 1000); /* helpers spin in the first round and sleep in the later ones */
-            atomic_int missing = (int)threads;
-            workers_run(w, threads, meet_task, &missing);
-            assert_int_equal(atomic_load(&missing), 0);
+            struct meeting m = {(int)threads, 0};
+            workers_run(w, threads, meet_task, &m);
+            assert_int_equal(atomic_load(&m.missing), 0);
+            assert_int_equal(atomic_load(&m.strangers), 0);
         }
         workers_destroy(w);
     }
