@@ -82,6 +82,8 @@ void estimates_link(struct estimates *e, const struct link_stats *stats, uint64_
             estimates_set_rate(e, rate), e->probes_wrong = 0;
         return;
     }
+    if (stats->mean_bytes_per_s > 0)
+        rate = TD_MIN(rate, (double)stats->mean_bytes_per_s * 1e-6);
     take_rate(e, rate, now_us);
 }
 

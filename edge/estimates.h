@@ -1,7 +1,7 @@
 /* estimates: what the planner goes by, measured: the device's and the cloud's cost of a token and layer, the uplink's rate and delay, the time of a reply
  * token. Everything is told from outside, time too.
  *
- * The rate is the link's own (protocol/link_rate.c), less one deviation of its last values. While that still grows, as on a fresh connection, which begins
+ * The rate is the link's own (protocol/link_rate.c), its mean where it has one, less one deviation of its last values. While that still grows, as on a fresh connection, which begins
  * with a few packets a round trip, it can only raise what is believed: taken at its word it would condemn every link at its first chunk. And the rate is
  * no more than what is under way has shown: bytes that have been waiting for their acknowledgement for longer than a round trip bound it from above, which
  * tells a link that has just broken down seconds before a rate can.

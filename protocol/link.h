@@ -73,11 +73,13 @@ uint64_t link_wait_us(const struct link *l, uint64_t now_us);
 int link_tick(struct link *l, uint64_t now_us);
 
 struct link_stats {
-    uint64_t rate_bytes_per_s; /* measured uplink; 0: unknown yet */
+    uint64_t rate_bytes_per_s; /* measured uplink, its best of late; 0: unknown yet */
+    uint64_t
+        mean_bytes_per_s; /* what it delivered of late while it was full; 0: it was not for long enough */
     bool
         rate_grows; /* the link has not shown its limit yet, and nothing queues: it carries at least that rate */
     uint32_t probe_count;       /* link_probe's that were answered */
-    uint64_t probe_bytes_per_s; /* what the last one showed: at least this; 100 Mbit/s and more look alike */
+    uint64_t probe_bytes_per_s; /* what the last one showed: at least this; 50 Mbit/s and more look alike */
     uint64_t min_rtt_us, rtt_us;
     uint64_t bulk_sent_size, bulk_acked_size, bulk_queued_size;
     uint64_t bytes_in, bytes_out;

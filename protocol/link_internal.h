@@ -59,6 +59,8 @@ struct rate {
     uint32_t sample_head, sample_count;
     uint64_t best, best_before;     /* bytes/s: maxima of this and of the previous interval of busy time */
     uint64_t busy_us, last_busy_us; /* busy time in this interval */
+    uint64_t mean_size, mean_us;    /* acknowledged of late by a full link, and in what time */
+    bool flight_acked;              /* this flight's first acknowledgement has come */
     uint64_t hint;                  /* bytes/s, from an earlier connection */
     uint64_t rtt_us, min_rtt_us, min_rtt_at_us;
     bool startup; /* still looking for the link's rate: more may be on the way */
@@ -71,6 +73,7 @@ struct rate {
 };
 void rate_init(struct rate *r, uint64_t hint_bytes_per_s);
 uint64_t rate_estimate(const struct rate *r); /* bytes/s, 0: unknown */
+uint64_t rate_mean(const struct rate *r);     /* the same: what a full link did deliver */
 size_t rate_frame_size(const struct rate *r);
 uint64_t rate_window(const struct rate *r); /* bytes that may be unacknowledged */
 bool rate_allows(const struct rate *r, size_t size);
@@ -173,6 +176,7 @@ struct link {
 
     uint64_t ping_id, ping_us; /* the last one sent */
     bool ping_open, ping_clean, ping_padded, probe_wanted;
+    uint64_t probe_sent_size; /* bulk when the padded ping left: it must have the path for itself */
     bool pong_due;
     uint64_t pong_id;
 };

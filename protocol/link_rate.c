@@ -5,6 +5,9 @@
  * acknowledgements do not exaggerate). The estimate is the greatest over the last second or so of *busy* time. Samples
  * from flights that did not fill the link (nothing to send, no credit) may raise the estimate, never lower or age it.
  *
+ * A greatest value is what keeps the link full, and too much to plan by: acknowledgements that come in bunches exaggerate it, lost packets are not in it.
+ * The mean is bytes over time, of the last second or two in which the link was full, from a flight's first acknowledgement on.
+ *
  * On the way at most: rate x (min RTT + LIMIT_UNACKED_MARGIN_US). The margin lets a faster link show itself, and bounds the
  * queue that bulk builds in front of a CANCEL. Until the rate has stopped growing, twice the round trip is allowed.
  *
@@ -13,7 +16,7 @@
  * round trip in RATE_MIN_RTT_AGE_US.
  *
  * An idle link tells nothing about its rate unless it is asked. A padded ping is: its answer is late by what the padding took through the narrowest
- * place. Anything else that makes it late makes the rate look lower, never higher (but for a minimum RTT that is itself too large), so it is a floor.
+ * place. Anything else that makes it late makes the rate look lower, never higher (RATE_PROBE_SLACK_US is for a minimum RTT that is itself too large), so it is a floor.
  *
  * Source of the idea: Cardwell et al., "BBR: congestion-based congestion control", ACM Queue 14(5), 2016; and its draft on
  * delivery rate estimation. TCP below does the congestion control proper; this only keeps its queues short. */
@@ -25,9 +28,12 @@
 #define RATE_INTERVAL_US    500000u /* busy time of one interval of the maximum */
 #define RATE_BUSY_STEP_US   100000u /* a longer gap between samples was not busy */
 #define RATE_SAMPLE_US_MIN  1000u   /* shorter samples say more about the clock than about the link */
+#define RATE_PROBE_SLACK_US 3000u   /* by so much the minimum RTT may be too large */
 #define RATE_MIN_RTT_AGE_US 10000000u
 #define RATE_DRAIN_US_MAX   2000000u
 #define RATE_FLAT_ROUNDS    3u
+#define RATE_MEAN_US_MIN    200000u  /* a mean over less says little */
+#define RATE_MEAN_US        1000000u /* what is older than one or two of these is forgotten */
 
 void rate_init(struct rate *r, uint64_t hint_bytes_per_s)
 {
@@ -37,6 +43,20 @@ void rate_init(struct rate *r, uint64_t hint_bytes_per_s)
 uint64_t rate_estimate(const struct rate *r)
 {
     return TD_MAX(r->best, r->best_before);
+}
+
+uint64_t rate_mean(const struct rate *r)
+{
+    return r->mean_us >= RATE_MEAN_US_MIN ? r->mean_size * 1000000 / r->mean_us : 0;
+}
+
+/* The link was full between the last acknowledgement and this one. */
+static void rate_take_mean(struct rate *r, uint64_t size, uint64_t us)
+{
+    r->mean_size += size;
+    r->mean_us += us;
+    if (r->mean_us >= 2 * (uint64_t)RATE_MEAN_US)
+        r->mean_size /= 2, r->mean_us /= 2;
 }
 
 /* The estimate, or what an earlier connection had found. */
@@ -84,7 +104,7 @@ void rate_limited(struct rate *r)
 void rate_sent(struct rate *r, size_t size, uint64_t now_us)
 {
     if (r->sent_size == r->acked_size) /* a new flight */
-        r->first_sent_us = r->acked_us = now_us;
+        r->first_sent_us = r->acked_us = now_us, r->flight_acked = false;
     r->sent_size += size;
     if (r->sample_count == LINK_RATE_SAMPLES)
         return; /* enough are on the way; this frame's bytes count, its own times do not */
@@ -107,6 +127,7 @@ static void rate_round(struct rate *r)
     if (estimate >= r->round_rate + r->round_rate / 4) {
         r->round_rate = estimate;
         r->flat_rounds = 0;
+        r->mean_size = r->mean_us = 0; /* it was not full before */
     } else if (++r->flat_rounds >= RATE_FLAT_ROUNDS) {
         r->startup = false;
     }
@@ -146,6 +167,9 @@ void rate_acked(struct rate *r, uint64_t acked_size, uint64_t now_us)
         r->sample_head = (r->sample_head + 1) % LINK_RATE_SAMPLES;
         r->sample_count--;
     }
+    if (found && r->flight_acked && !newest.limited)
+        rate_take_mean(r, acked_size - r->acked_size, now_us - r->acked_us);
+    r->flight_acked = true;
     r->acked_size = acked_size;
     r->acked_us = now_us;
     if (!found)
@@ -185,7 +209,7 @@ void rate_ping(struct rate *r, uint64_t rtt_us, bool clean, uint64_t now_us)
 void rate_probed(struct rate *r, size_t size, uint64_t rtt_us)
 {
     uint64_t over_us = rtt_us > r->min_rtt_us ? rtt_us - r->min_rtt_us : 0;
-    r->probe_rate = (uint64_t)size * 1000000 / TD_MAX(over_us, (uint64_t)RATE_SAMPLE_US_MIN);
+    r->probe_rate = (uint64_t)size * 1000000 / (over_us + RATE_PROBE_SLACK_US);
     r->probe_count++;
 }
 

@@ -167,9 +167,9 @@ static int receive_ping(struct link *l, const Tandem__Ping *m, uint64_t now_us)
         l->pong_id = m->id;
     } else if (l->ping_open && m->id == l->ping_id) {
         l->ping_open = false;
-        if (l->ping_padded)
+        if (l->ping_padded && l->rate.sent_size == l->probe_sent_size)
             rate_probed(&l->rate, LINK_PROBE_SIZE, now_us - l->ping_us);
-        else
+        else if (!l->ping_padded)
             rate_ping(&l->rate, now_us - l->ping_us, l->ping_clean, now_us);
     }
     return 0;

@@ -407,6 +407,7 @@ static int64_t next_ping(struct link *l, uint8_t *dst, size_t capacity, uint64_t
     if (padded) {
         ping.padding = (ProtobufCBinaryData){sizeof padding, padding};
         l->probe_wanted = false;
+        l->probe_sent_size = l->rate.sent_size;
     }
     ping.id = ++l->ping_id;
     l->ping_open = true;

@@ -63,6 +63,20 @@ static void steady_link_is_believed_and_a_wavering_one_less(void **state)
     assert_true(filled(&steady, 490000).delay_us == 5000);
 }
 
+static void the_mean_is_believed_rather_than_the_best(void **state)
+{
+    (void)state;
+    struct estimates e = {0};
+    struct link_stats s = stats_of(65536, 65536, 12500000);
+    s.mean_bytes_per_s = 10000000;
+    estimates_link(&e, &s, 10000);
+    assert_true(estimates_rate(&e, 10000) == 10);
+    s = stats_of(165536, 165536, 9000000);
+    s.mean_bytes_per_s = 10000000; /* older than the best */
+    estimates_link(&e, &s, 20000);
+    assert_true(estimates_rate(&e, 20000) <= 9);
+}
+
 static void a_rate_that_still_grows_only_raises(void **state)
 {
     (void)state;
@@ -219,6 +233,7 @@ int main(void)
         cmocka_unit_test(before_anything_is_measured_it_guesses),
         cmocka_unit_test(costs_come_from_chunks_and_from_the_cloud),
         cmocka_unit_test(steady_link_is_believed_and_a_wavering_one_less),
+        cmocka_unit_test(the_mean_is_believed_rather_than_the_best),
         cmocka_unit_test(a_rate_that_still_grows_only_raises),
         cmocka_unit_test(silence_bounds_the_rate),
         cmocka_unit_test(an_idle_link_is_not_silent),
