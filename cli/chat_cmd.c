@@ -188,21 +188,27 @@ static void print_plan(const struct chat *c)
             "[plan: %.0f layers here of %.0f prompt tokens from token %.0f on; KV of %.0f of them sent%s]\n",
             member(plan, "layers"), member(plan, "tokens"), member(plan, "first_token"),
             member(plan, "kv_tokens"), e ? "" : "; the number of layers was given");
+    if (json_is_true(json_object_get(plan, "local")))
+        fprintf(stderr, "[first tokens here: all layers of the prompt on this device too, until the cloud's "
+                        "are sooner]\n");
     if (e)
         fprintf(stderr,
-                "[estimates: first token %.0f ms, 16th %.0f ms (the cloud alone: %.0f, %.0f); a token and "
-                "layer %.1f "
+                "[estimates: first token %.0f ms, 16th %.0f ms (the cloud alone: %.0f, %.0f; this device "
+                "alone: %.0f, "
+                "%.0f); a token and layer %.1f "
                 "us here, %.1f us there; uplink %.1f Mbit/s, %.1f ms; queue %.0f ms]\n",
                 member(e, "first_token_ms"), member(e, "t16_ms"), member(e, "cloud_alone_first_token_ms"),
-                member(e, "cloud_alone_t16_ms"), member(e, "edge_layer_us"), member(e, "cloud_layer_us"),
+                member(e, "cloud_alone_t16_ms"), member(e, "edge_alone_first_token_ms"),
+                member(e, "edge_alone_t16_ms"), member(e, "edge_layer_us"), member(e, "cloud_layer_us"),
                 member(e, "uplink_mbit"), member(e, "delay_ms"), member(e, "queue_ms"));
     fprintf(stderr,
             "[what happened: first token %.0f ms, 16th %.0f ms; computing %.0f ms here, %.0f ms there; %.1f "
             "KiB sent; "
-            "%.0f tokens recomputed there; %.0f plans, %.0f tokens left to the cloud under way]\n",
+            "%.0f tokens recomputed there; %.0f plans, %.0f tokens left to the cloud under way; %.0f tokens "
+            "made here]\n",
             timing(c, "first_token_ms"), timing(c, "t16_ms"), timing(c, "edge_prefill_ms"),
             timing(c, "cloud_prefill_ms"), timing(c, "uplink_bytes") / 1024, timing(c, "recomputed_tokens"),
-            member(plan, "plans"), member(plan, "left_to_cloud_tokens"));
+            member(plan, "plans"), member(plan, "left_to_cloud_tokens"), timing(c, "local_tokens"));
 }
 
 /* One turn: 0, or -1 with the error shown. */

@@ -119,7 +119,9 @@ void agent_drain(struct agent *a, void (*fn)(void *ctx), void *ctx)
 
 static void end_flight(struct flight *f)
 {
-    if (f->state != FLIGHT_ENDING && f->state != FLIGHT_GONE)
+    if (f->state == FLIGHT_TRAILING)
+        flight_end_trail(f);
+    else if (f->state != FLIGHT_ENDING && f->state != FLIGHT_GONE)
         flight_fail(f, -TD_ERR_CLOSED, "this agent is shutting down", 1000);
 }
 
@@ -205,6 +207,8 @@ static void on_result(void *ctx, void *item)
     struct pipeline_event *e = item;
     if (e->cost.tokens > 0)
         estimates_edge(&a->estimates, e->cost.compute_us, e->cost.tokens, e->cost.layers, e->cost.position);
+    if (e->token_us > 0)
+        estimates_edge_token(&a->estimates, e->token_us);
     for (struct flight *f = a->flights; f; f = f->next)
         if (f->serial == e->job) {
             wire_pipeline_event(f, e);
@@ -311,6 +315,7 @@ static int start_prefill(struct agent *a, struct td_error *err)
     int rc = cpu_backend_create(a->model, &config, &backend, err);
     if (rc < 0)
         return rc;
+    a->kv_tokens = config.page_count * KV_BLOCK_TOKENS;
     a->kv = local_kv_create(config.page_count);
     a->results = mailbox_create(a->loop, on_result, a);
     if (!a->kv || !a->results) {
@@ -324,6 +329,8 @@ static int start_prefill(struct agent *a, struct td_error *err)
                                        .chunk_tokens = a->config.chunk_tokens,
                                        .codec_tables = {a->config.codec->table[0], a->config.codec->table[1]},
                                        .whole = a->config.kv_whole,
+                                       .measure = a->layers_wanted == PLANNER_AUTO,
+                                       .tokenizer = a->tokenizer,
                                        .sink = sink_event,
                                        .ctx = a};
     memcpy(pipeline.fingerprint, a->env.fingerprint, TD_HASH_SIZE);
@@ -349,7 +356,9 @@ static void register_metrics(struct edge_metrics *m)
     m->resumed = metric_counter("tandem_edge_resumed_total", NULL,
                                 "Generations that the cloud went on with after a lost link.");
     m->generated_tokens =
-        metric_counter("tandem_edge_generated_tokens_total", NULL, "Reply tokens received.");
+        metric_counter("tandem_edge_generated_tokens_total", NULL, "Reply tokens handed on.");
+    m->local_tokens = metric_counter("tandem_edge_local_tokens_total", NULL,
+                                     "Of these, that this device made before the cloud's were here.");
     m->first_token = metric_histogram("tandem_edge_time_to_first_token_seconds", NULL,
                                       "From a request's arrival to its first token.", METRIC_SECONDS_BOUNDS,
                                       METRIC_SECONDS_BOUNDS_COUNT);

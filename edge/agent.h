@@ -26,6 +26,7 @@ struct agent_config { /* strings are borrowed for the agent's life */
     bool tls;
     const char *token;
     uint32_t edge_layers; /* k, or PLANNER_AUTO */
+    enum planner_local local;
     enum planner_prefer prefer;
     double cloud_price; /* planner.h */
     const struct kv_level *codec;

@@ -1,10 +1,13 @@
-/* agent_internal: what agent.c (parts and life), flight.c (a request's way) and flight_wire.c (its frames) share, and nobody else sees.
+/* agent_internal: what agent.c (parts and life), flight.c (a request's way), flight_plan.c (its plan), flight_wire.c (its frames) and flight_local.c (tokens
+ * that the device makes) share, and nobody else sees.
  *
  *   KEY --first WELCOME--> PREPARING --worker--> WAITING --link, OPEN sent--> OPEN --DONE--> ENDING --worker--> done
- *                              ^                   |  ^                        |
- *                   BEHIND ----+  same key ending  +--|-- link lost, need_ids -+                any --failure, cancel--> GONE
+ *                              ^                   |  ^                        |                |
+ *                   BEHIND ----+  same key ending  +--|-- link lost, need_ids -+                +--> TRAILING --DONE, link lost--> GONE
+ *                                                                                               any --failure, cancel--> GONE
  *
- * GONE: its owner has heard the last of it; it stays in the list only while a job of the worker still uses it. */
+ * TRAILING, and ENDING with a stream: the device was first with the whole reply and its client has it; the cloud still comes behind, so that what it keeps of
+ * the conversation is the same. GONE: its owner has heard the last of it; it stays in the list only while a job of the worker still uses it. */
 #ifndef TANDEM_EDGE_AGENT_INTERNAL_H
 #define TANDEM_EDGE_AGENT_INTERNAL_H
 #include "edge/agent.h"
@@ -24,12 +27,20 @@ enum flight_state {
     FLIGHT_WAITING,
     FLIGHT_OPEN,
     FLIGHT_ENDING,
+    FLIGHT_TRAILING,
     FLIGHT_GONE
 };
 
 struct edge_metrics {
     struct metric *requests, *failures, *running, *prefill_tokens, *uplink_bytes, *uplink_raw_bytes, *resumed,
-        *first_token, *generated_tokens;
+        *first_token, *generated_tokens, *local_tokens;
+};
+
+struct flight_local {       /* tokens that the device makes (flight_local.c) */
+    uint32_t run, run_last; /* of the prefill thread, at hand; 0: none. The last number used */
+    uint32_t made;          /* tokens that the client got from it */
+    uint32_t held;          /* prompt tokens whose KV it had, when it began */
+    double expects_us;      /* what it was thought to take until its first token */
 };
 
 struct agent {
@@ -45,6 +56,7 @@ struct agent {
     char model_name[128];
     uint32_t layers; /* that the pipeline can run: k, or with the planner's choice all held; 0: no pipeline */
     uint32_t layers_wanted; /* k, or PLANNER_AUTO */
+    uint32_t kv_tokens;     /* that the device's memory holds */
     uint32_t fill_layers;   /* that replies are run through in idle time: the last k that was planned */
     struct estimates estimates;
     struct kv_disk *disk; /* NULL: none */
@@ -56,9 +68,10 @@ struct agent {
     struct net_timer *tick; /* deadlines */
     char unhealthy[UPLINK_WHY_SIZE + 64];
 
-    bool has_key; /* a WELCOME came: the rest of this paragraph is known */
+    bool has_key;              /* a WELCOME came: the rest of this paragraph is known */
     uint8_t principal_key[32]; /* the cloud's: names requests, the same on every device */
-    uint8_t device_key[32];    /* of this device and principal: names its own KV and hashes histories. It never leaves, and outlives the cloud's keys */
+    uint8_t device_key
+        [32]; /* of this device and principal: names its own KV and hashes histories. It never leaves, and outlives the cloud's keys */
     uint32_t context_max, codec_mask, hidden_mask;
 
     struct flight *flights;
@@ -92,8 +105,9 @@ struct flight {
 
     /* the generation */
     struct gen_receiver receiver; /* its ids: owned */
-    bool started;                 /* the sink knows */
-    bool finished;                /* it ended here, after keep_count tokens */
+    struct flight_local local;
+    bool started;  /* the sink knows */
+    bool finished; /* it ended here, after keep_count tokens */
     uint32_t keep_count;
     unsigned finish;
 
@@ -103,6 +117,7 @@ struct flight {
     bool opened; /* an OPEN went out, on this stream or an earlier one: the cloud may know the generation */
     bool whole_ids;       /* the cloud does not know the conversation: send all ids */
     bool planned, acked;  /* on this stream: a PLAN went out, OPEN_ACK came */
+    bool cancel_sent;     /* of a reply that ended here */
     uint32_t ack_cached;  /* what OPEN_ACK said */
     uint32_t epoch;       /* of the last plan; never reused */
     uint32_t valid_since; /* rows and pieces made under this epoch or a later one are still wanted */
@@ -127,9 +142,11 @@ struct flight {
     struct pipeline_message *pending; /* messages that the link had no room for, in order */
 
     /* for usage and timings */
+    bool cached_told; /* the cloud has said the next */
     uint32_t cached_tokens, cached_memory, cached_disk;
     uint32_t edge_layers, edge_tokens; /* edge_tokens: rows that were run for the cloud */
     uint64_t edge_us, first_token_us, t16_us, last_token_us, uplink_size, uplink_raw_size;
+    uint64_t cloud_token_us; /* the cloud's last; 0: none yet */
     struct api_timings timings;
 };
 
@@ -143,6 +160,9 @@ void flight_finish(struct flight *f, unsigned finish);
 bool flight_start_sink(struct flight *f);
 bool flight_deliver(struct flight *f, const int32_t *ids, uint32_t count,
                     const struct api_logprob_in *logprobs);
+/* The reply is whole here, and the cloud is behind: it may come after. */
+bool flight_trails(const struct flight *f);
+void flight_end_trail(struct flight *f); /* it need not, or cannot, any more; may free it */
 void flight_check_deadline(struct flight *f, uint64_t now_us);
 /* Its stream is gone: wait for the link, open it again. */
 void flight_wait_again(struct flight *f);
@@ -169,10 +189,23 @@ int wire_try_open(struct flight *f); /* 0: opened; -TD_ERR_FULL, -TD_ERR_CLOSED:
 int wire_frame(struct flight *f, const struct wire_frame *frame);
 void wire_pipeline_event(struct flight *f, struct pipeline_event *e); /* takes its messages, not e */
 void wire_flush(struct flight *f);        /* pending messages, as far as there is room */
+void wire_stream_ended(struct flight *f); /* the cloud has ended it */
 void wire_leave_stream(struct flight *f); /* give it up (the cloud is told, if it does not know) */
 /* Reply tokens for the local KV; unless `all`, only when they complete a block. */
 void wire_feed_pipeline(struct flight *f, bool all);
 void wire_close_work(struct flight *f, bool keep);
+
+/* ---- flight_local.c ---- */
+/* May the device make tokens of this reply? And what of its time is others'. */
+void local_fill_state(const struct flight *f, struct planner_state *s);
+void local_start(struct flight *f);
+void local_stop(struct flight *f);
+/* The cloud has confirmed tokens, or, with `overtaken`, is ahead. */
+void local_follow(struct flight *f, bool overtaken);
+void local_event(struct flight *f, const struct pipeline_event *e); /* may end the flight */
+/* The cloud says another token than the device did: open again behind those that the client has. */
+void local_diverged(struct flight *f);
+int local_trailing_frame(struct flight *f, const struct wire_frame *frame); /* of a flight that trails */
 
 /* ---- agent.c ---- */
 void agent_look_at_link(struct agent *a); /* take its figures into the estimates */

@@ -103,6 +103,12 @@ void estimates_token(struct estimates *e, bool fresh, uint64_t now_us)
     e->token_us = now_us;
 }
 
+void estimates_edge_token(struct estimates *e, uint64_t took_us)
+{
+    double us = (double)took_us;
+    e->edge_decode_us = e->edge_decode_us > 0 ? e->edge_decode_us + SMOOTH * (us - e->edge_decode_us) : us;
+}
+
 double estimates_rate(const struct estimates *e, uint64_t now_us)
 {
     double rate = e->rate > 0 ? TD_MAX(e->rate - e->rate_deviation, e->rate / 4) : ESTIMATES_RATE_UNKNOWN;
@@ -137,4 +143,5 @@ void estimates_fill(const struct estimates *e, uint64_t now_us, struct plan_mode
     m->rate_bytes_per_us = estimates_rate(e, now_us);
     m->delay_us = (double)e->rtt_us / 2;
     m->decode_us = e->decode_us > 0 ? e->decode_us : (m->cloud.base_ns * m->layer_count) * 8e-3;
+    m->edge_decode_us = e->edge_decode_us > 0 ? e->edge_decode_us : (m->edge.base_ns * m->layer_count) * 8e-3;
 }

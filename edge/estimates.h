@@ -32,8 +32,9 @@ struct estimates {
     uint64_t probe_due_us;
     uint64_t rtt_us;
     uint64_t acked_size, unacked_size,
-        progress_us;  /* of the link: as told last; since when nothing was acknowledged */
-    double decode_us; /* 0: unknown */
+        progress_us;       /* of the link: as told last; since when nothing was acknowledged */
+    double decode_us;      /* 0: unknown; of the cloud's tokens */
+    double edge_decode_us; /* of the device's own */
     uint64_t token_us;
 };
 
@@ -52,7 +53,9 @@ double estimates_rate(const struct estimates *e, uint64_t now_us);
 double estimates_backlog_us(const struct estimates *e, uint64_t now_us);
 /* Believe this rate from now on: the link is started anew because it has come to this. */
 void estimates_set_rate(struct estimates *e, double rate);
-/* A reply token, at now_us; fresh: the first of its reply. */
+/* The device made a token in so long. */
+void estimates_edge_token(struct estimates *e, uint64_t took_us);
+/* A reply token of the cloud's, at now_us; fresh: the first of its reply. */
 void estimates_token(struct estimates *e, bool fresh, uint64_t now_us);
 /* Everything that is measured, into a model; layer_count, sizes and queue are the caller's. */
 void estimates_fill(const struct estimates *e, uint64_t now_us, struct plan_model *m);

@@ -74,7 +74,7 @@ static int make_receiver(struct flight *f)
     struct gen_receiver *r = &f->receiver;
     free(r->ids);
     r->capacity = f->token_count_max;
-    r->count = 0;
+    r->count = r->confirmed = 0;
     r->attempt = clock_wall_us();
     r->ids = malloc(r->capacity * sizeof *r->ids);
     return r->ids ? 0 : -TD_ERR_NOMEM;
@@ -209,7 +209,9 @@ static void move_generation(struct flight *f, struct flight *old)
     f->no_edge = old->no_edge;
     f->work = old->work;
     f->work_count = old->work_count;
+    f->local = old->local;
     f->pending = old->pending;
+    f->cached_told = old->cached_told;
     f->cached_tokens = old->cached_tokens;
     f->cached_memory = old->cached_memory;
     f->cached_disk = old->cached_disk;
@@ -266,7 +268,6 @@ bool flight_deliver(struct flight *f, const int32_t *ids, uint32_t count,
         f->first_token_us = now_us;
         metric_observe(f->agent->metrics.first_token, (double)(now_us - f->begun_us) * 1e-6);
     }
-    estimates_token(&f->agent->estimates, f->last_token_us == 0, now_us);
     f->last_token_us = now_us;
     if (f->t16_us == 0 && f->receiver.count >= 16)
         f->t16_us = now_us;
@@ -293,6 +294,7 @@ static void fill_timings(struct flight *f, uint32_t count)
     t->edge_layers = f->edge_layers;
     t->edge_prefill_tokens = f->edge_tokens;
     t->plan = f->shown;
+    t->local_tokens = f->local.made;
     t->uplink_bytes = f->uplink_size;
     t->uplink_raw_bytes = f->uplink_raw_size;
     t->cached_memory_tokens = f->cached_memory;
@@ -311,12 +313,27 @@ static void complete(struct flight *f)
     const struct agent_sink *sink = f->sink;
     struct api_usage usage = {.prompt_tokens = f->turn.ids_count,
                               .completion_tokens = f->turn.reply_count,
-                              .cached_tokens = f->cached_tokens};
+                              .cached_tokens = f->cached_told ? f->cached_tokens : f->local.held};
     f->sink = NULL;
     fill_timings(f, f->turn.reply_count);
     if (sink)
         sink->done(f->ctx, f->finish, &usage, &f->timings);
-    retire(f);
+    if (f->stream)
+        f->state = FLIGHT_TRAILING;
+    else
+        retire(f);
+}
+
+bool flight_trails(const struct flight *f)
+{
+    return f->stream && f->receiver.confirmed < f->turn.reply_count;
+}
+
+void flight_end_trail(struct flight *f)
+{
+    wire_leave_stream(f);
+    if (f->state == FLIGHT_TRAILING)
+        retire(f);
 }
 
 static void work_commit(struct edge_job *job)
@@ -348,7 +365,8 @@ void flight_finish(struct flight *f, unsigned finish)
     f->turn.reply = f->receiver.ids;
     f->turn.reply_count = f->finished ? TD_MIN(f->keep_count, f->receiver.count) : f->receiver.count;
     wire_feed_pipeline(f, true);
-    wire_leave_stream(f);
+    if (!flight_trails(f))
+        wire_leave_stream(f);
     wire_close_work(f, true);
     f->state = FLIGHT_ENDING;
     bool whole = f->finished || finish == FINISH_STOP || finish == FINISH_LENGTH;
@@ -377,6 +395,8 @@ void flight_lost(struct flight *f)
 {
     if (f->state == FLIGHT_OPEN)
         flight_wait_again(f);
+    else if (f->stream)
+        flight_end_trail(f);
 }
 
 void flight_check_deadline(struct flight *f, uint64_t now_us)
@@ -462,7 +482,7 @@ void agent_cancel(struct flight *f, bool finished, uint32_t keep_count)
     Tandem__Cancel cancel = TANDEM__CANCEL__INIT;
     cancel.finished = true;
     cancel.keep_count = keep_count;
-    if (f->state != FLIGHT_OPEN ||
+    if (f->state != FLIGHT_OPEN || f->receiver.confirmed < keep_count ||
         uplink_send(f->agent->uplink, f->stream, FRAME_CANCEL, &cancel.base, NULL, 0) < 0)
         flight_finish(f, FINISH_STOP);
 }

@@ -44,6 +44,7 @@ static void open_work(struct flight *f)
                                  .capacity = f->turn.ids_count + f->receiver.capacity,
                                  .chain = f->turn.chain};
     memcpy(work.principal_key, f->turn.principal_key, sizeof work.principal_key);
+    f->local.run = 0;
     f->work = pipeline_open(a->pipeline, &work);
     f->work_count = f->turn.ids_count;
     crypto_wipe(work.principal_key, sizeof work.principal_key);
@@ -58,16 +59,20 @@ void wire_feed_pipeline(struct flight *f, bool all)
     uint32_t total = f->turn.ids_count + count;
     if (count <= known || (!all && total / KV_BLOCK_TOKENS == f->work_count / KV_BLOCK_TOKENS))
         return;
-    pipeline_append(f->agent->pipeline, f->work, f->receiver.ids + known, count - known);
-    f->work_count = total;
+    if (pipeline_append(f->agent->pipeline, f->work, f->work_count, f->receiver.ids + known, count - known) <
+        0)
+        wire_close_work(f, false); /* it has drawn others since */
+    else
+        f->work_count = total;
 }
 
 void wire_close_work(struct flight *f, bool keep)
 {
     drop_pending(f);
     if (f->work)
-        pipeline_close(f->agent->pipeline, f->work, keep);
+        pipeline_close(f->agent->pipeline, f->work, keep ? f->work_count : 0);
     f->work = NULL;
+    f->local.run = 0;
 }
 
 /* ---- the record ---- */
@@ -141,7 +146,7 @@ static void fill_state(const struct flight *f, struct planner_state *s)
     const struct agent *a = f->agent;
     *s = (struct planner_state){
         .layer_count = a->model->params.layer_count,
-        .layers_wanted = f->no_edge || !a->pipeline ? 0 : a->layers_wanted,
+        .layers_wanted = f->no_edge || f->local.made || !a->pipeline ? 0 : a->layers_wanted,
         .layers_held = a->pipeline ? a->layers : 0,
         .cached_tokens = f->acked ? f->ack_cached
                          : f->no_cache || f->whole_ids
@@ -159,6 +164,7 @@ static void fill_state(const struct flight *f, struct planner_state *s)
         .cloud_price = a->config.cloud_price,
     };
     fill_model(f, s);
+    local_fill_state(f, s);
 }
 
 /* ---- plans ---- */
@@ -224,7 +230,7 @@ static uint32_t most_layers(const struct plan *p)
  * deeper than one before them, since a device that has run a token through fewer layers cannot go on behind it through more. */
 static void cap_plan(struct flight *f)
 {
-    uint32_t held = f->work && !f->no_edge ? f->agent->layers : 0;
+    uint32_t held = f->work && !f->no_edge && !f->local.made ? f->agent->layers : 0;
     for (uint32_t i = 0; i < f->plan.range_count; i++) {
         struct plan_range *r = &f->plan.ranges[i];
         if (r->layers > held)
@@ -288,7 +294,7 @@ static int carry_plan_out(struct flight *f, uint32_t rows_begin, uint32_t kv_beg
     f->rows_until = rows_begin;
     wire_feed_pipeline(f, true);
     uint32_t deepest = most_layers(&f->plan);
-    if (deepest > 0) {
+    if (deepest > 0 && f->work) {
         uint32_t committed;
         struct pipeline_send send = {.epoch = f->epoch,
                                      .valid_since = f->valid_since,
@@ -298,7 +304,12 @@ static int carry_plan_out(struct flight *f, uint32_t rows_begin, uint32_t kv_beg
         memcpy(send.ranges, f->plan.ranges, f->plan.range_count * sizeof *send.ranges);
         f->edge_layers = TD_MAX(f->edge_layers, deepest);
         a->fill_layers = f->plan.layers ? f->plan.layers : a->fill_layers;
+        f->local.run = 0; /* a send ends it */
         pipeline_send(a->pipeline, f->work, &send, 0, &committed);
+    } else if (f->plan.local && f->work) {
+        a->fill_layers = a->layers;
+        pipeline_fill(a->pipeline, f->work, a->layers);
+        local_start(f);
     } else if (
         f->work) { /* where computing here does not pay it is not done on the quiet either, not while the cloud works */
         pipeline_fill(a->pipeline, f->work, f->plan.chosen ? 0 : a->fill_layers);
@@ -312,6 +323,7 @@ static void show_plan(struct flight *f)
     const struct plan *p = &f->plan;
     struct api_plan *shown = &f->shown;
     *shown = (struct api_plan){.chosen = p->chosen,
+                               .local = p->local,
                                .layers = p->layers,
                                .first_token = p->range_count ? p->ranges[0].first_token : 0,
                                .restored_tokens = p->restore_end - p->restore_begin,
@@ -328,6 +340,8 @@ static void show_plan(struct flight *f)
     shown->t16_ms = p->times.t16_us * 1e-3;
     shown->cloud_first_token_ms = p->cloud_alone.first_us * 1e-3;
     shown->cloud_t16_ms = p->cloud_alone.t16_us * 1e-3;
+    shown->edge_first_token_ms = p->device_alone.first_us * 1e-3;
+    shown->edge_t16_ms = p->device_alone.t16_us * 1e-3;
     shown->edge_layer_us = p->model.edge.base_ns * 1e-3;
     shown->cloud_layer_us = p->model.cloud.base_ns * 1e-3;
     shown->uplink_mbit = p->model.rate_bytes_per_us * 8;
@@ -341,7 +355,7 @@ int plan_again(struct flight *f)
     plan_stop(f);
     open_work(f);
     agent_look_at_link(f->agent);
-    if (f->receiver.count > 0 && f->record_count > 0 && f->ack_cached < f->turn.ids_count) {
+    if (f->receiver.count > 0 && f->record_count > 0 && f->ack_cached < f->turn.ids_count && !f->local.made) {
         plan_as_recorded(f);
         cap_plan(f);
     } else {
@@ -425,6 +439,8 @@ bool plan_fits_ack(struct flight *f)
 {
     if (!f->planned)
         return false;
+    if (f->plan.local) /* whatever the cloud has: it does all that it lacks, and whoever is first counts */
+        return true;
     if (f->agent->layers_wanted != PLANNER_AUTO)
         return fixed_plan_fits(f);
     if (planner_sends(&f->plan) && f->plan.send_begin != f->ack_cached)

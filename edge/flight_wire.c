@@ -16,11 +16,11 @@
 /* ---- the stream's end ---- */
 
 /* The cloud has ended the stream. */
-static void stream_ended(struct flight *f)
+void wire_stream_ended(struct flight *f)
 {
     plan_stop(f);
     f->stream = 0;
-    f->planned = f->acked = false;
+    f->planned = f->acked = f->cancel_sent = false;
 }
 
 void wire_leave_stream(struct flight *f)
@@ -28,7 +28,7 @@ void wire_leave_stream(struct flight *f)
     uint32_t stream = f->stream;
     if (!stream)
         return;
-    stream_ended(f);
+    wire_stream_ended(f);
     uplink_close(f->agent->uplink, stream);
 }
 
@@ -71,6 +71,8 @@ static int send_open(struct flight *f)
     crypto_wipe(ids, size);
     free(ids);
     f->open_count = prompt + held;
+    if (rc == 0)
+        r->confirmed = held;
     f->ingested = (Tandem__Ingested)TANDEM__INGESTED__INIT;
     return rc;
 }
@@ -188,6 +190,10 @@ void wire_flush(struct flight *f)
 
 void wire_pipeline_event(struct flight *f, struct pipeline_event *e)
 {
+    if (e->run) {
+        local_event(f, e);
+        return;
+    }
     if (e->cost.tokens > 0) {
         f->edge_us += e->cost.compute_us;
         f->edge_tokens += e->cost.tokens;
@@ -218,6 +224,10 @@ void wire_pipeline_event(struct flight *f, struct pipeline_event *e)
             give_prompt_up(f);
         }
         break;
+    case PIPELINE_RAN: /* local_event's */
+    case PIPELINE_TOKEN:
+    case PIPELINE_DECODE_FAILED:
+        break;
     }
 }
 
@@ -228,7 +238,7 @@ static int on_open_ack(struct flight *f, const Tandem__OpenAck *m)
     if (m->attempt != f->receiver.attempt)
         return 0;
     if (m->need_ids) {
-        stream_ended(f);
+        wire_stream_ended(f);
         f->whole_ids = true;
         f->opened = false;
         gen_reopen(&f->receiver, clock_wall_us());
@@ -244,7 +254,8 @@ static int on_open_ack(struct flight *f, const Tandem__OpenAck *m)
     f->queue_tokens = m->queue_tokens;
     f->load_us = m->load_us;
     estimates_cloud(&f->agent->estimates, m->layer_ns, m->layer_slope_ns);
-    if (!f->started) {
+    if (!f->cached_told) {
+        f->cached_told = true;
         f->cached_tokens = m->cached_tokens;
         f->cached_memory = m->cached_memory;
         f->cached_disk = m->cached_disk;
@@ -302,6 +313,10 @@ static int on_token(struct flight *f, const Tandem__Token *m, struct span payloa
         return 0;
     uint32_t before = f->receiver.count;
     int fresh = gen_receive_tokens(&f->receiver, m->attempt, m->index, payload);
+    if (fresh == -TD_ERR_CONFLICT) {
+        local_diverged(f);
+        return 0;
+    }
     if (fresh < 0) {
         break_off(f, "reply tokens that do not follow those before");
         return 0;
@@ -312,6 +327,10 @@ static int on_token(struct flight *f, const Tandem__Token *m, struct span payloa
             break_off(f, "a token that the model does not have");
             return 0;
         }
+    uint64_t now_us = clock_mono_us();
+    estimates_token(&f->agent->estimates, f->cloud_token_us == 0, now_us);
+    f->cloud_token_us = now_us;
+    local_follow(f, fresh > 0);
     if (fresh == 0)
         return 0;
     wire_feed_pipeline(f, false);
@@ -324,12 +343,17 @@ static int on_done(struct flight *f, const Tandem__Done *m)
 {
     if (m->attempt != f->receiver.attempt)
         return 0;
-    stream_ended(f);
-    f->receiver.done = true;
+    wire_stream_ended(f);
+    if (!f->finished && m->completion_tokens < f->receiver.count &&
+        m->completion_tokens >= f->receiver.confirmed) { /* the device has made more than there is */
+        local_diverged(f);
+        return 0;
+    }
     if (!f->finished && m->completion_tokens != f->receiver.count) {
         break_off(f, "the end of a reply before all of its tokens");
         return 0;
     }
+    f->receiver.done = true;
     if (m->timings) {
         struct api_timings *t = &f->timings;
         t->queue_ms = (double)m->timings->queue_us * 1e-3;
@@ -346,8 +370,9 @@ static int on_error(struct flight *f, const Tandem__Error *m)
 {
     int code = m->code > 0 && m->code <= INT16_MAX ? -(int)m->code : -TD_ERR_INTERNAL;
     char text[256];
-    stream_ended(f);
-    if (m->retry && code == -TD_ERR_CLOSED && !f->finished) { /* that node is leaving: the next one goes on */
+    wire_stream_ended(f);
+    bool later = code == -TD_ERR_CLOSED || f->local.made > 0; /* that node is leaving: the next one goes on */
+    if (m->retry && later && !f->finished) {
         gen_reopen(&f->receiver, clock_wall_us());
         flight_wait_again(f);
         return 0;
@@ -366,7 +391,7 @@ static int on_error(struct flight *f, const Tandem__Error *m)
 int wire_frame(struct flight *f, const struct wire_frame *frame)
 {
     if (f->state != FLIGHT_OPEN)
-        return 0;
+        return f->stream ? local_trailing_frame(f, frame) : 0;
     switch (frame->type) {
     case FRAME_OPEN_ACK:
         return on_open_ack(f, frame->open_ack);
@@ -377,7 +402,7 @@ int wire_frame(struct flight *f, const struct wire_frame *frame)
     case FRAME_ERROR:
         return on_error(f, frame->error);
     case FRAME_CANCEL:
-        stream_ended(f);
+        wire_stream_ended(f);
         flight_fail(f, -TD_ERR_CANCELLED, "the cloud cancelled the request", 0);
         return 0;
     case FRAME_NEED: /* something was damaged on its way: the cloud has the ids, it is the sooner one */

@@ -425,6 +425,7 @@ static int take_options(struct tandem *t, const struct tandem_options *o, struct
     c->token = t->token;
     c->tls = !o->plain;
     c->edge_layers = o->edge_layers < 0 ? PLANNER_AUTO : (uint32_t)o->edge_layers;
+    c->local = LOCAL_AUTO;
     c->threads = (unsigned)o->threads;
     c->kv_memory = o->kv_memory ? o->kv_memory : KV_MEMORY;
     c->kv_disk = o->kv_disk < 0 ? 0 : o->kv_disk ? (uint64_t)o->kv_disk : KV_DISK;

@@ -1,4 +1,4 @@
-/* pipeline: jobs and the thread that works on them; pipeline_emit.c makes the messages. See pipeline.h.
+/* pipeline: jobs and the thread that works on them; pipeline_emit.c makes the messages, pipeline_decode.c the tokens. See pipeline.h.
  *
  * The lock guards what callers set (ids given, what to send, closed); a step runs without it on a snapshot. A result is handed on only if the
  * job still wants that epoch. Jobs are freed by the thread alone, so a step never loses its job. */
@@ -11,11 +11,12 @@
 #define SINK_RETRY_NS   1000000L
 #define MEASURED_LAYERS 8u
 
+enum step_kind { STEP_SEND, STEP_DECODE, STEP_FILL };
 struct step { /* what a step may look at */
-    bool sending;
+    enum step_kind kind;
     struct pipeline_send send;
     bool deepen; /* what is shallower than fill_layers is computed again */
-    uint32_t ids_count, fill_layers;
+    uint32_t ids_count, fill_layers, run;
 };
 
 static uint32_t blocks_of(uint32_t tokens)
@@ -32,6 +33,7 @@ static void job_free(struct pipeline *p, struct pipeline_job *job)
     if (job->ids)
         crypto_wipe(job->ids, job->capacity * sizeof *job->ids);
     crypto_wipe(job->principal_key, sizeof job->principal_key);
+    free(job->decode);
     free(job->ids);
     free(job->chain);
     free(job->pages);
@@ -80,6 +82,7 @@ int pipeline_send(struct pipeline *p, struct pipeline_job *job, const struct pip
     if (rc == 0) {
         job->send = *send;
         job->sending = job->filling = true;
+        job->run = 0;
         job->stuck = false;
         job->fill_layers = 0; /* as deep as the prompt's first range, which is its deepest */
         for (uint32_t i = 0; i < send->range_count; i++)
@@ -102,14 +105,20 @@ void pipeline_fill(struct pipeline *p, struct pipeline_job *job, uint32_t layers
     pthread_mutex_unlock(&p->lock);
 }
 
-void pipeline_append(struct pipeline *p, struct pipeline_job *job, const int32_t *ids, uint32_t count)
+int pipeline_append(struct pipeline *p, struct pipeline_job *job, uint32_t at, const int32_t *ids,
+                    uint32_t count)
 {
     pthread_mutex_lock(&p->lock);
-    count = TD_MIN(count, job->capacity - job->ids_count);
-    memcpy(job->ids + job->ids_count, ids, count * sizeof *ids);
-    job->ids_count += count;
-    pthread_cond_broadcast(&p->changed);
+    uint32_t known = TD_MIN(count, job->ids_count - at);
+    count = TD_MIN(count, job->capacity - at);
+    int rc = memcmp(job->ids + at, ids, known * sizeof *ids) == 0 ? 0 : -TD_ERR_CONFLICT;
+    if (rc == 0 && count > known) {
+        memcpy(job->ids + job->ids_count, ids + known, (count - known) * sizeof *ids);
+        job->ids_count = at + count;
+        pthread_cond_broadcast(&p->changed);
+    }
     pthread_mutex_unlock(&p->lock);
+    return rc;
 }
 
 /* Under the lock: the oldest fills make room for younger ones. */
@@ -123,12 +132,14 @@ static void bound_fills(struct pipeline *p)
             job->keep = false, count--;
 }
 
-void pipeline_close(struct pipeline *p, struct pipeline_job *job, bool keep)
+void pipeline_close(struct pipeline *p, struct pipeline_job *job, uint32_t keep_count)
 {
     pthread_mutex_lock(&p->lock);
     job->closed = true;
-    job->keep = keep;
+    job->keep = keep_count > 0;
+    job->ids_count = TD_MIN(job->ids_count, TD_MAX(keep_count, 1u));
     job->sending = false;
+    job->run = 0;
     bound_fills(p);
     pthread_cond_broadcast(&p->changed);
     pthread_mutex_unlock(&p->lock);
@@ -196,7 +207,7 @@ static void send_failed(struct pipeline *p, struct pipeline_job *job, int code, 
 
 /* ---- pages ---- */
 
-static void drop_pages(struct pipeline *p, struct pipeline_job *job, uint32_t keep_count)
+void pipeline_drop_pages(struct pipeline *p, struct pipeline_job *job, uint32_t keep_count)
 {
     while (job->page_count > keep_count)
         local_kv_release(p->config.kv, job->pages[--job->page_count]);
@@ -207,8 +218,8 @@ static void drop_pages(struct pipeline *p, struct pipeline_job *job, uint32_t ke
         job->depth = UINT32_MAX;
 }
 
-/* Take what the cache has, deep enough, of the blocks below limit_tokens; only on a block border. */
-static void take_cached(struct pipeline *p, struct pipeline_job *job, uint32_t limit_tokens, uint32_t layers)
+void pipeline_take_cached(struct pipeline *p, struct pipeline_job *job, uint32_t limit_tokens,
+                          uint32_t layers)
 {
     uint32_t limit = TD_MIN(limit_tokens / KV_BLOCK_TOKENS, job->chain_count);
     if (job->position != job->page_count * KV_BLOCK_TOKENS || job->page_count >= limit)
@@ -227,8 +238,8 @@ static void reclaim_pages(struct pipeline *p, const struct pipeline_job *needy)
 {
     pthread_mutex_lock(&p->lock);
     for (struct pipeline_job *job = p->jobs; job; job = job->next)
-        if (job != needy && !job->sending && job->page_count > 0) {
-            drop_pages(p, job, 0);
+        if (job != needy && !job->sending && job->run == 0 && job->page_count > 0) {
+            pipeline_drop_pages(p, job, 0);
             job->stuck = true;
         }
     pthread_mutex_unlock(&p->lock);
@@ -270,34 +281,35 @@ static void publish_blocks(struct pipeline *p, struct pipeline_job *job)
     }
 }
 
-/* Run tokens [position, end) through [0, layers). */
-static int compute(struct pipeline *p, struct pipeline_job *job, uint32_t end, uint32_t layers,
-                   bool want_rows, bool may_reclaim)
+int pipeline_compute(struct pipeline *p, struct pipeline_job *job, const struct pipeline_run *run)
 {
-    int rc = need_pages(p, job, end, may_reclaim);
+    int rc = need_pages(p, job, run->end, run->may_reclaim);
     if (rc < 0)
         return rc;
     struct batch_seq seq = {.layer_begin = 0,
-                            .layer_end = layers,
+                            .layer_end = run->layers,
                             .position = job->position,
-                            .row_count = end - job->position,
+                            .row_count = run->end - job->position,
                             .ids = job->ids + job->position,
-                            .hidden_out = want_rows ? p->hidden : NULL,
+                            .hidden_out = run->hidden,
+                            .logits = run->logits,
+                            .logit_count = run->logits != NULL,
                             .pages = job->pages};
     uint64_t start_us = clock_mono_us();
     rc = p->config.backend->ops->forward(p->config.backend, &(struct batch){&seq, 1});
     if (rc < 0)
         return rc;
-    paced_wait(start_us, (double)seq.row_count * layers);
-    job->cost = (struct pipeline_cost){clock_mono_us() - start_us, seq.row_count, layers, seq.position};
-    disk_computed(p, &job->cost);
-    job->position = end;
-    job->depth = TD_MIN(job->depth, layers);
+    paced_wait(start_us, (double)seq.row_count * run->layers);
+    job->cost = (struct pipeline_cost){clock_mono_us() - start_us, seq.row_count, run->layers, seq.position};
+    if (seq.row_count > 1)
+        disk_computed(p, &job->cost);
+    job->position = run->end;
+    job->depth = TD_MIN(job->depth, run->layers);
     publish_blocks(p, job);
     return 0;
 }
 
-static uint32_t chunk_end(const struct pipeline *p, uint32_t position, uint32_t limit)
+uint32_t pipeline_chunk_end(const struct pipeline *p, uint32_t position, uint32_t limit)
 {
     return TD_MIN(limit, (position / p->config.chunk_tokens + 1) * p->config.chunk_tokens);
 }
@@ -372,9 +384,9 @@ static void begin_again(struct pipeline *p, struct pipeline_job *job, const stru
 {
     const struct plan_range *r = edge_range(send, send->kv_begin);
     if (r && job->depth < r->layers)
-        drop_pages(p, job, 0);
+        pipeline_drop_pages(p, job, 0);
     else if (edge_range(send, send->rows_begin) && job->position > send->rows_begin)
-        drop_pages(p, job, send->rows_begin / KV_BLOCK_TOKENS);
+        pipeline_drop_pages(p, job, send->rows_begin / KV_BLOCK_TOKENS);
     job->kv_next = send->kv_begin;
 }
 
@@ -391,9 +403,12 @@ static int run_chunk(struct pipeline *p, struct pipeline_job *job, const struct 
 {
     uint32_t begin = job->position, layers = r->layers;
     bool ahead = begin < r->first_token;
-    uint32_t end = chunk_end(p, begin, ahead ? r->first_token : plan_range_end(r));
+    uint32_t end = pipeline_chunk_end(p, begin, ahead ? r->first_token : plan_range_end(r));
     bool want_rows = !ahead && end > send->rows_begin;
-    int rc = compute(p, job, end, layers, want_rows, true);
+    int rc = pipeline_compute(
+        p, job,
+        &(struct pipeline_run){
+            .end = end, .layers = layers, .hidden = want_rows ? p->hidden : NULL, .may_reclaim = true});
     if (rc < 0 || !want_rows)
         return rc;
     rc = hand_on_rows(p, job, send, r, begin, end);
@@ -408,7 +423,7 @@ static bool commit_chunk(struct pipeline *p, struct pipeline_job *job, const str
     pthread_mutex_lock(&p->lock);
     bool same = job->sending && job->send.epoch == send->epoch;
     if (same)
-        job->committed = chunk_end(p, job->position, plan_range_end(r));
+        job->committed = pipeline_chunk_end(p, job->position, plan_range_end(r));
     pthread_mutex_unlock(&p->lock);
     return same;
 }
@@ -427,9 +442,9 @@ static void send_step(struct pipeline *p, struct pipeline_job *job, const struct
     bool rows_failed = false;
     int rc = 0;
     if (first && job->position < send->rows_begin)
-        take_cached(p, job, send->rows_begin, first->layers);
+        pipeline_take_cached(p, job, send->rows_begin, first->layers);
     if (r && job->depth < r->layers) { /* more layers than before: from the start */
-        drop_pages(p, job, 0);
+        pipeline_drop_pages(p, job, 0);
         return;
     }
     if (job->position < send->rows_begin) /* what is restored goes out while the next is read */
@@ -463,14 +478,15 @@ static void fill_step(struct pipeline *p, struct pipeline_job *job, const struct
 {
     uint32_t limit = fill_limit(step->ids_count);
     if (step->deepen && job->depth < step->fill_layers)
-        drop_pages(p, job, 0);
-    take_cached(p, job, limit, TD_MIN(job->depth, step->fill_layers));
+        pipeline_drop_pages(p, job, 0);
+    pipeline_take_cached(p, job, limit, TD_MIN(job->depth, step->fill_layers));
     if (job->position >= limit || disk_fetch(p, job, limit, TD_MIN(job->depth, step->fill_layers)))
         return;
-    if (compute(p, job, chunk_end(p, job->position, limit), TD_MIN(job->depth, step->fill_layers), false,
-                false) < 0) {
+    struct pipeline_run run = {.end = pipeline_chunk_end(p, job->position, limit),
+                               .layers = TD_MIN(job->depth, step->fill_layers)};
+    if (pipeline_compute(p, job, &run) < 0) {
         pthread_mutex_lock(&p->lock);
-        drop_pages(p, job, 0);
+        pipeline_drop_pages(p, job, 0);
         job->stuck = true;
         pthread_mutex_unlock(&p->lock);
     }
@@ -494,7 +510,7 @@ static uint32_t layers_to_fill(const struct pipeline *p, const struct pipeline_j
 static bool has_fill(const struct pipeline *p, const struct pipeline_job *job)
 {
     uint32_t layers = layers_to_fill(p, job);
-    return layers > 0 && !job->stuck && !job->sending &&
+    return layers > 0 && !job->stuck && !job->sending && job->run == 0 &&
            (job->position < fill_limit(job->ids_count) || (deepens(p, job) && job->depth < layers));
 }
 
@@ -515,27 +531,36 @@ static void reap(struct pipeline *p)
 /* Under the lock: the next step, NULL for none now. */
 static struct pipeline_job *pick(struct pipeline *p, struct step *step)
 {
-    struct pipeline_job *found = NULL;
-    for (struct pipeline_job *job = p->jobs; job && !found && p->out_size < PIPELINE_OUT_SIZE;
-         job = job->next)
-        if (job->sending)
-            found = job;
-    for (struct pipeline_job *job = p->jobs; job && !found; job = job->next)
-        if (has_fill(p, job))
-            found = job;
+    struct pipeline_job *send = NULL, *decode = NULL, *fill = NULL;
+    for (struct pipeline_job *job = p->jobs; job; job = job->next) {
+        if (!send && job->sending && p->out_size < PIPELINE_OUT_SIZE)
+            send = job;
+        if (decode_has_work(job) && (!decode || job->served < decode->served))
+            decode = job;
+        if (!fill && has_fill(p, job))
+            fill = job;
+    }
+    bool decodes = decode && !(send && p->decoded_last);
+    struct pipeline_job *found = decodes ? decode : send ? send : fill;
+    p->decoded_last = decodes;
+    if (decodes)
+        decode->served = ++p->turns;
     if (found)
-        *step = (struct step){.sending = found->sending,
+        *step = (struct step){.kind = decodes ? STEP_DECODE
+                                      : send  ? STEP_SEND
+                                              : STEP_FILL,
                               .send = found->send,
                               .ids_count = found->ids_count,
                               .deepen = deepens(p, found),
-                              .fill_layers = layers_to_fill(p, found)};
+                              .fill_layers = layers_to_fill(p, found),
+                              .run = found->run};
     return found;
 }
 
 static bool nothing_to_do(const struct pipeline *p)
 {
     for (const struct pipeline_job *job = p->jobs; job; job = job->next)
-        if (job->sending)
+        if (job->sending || decode_has_work(job))
             return false;
     return true;
 }
@@ -555,10 +580,12 @@ static void measure(struct pipeline *p)
         paced_wait(start_us, (double)seq.row_count * layers);
         e->cost = (struct pipeline_cost){clock_mono_us() - start_us, seq.row_count, layers, 0};
     }
-    if (page != PAGE_NONE)
-        local_kv_release(p->config.kv, page);
     if (rc == 0)
         disk_computed(p, &e->cost);
+    if (rc == 0 && p->decodes)
+        decode_measure(p, page);
+    if (page != PAGE_NONE)
+        local_kv_release(p->config.kv, page);
     if (rc < 0 || p->config.sink(p->config.ctx, e) != 0)
         pipeline_event_free(e);
 }
@@ -573,7 +600,7 @@ static void *run(void *arg)
         struct step step;
         reap(p);
         struct pipeline_job *job = pick(p, &step);
-        bool save = disk_has_saves(p) && !(job && step.sending);
+        bool save = disk_has_saves(p) && !(job && step.kind != STEP_FILL);
         if (!job && !save) {
             p->is_idle = nothing_to_do(p);
             pthread_cond_broadcast(&p->idle);
@@ -584,8 +611,10 @@ static void *run(void *arg)
         pthread_mutex_unlock(&p->lock);
         if (save)
             disk_save_next(p);
-        else if (step.sending)
+        else if (step.kind == STEP_SEND)
             send_step(p, job, &step);
+        else if (step.kind == STEP_DECODE)
+            decode_step(p, job, step.run, step.ids_count);
         else
             fill_step(p, job, &step);
         pthread_mutex_lock(&p->lock);
@@ -624,6 +653,13 @@ static int allocate(struct pipeline *p)
     p->piece_capacity = kv_piece_bound(&p->shape, KV_BLOCK_TOKENS);
     p->piece = malloc(p->piece_capacity);
     p->codec = kv_codec_scratch_create(&p->shape);
+    if (p->decodes) {
+        uint32_t vocab_count = p->config.backend->model->params.vocab_count;
+        p->logits = malloc(vocab_count * sizeof *p->logits);
+        p->sampler = sampler_scratch_create(vocab_count);
+        if (!p->logits || !p->sampler)
+            return -TD_ERR_NOMEM;
+    }
     return p->hidden && p->key && p->value && p->piece && p->codec ? 0 : -TD_ERR_NOMEM;
 }
 
@@ -634,6 +670,8 @@ static void release(struct pipeline *p)
         job_free(p, p->jobs);
         p->jobs = next;
     }
+    sampler_scratch_destroy(p->sampler);
+    free(p->logits);
     kv_codec_scratch_destroy(p->codec);
     free(p->piece);
     free(p->value);
@@ -657,6 +695,7 @@ int pipeline_create(const struct pipeline_config *config, struct pipeline **out,
     p->config = *config;
     p->layers = config->backend->layers_paged;
     p->layer_count = params->layer_count;
+    p->decodes = p->layers == p->layer_count && config->backend->model->output.data;
     p->embd_size = params->embd_size;
     p->shape = (struct kv_shape){params->layer_count, params->kv_head_count, params->head_dim};
     pthread_mutex_init(&p->lock, NULL);

@@ -1,10 +1,12 @@
 /* pipeline: the prefill thread. It owns the device's backend and runs layers [0, k) over prompts, chunk by chunk, and hands the results on as
  * messages ready for the wire: HIDDEN rows first, then the KV pieces of the blocks that the chunk has filled.
  *
- * A job is one sequence of token ids: a prompt, and behind it the reply as it streams in. Work comes in two kinds:
- *     send  run the prompt through the layers of its plan's edge ranges and hand on rows and KV from the given tokens on; oldest job first
- *     fill  when nothing is to be sent: run whole blocks that are not in the local KV yet (replies, missing depth), so that a later turn finds them; if that is
- *           wished, through all layers once the job is closed, from the first token on: rows between layers are not kept
+ * A job is one sequence of token ids: a prompt, and behind it the reply as it streams in. Work comes in three kinds:
+ *     send    run the prompt through the layers of its plan's edge ranges and hand on rows and KV from the given tokens on; oldest job first
+ *     decode  where the whole model is here: run what the job has through all layers and draw the tokens behind it (pipeline_decode.c); jobs in turn
+ *     fill    when neither is to be done: run whole blocks that are not in the local KV yet (replies, missing depth), so that a later turn finds them; if that
+ *             is wished, through all layers once the job is closed, from the first token on: rows between layers are not kept
+ * Sending and decoding take turns, a chunk or a token each.
  * What is whole goes to the device's disk before that, and a prompt's blocks come back from there before they are computed (pipeline_disk.c).
  * A job's send can be replaced at any time with a higher epoch. Either what was handed on so far is void (the link was lost) and only what was
  * computed is kept; or the plan changed further on only, and what was handed on under the epochs since then stays good.
@@ -20,8 +22,10 @@
 #define TANDEM_EDGE_PIPELINE_H
 #include "edge/local_kv.h"
 #include "kernels/backend.h"
+#include "kernels/sampler.h"
 #include "protocol/plan.h"
 #include "protocol/wire.h"
+#include "shared/tokenizer.h"
 
 #define PIPELINE_OUT_SIZE  (32u << 20)
 #define PIPELINE_FILLS_MAX 64u
@@ -43,7 +47,14 @@ struct pipeline_message { /* one HIDDEN or KV_BLOCK message */
 };
 void pipeline_message_free(struct pipeline_message *m); /* one, with its payload */
 
-enum pipeline_event_type { PIPELINE_MESSAGES, PIPELINE_SENT, PIPELINE_FAILED };
+enum pipeline_event_type {
+    PIPELINE_MESSAGES,
+    PIPELINE_SENT,
+    PIPELINE_FAILED,
+    PIPELINE_RAN, /* of a decode: tokens were run, none was drawn yet; its cost */
+    PIPELINE_TOKEN,
+    PIPELINE_DECODE_FAILED /* no more tokens come of this run: code */
+};
 struct pipeline_event { /* malloc'ed; the sink's once it returned 0 */
     enum pipeline_event_type type;
     uint64_t job;
@@ -53,8 +64,12 @@ struct pipeline_event { /* malloc'ed; the sink's once it returned 0 */
         uint64_t compute_us;           /* in forward() */
         uint32_t tokens, layers, position; /* 0 tokens: nothing was run */
     } cost;
-    uint32_t rows_until;  /* rows below have been handed on */
-    int code;             /* PIPELINE_FAILED: nothing more comes for this epoch */
+    uint32_t rows_until; /* rows below have been handed on */
+    uint32_t run;        /* of a decode, as the next three */
+    uint32_t index;      /* of the token in the reply */
+    struct sampled token;
+    uint64_t token_us; /* that running the token before and drawing this one took; 0: more than one was run */
+    int code;          /* PIPELINE_FAILED: nothing more comes for this epoch */
     bool rows_do_not_fit; /* PIPELINE_FAILED: the row type cannot hold a value; f32 can */
 };
 void pipeline_event_free(struct pipeline_event *e);
@@ -70,7 +85,8 @@ struct pipeline_config {
     uint64_t
         disk_patience_us; /* 0: DISK_PATIENCE_US; a disk that has rested may need so long for its first answer */
     bool whole;   /* blocks of closed jobs are filled through all layers, not only those of their plans */
-    bool measure; /* run one block of nothing first: an event of job 0 tells what it cost */
+    bool measure; /* run a block and a token of nothing first: events of job 0 tell what they cost */
+    const struct tokenizer *tokenizer; /* which ids end a reply; borrowed; NULL: none does */
     uint8_t fingerprint[TD_HASH_SIZE], layout_hash[TD_HASH_SIZE];
     /* 0: taken; -TD_ERR_FULL: tried again soon; anything else: the event is dropped. */
     int (*sink)(void *ctx, struct pipeline_event *event);
@@ -106,10 +122,28 @@ int pipeline_send(struct pipeline *p, struct pipeline_job *job, const struct pip
                   uint32_t changed_from, uint32_t *committed);
 /* Hand nothing on any more. Whole blocks are filled in idle time from now on, through so many layers. */
 void pipeline_fill(struct pipeline *p, struct pipeline_job *job, uint32_t layers);
-/* Reply tokens; beyond the capacity they are ignored. */
-void pipeline_append(struct pipeline *p, struct pipeline_job *job, const int32_t *ids, uint32_t count);
-/* keep: its whole blocks are still filled in idle time; else it ends after the step in progress. The handle is invalid afterwards. */
-void pipeline_close(struct pipeline *p, struct pipeline_job *job, bool keep);
+/* The job's ids from `at` on, at most as many as it has: reply tokens; beyond the capacity they are ignored. 0, or -TD_ERR_CONFLICT: it has drawn another one
+ * itself, and nothing was appended. */
+int pipeline_append(struct pipeline *p, struct pipeline_job *job, uint32_t at, const int32_t *ids,
+                    uint32_t count);
+
+struct pipeline_decode {
+    uint32_t run;          /* comes back in events; > 0, higher than any before on this job */
+    uint32_t prompt_count; /* of the job's ids; the others are reply */
+    uint32_t until;        /* the job's ids are no more than this */
+    bool ignore_end;
+    struct sampler_params sampling; /* the same for all runs of a job */
+};
+/* Draw tokens behind what the job has, each with an event, until `until`, an end token, or pipeline_decode_stop. Ends a send, and a send ends it. 0;
+ * -TD_ERR_UNSUPPORTED: the whole model is not here; -TD_ERR_NOMEM. */
+int pipeline_decode(struct pipeline *p, struct pipeline_job *job, const struct pipeline_decode *decode);
+void pipeline_decode_until(struct pipeline *p, struct pipeline_job *job, uint32_t until);
+void pipeline_decode_stop(struct pipeline *p,
+                          struct pipeline_job *job); /* events may still be on their way */
+bool pipeline_decodes(const struct pipeline *p);     /* the whole model is here */
+
+/* keep_count: the whole blocks of so many ids are still filled in idle time; 0: it ends after the step in progress. The handle is invalid afterwards. */
+void pipeline_close(struct pipeline *p, struct pipeline_job *job, uint32_t keep_count);
 /* Bytes of messages that the link has taken, or that were dropped: room for more. */
 void pipeline_taken(struct pipeline *p, size_t size);
 /* Wait until there is nothing to do (tests). False after timeout_ms. */

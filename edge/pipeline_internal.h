@@ -1,5 +1,5 @@
-/* pipeline_internal: what pipeline.c (jobs, thread), pipeline_emit.c (messages) and pipeline_disk.c (blocks to and from the disk) share, and nobody else
- * sees. */
+/* pipeline_internal: what pipeline.c (jobs, thread), pipeline_emit.c (messages), pipeline_decode.c (tokens) and pipeline_disk.c (blocks to and from the
+ * disk) share, and nobody else sees. */
 #ifndef TANDEM_EDGE_PIPELINE_INTERNAL_H
 #define TANDEM_EDGE_PIPELINE_INTERNAL_H
 #include "edge/pipeline.h"
@@ -18,6 +18,8 @@ struct pipeline_job {
     uint32_t fill_layers;      /* under lock */
     bool closed, keep;         /* under lock */
     bool stuck;                /* under lock: no pages, or the backend failed: not filled any more */
+    uint32_t run, until;       /* under lock: of the decode; run 0: none, or it has ended */
+    struct pipeline_decode *decode; /* constant once there is a run */
 
     /* The prefill thread's own. */
     struct kv_block_id *chain; /* [capacity / KV_BLOCK_TOKENS] */
@@ -33,6 +35,13 @@ struct pipeline_job {
     bool no_disk;              /* the disk has been late, or wrong: the rest is computed */
     uint64_t fetch_us;         /* spent on fetching */
     uint64_t spared_us;        /* that computing what was fetched would have taken */
+    uint64_t served;           /* when it was decoded last, in turns */
+};
+
+struct pipeline_run { /* tokens up to `end` through layers [0, layers) */
+    uint32_t end, layers;
+    float *hidden, *logits; /* of all of them, of the last one; or NULL */
+    bool may_reclaim;       /* pages of jobs that only fill */
 };
 
 #define PIPELINE_SAVES_MAX 512u
@@ -56,6 +65,7 @@ struct pipeline {
     struct pipeline_job *jobs; /* under lock */
     size_t out_size;           /* under lock: handed on, not taken yet */
     bool stop, is_idle;        /* under lock */
+    bool decodes;              /* constant: the whole model is here */
 
     /* The prefill thread's own. */
     float *hidden;         /* [chunk_tokens][embd_size] */
@@ -63,10 +73,29 @@ struct pipeline {
     uint8_t *piece;        /* an encoded piece */
     size_t piece_capacity;
     struct kv_codec_scratch *codec;
+    float *logits; /* [vocab], with `decodes` only, as the next */
+    struct sampler_scratch *sampler;
+    bool decoded_last; /* the last turn was a decode's */
+    uint64_t turns;
     struct pipeline_saves saves;
     double layer_ns; /* of computing, a token and layer; 0: not measured */
 };
 
+/* ---- pipeline.c ---- */
+int pipeline_compute(struct pipeline *p, struct pipeline_job *job, const struct pipeline_run *run);
+void pipeline_drop_pages(struct pipeline *p, struct pipeline_job *job, uint32_t keep_count);
+/* Take what the cache has, deep enough, of the blocks below limit_tokens; only on a block border. */
+void pipeline_take_cached(struct pipeline *p, struct pipeline_job *job, uint32_t limit_tokens,
+                          uint32_t layers);
+uint32_t pipeline_chunk_end(const struct pipeline *p, uint32_t position, uint32_t limit);
+
+/* ---- pipeline_decode.c ---- */
+bool decode_has_work(const struct pipeline_job *job); /* under the lock */
+/* The next chunk of a job with ids_count ids, or the next token of its run. */
+void decode_step(struct pipeline *p, struct pipeline_job *job, uint32_t run, uint32_t ids_count);
+void decode_measure(struct pipeline *p, uint32_t page);
+
+/* ---- pipeline_emit.c ---- */
 /* Rows [first_token, first_token + count) of the chunk at p->hidden (its first row is first_token) as HIDDEN messages; appended to *list. 0, -TD_ERR_FORMAT when a value
  * does not fit the type, -TD_ERR_NOMEM. */
 int emit_rows(struct pipeline *p, const float *rows, uint32_t first_token, uint32_t count, uint32_t layers,
@@ -74,6 +103,9 @@ int emit_rows(struct pipeline *p, const float *rows, uint32_t first_token, uint3
 /* Pieces of layers [0, layers) of the first token_count tokens of a block, appended to *list. */
 int emit_block(struct pipeline *p, uint32_t page, uint32_t block_index, uint32_t token_count, uint32_t layers,
                uint8_t codec, struct pipeline_message **list);
+void message_list_free(struct pipeline_message *list);
+size_t message_list_size(const struct pipeline_message *list);
+
 /* ---- pipeline_disk.c ---- */
 /* Block `index` of the chain is in the cache now, with the job's depth: to be saved when there is time. */
 void disk_note(struct pipeline *p, const struct pipeline_job *job, uint32_t index);
@@ -82,9 +114,5 @@ void disk_save_next(struct pipeline *p);
 void disk_computed(struct pipeline *p, const struct pipeline_cost *cost); /* what a step took */
 /* Bring the job's next block, below limit_tokens and this deep, from the disk into the cache. False: it is not to be had in time. */
 bool disk_fetch(struct pipeline *p, struct pipeline_job *job, uint32_t limit_tokens, uint32_t layers);
-
-/* ---- pipeline_emit.c ---- */
-void message_list_free(struct pipeline_message *list);
-size_t message_list_size(const struct pipeline_message *list);
 
 #endif

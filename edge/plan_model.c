@@ -20,6 +20,11 @@ static double cost_us(const struct plan_cost *c, uint32_t begin, uint32_t end, u
     return tokens * layers * (c->base_ns + c->slope_ns * (begin + tokens / 2)) * 1e-3;
 }
 
+double plan_model_edge_us(const struct plan_model *m, uint32_t begin, uint32_t end, uint32_t layers)
+{
+    return cost_us(&m->edge, begin, end, layers);
+}
+
 static double cloud_works(struct stages *s, uint32_t begin, uint32_t end, uint32_t layers)
 {
     double us = cost_us(&s->m->cloud, begin, end, layers);

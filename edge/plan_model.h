@@ -24,7 +24,8 @@ struct plan_model {
     struct plan_cost edge, cloud;
     double rate_bytes_per_us, delay_us; /* of the uplink; delay: one way */
     double queue_us;                    /* until the cloud can begin */
-    double decode_us;                   /* a reply token */
+    double decode_us;                   /* a reply token of the cloud's */
+    double edge_decode_us;              /* one that the device makes itself */
     double row_size[3];                 /* bytes by enum hidden_dtype */
     double kv_size;                     /* bytes a token and layer, in the codec at hand */
     uint32_t chunk_tokens;              /* that the edge computes at a time */
@@ -44,6 +45,9 @@ struct plan_times {
     double cloud_us; /* of computing there */
     double edge_us;
 };
+
+/* Tokens [begin, end) through so many layers on the device. */
+double plan_model_edge_us(const struct plan_model *m, uint32_t begin, uint32_t end, uint32_t layers);
 
 /* ranges: the whole plan, from the first token that is not cached. */
 struct plan_times plan_model_run(const struct plan_model *m, const struct plan_range *ranges, uint32_t count,

@@ -237,6 +237,34 @@ static struct candidate soonest(const struct planner_state *s, const struct cand
     return score(s, &best.times) < PLANNER_GAIN * score(s, &all[0].times) ? best : all[0];
 }
 
+/* All layers of what the device does not hold, then token by token: nothing of it waits for the link. The last token is always run. */
+static struct plan_times device_alone(const struct planner_state *s)
+{
+    uint32_t layers = s->layer_count, held = planner_held(s, layers);
+    held = TD_MIN(held, floor_to_block(s->prompt_count - 1));
+    uint32_t begin = held - TD_MIN(s->unread_tokens, held);
+    struct plan_times t = {.edge_us = plan_model_edge_us(&s->model, begin, s->prompt_count, layers)};
+    t.first_us = s->local_queue_us + t.edge_us;
+    t.t16_us = t.first_us + 15 * s->model.edge_decode_us * TD_MAX(s->local_share, 1u);
+    return t;
+}
+
+/* Both sides do everything; whoever is first counts. */
+static struct plan_times race(const struct plan_times *device, const struct plan_times *cloud)
+{
+    return (struct plan_times){.first_us = TD_MIN(device->first_us, cloud->first_us),
+                               .t16_us = TD_MIN(device->t16_us, cloud->t16_us),
+                               .cloud_us = cloud->cloud_us,
+                               .edge_us = device->edge_us};
+}
+
+static bool wants_race(const struct planner_state *s, const struct plan_times *best,
+                       const struct plan_times *race)
+{
+    bool may = s->local != LOCAL_OFF && s->layers_held == s->layer_count && s->prefer == PREFER_LATENCY;
+    return may && (s->local == LOCAL_ALWAYS || score(s, race) < PLANNER_GAIN * score(s, best));
+}
+
 static void choose(const struct planner_state *s, struct plan *out)
 {
     struct candidate all[2 * (PLANNER_CANDIDATES + 2)] = {best_of_layers(s, out, 0)};
@@ -251,10 +279,16 @@ static void choose(const struct planner_state *s, struct plan *out)
             all[count++] = best_restoring(s, out, layers, restorable);
     }
     struct candidate best = s->prefer == PREFER_CLOUD_COST ? cheapest(all, count) : soonest(s, all, count);
+    struct plan_times device = device_alone(s), both = race(&device, &all[0].times);
+    out->local = wants_race(s, &best.times, &both);
+    if (out->local)
+        best = (struct candidate){.kv_end = s->prompt_count, .times = both};
     build(s, &best, out);
     out->chosen = true;
     out->times = best.times;
     out->cloud_alone = all[0].times;
+    if (s->local != LOCAL_OFF)
+        out->device_alone = device;
 }
 
 /* A fixed k leaves one question open. What is not restored is split at k, and so is no part of what could be: but for k = 0, it is all or nothing. */

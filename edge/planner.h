@@ -9,6 +9,10 @@
  *
  * A plan must promise PLANNER_GAIN over k = 0, whose estimate has the fewest assumptions.
  *
+ * `local`: a device that holds the whole model can make tokens itself. It then runs the prompt through all layers and goes on decoding, while the cloud does
+ * everything too (k = 0); each token is whoever's is first. So the times are the better ones of both sides, and no plan is later than the device or the
+ * cloud alone. It is chosen for the wish `latency` where that beats working together by PLANNER_GAIN: on links that are slow, or far away.
+ *
  * To run [0, k) on a token the device needs the KV of [0, k) of every earlier token. What it holds of the prefix ends at `held`; the
  * cloud's cache ends at `cached_tokens`; so [held, cached) must be caught up locally first, and only [cached, prompt) is sent:
  *
@@ -37,6 +41,7 @@
 #define PLANNER_FIRST         0.125 /* a second of waiting for the first token, in seconds of waiting for the 16th */
 
 enum planner_prefer { PREFER_LATENCY, PREFER_CLOUD_COST };
+enum planner_local { LOCAL_OFF, LOCAL_AUTO, LOCAL_ALWAYS };
 
 struct planner_state {
     uint32_t layer_count;   /* L of the model */
@@ -56,8 +61,11 @@ struct planner_state {
 
     /* for a choice */
     enum planner_prefer prefer;
-    double cloud_price;      /* seconds of waiting that a second of the cloud is worth */
-    struct plan_model model; /* kv_size: of `codec` at this model */
+    double cloud_price;       /* seconds of waiting that a second of the cloud is worth */
+    enum planner_local local; /* off: the device cannot make tokens, or may not */
+    double local_queue_us;    /* of other requests, before the device can begin */
+    uint32_t local_share;     /* requests that it makes tokens for at a time then, this one too */
+    struct plan_model model;  /* kv_size: of `codec` at this model */
 };
 
 struct plan {
@@ -68,8 +76,10 @@ struct plan {
     uint32_t send_begin;    /* with k > 0: first token whose rows and KV are sent */
     uint32_t restore_begin, restore_end; /* sent as the device holds it, all layers; equal: nothing */
     uint8_t codec, hidden_dtype;
-    bool chosen;                          /* by the model: the next two are set */
+    bool local;                           /* k = 0, and the device makes tokens too */
+    bool chosen;                          /* by the model: the next are set */
     struct plan_times times, cloud_alone; /* foretold, from the plan's making on */
+    struct plan_times device_alone;       /* zeros where it cannot */
     struct plan_model model;              /* what it was chosen by; the caller sets it */
 };
 

@@ -20,6 +20,7 @@ static const struct config_option options[] = {
     {.name = "token", OPTION(token, CONFIG_STRING), .metavar = "TOKEN", .help = "credential for the cloud", .secret = true},
     {.name = "plain", OPTION(plain, CONFIG_BOOL), .help = "no TLS to the cloud; for tests on one machine"},
     {.name = "edge-layers", OPTION(edge_layers, CONFIG_STRING), .fallback = "auto", .metavar = "K", .help = "layers that this device computes of each prompt, 0 to those that it holds; auto: as many as pay, by what link, device and cloud are measured to do"},
+    {.name = "local", OPTION(local, CONFIG_STRING), .fallback = "auto", .metavar = "WHEN", .help = "with auto and the whole model: make first tokens on this device while the cloud begins: auto (where that is sooner), always, off"},
     {.name = "prefer", OPTION(prefer, CONFIG_STRING), .fallback = "latency", .metavar = "WISH", .help = "with auto: latency (the soonest reply) or cloud-cost (the least computing in the cloud, for a first token up to a fifth later)"},
     {.name = "cloud-price", OPTION(cloud_price, CONFIG_FLOAT), .fallback = "0", .max = 1000, .metavar = "S", .help = "with auto: seconds of waiting that a second of computing in the cloud is worth"},
     {.name = "codec", OPTION(codec, CONFIG_STRING), .fallback = "l1", .metavar = "CODEC", .help = "of KV on the wire: raw, l0 (lossless), l1 (8 bits); for requests that accept any fidelity also l2 (4 bits), l2-k5 (K: 5 bits), l2-5bit: the others get l1 then"},
@@ -124,11 +125,22 @@ static int parse_prefer(const char *text, enum planner_prefer *out)
     return rc;
 }
 
+static int parse_local(const char *text, enum planner_local *out)
+{
+    static const struct named names[] = {{"off", LOCAL_OFF}, {"auto", LOCAL_AUTO}, {"always", LOCAL_ALWAYS}};
+    int value, rc = find_name(names, TD_COUNT(names), text, &value);
+    if (rc == 0)
+        *out = (enum planner_local)value;
+    return rc;
+}
+
 static int check_names(struct edge_settings *s, struct td_error *err)
 {
     if (parse_layers(s->edge_layers, &s->layers) < 0)
         return td_fail(err, -TD_ERR_ARG, "--edge-layers %s: want auto, or a number of layers up to %d",
                        s->edge_layers, KV_LAYERS_MAX);
+    if (parse_local(s->local, &s->local_id) < 0)
+        return td_fail(err, -TD_ERR_ARG, "--local %s: want auto, always or off", s->local);
     if (parse_prefer(s->prefer, &s->prefer_id) < 0)
         return td_fail(err, -TD_ERR_ARG, "--prefer %s: want latency or cloud-cost", s->prefer);
     if (edge_codec_parse(s->codec, &s->level_kv) < 0)
@@ -296,6 +308,7 @@ void edge_settings_agent(const struct edge_settings *s, struct agent_config *out
         .tls = !s->plain,
         .token = s->token_text,
         .edge_layers = s->layers,
+        .local = s->local_id,
         .prefer = s->prefer_id,
         .cloud_price = s->cloud_price,
         .codec = s->level_kv,

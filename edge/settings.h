@@ -14,8 +14,8 @@
 struct edge_settings {
     /* as given */
     const char *model, *model_name, *chat_template, *cloud, *ca, *client_cert, *client_key, *token_file,
-        *token, *edge_layers, *prefer, *codec, *hidden, *fidelity, *listen, *unix_socket, *api_key_file,
-        *allow_origin, *words_file, *data, *log_level;
+        *token, *edge_layers, *local, *prefer, *codec, *hidden, *fidelity, *listen, *unix_socket,
+        *api_key_file, *allow_origin, *words_file, *data, *log_level;
     int64_t chunk, listen_port, threads, cloud_timeout;
     uint64_t kv_memory, kv_disk;
     double cloud_price;
@@ -30,6 +30,7 @@ struct edge_settings {
     char origin_text[1024];
     const char *origins[EDGE_ORIGINS_MAX + 1]; /* NULL-terminated */
     uint32_t layers;                           /* or PLANNER_AUTO */
+    enum planner_local local_id;
     enum planner_prefer prefer_id;
     const struct kv_level *level_kv; /* --codec */
     uint8_t hidden_id;

@@ -158,6 +158,7 @@ static json_t *plan_of(const struct api_plan *p)
     put(o, "restored_tokens", json_integer(p->restored_tokens));
     put(o, "plans", json_integer(p->plan_count));
     put(o, "left_to_cloud_tokens", json_integer(p->left_tokens));
+    put(o, "local", json_boolean(p->local));
     if (!p->chosen)
         return o;
     const struct {
@@ -167,6 +168,8 @@ static json_t *plan_of(const struct api_plan *p)
                     {"t16_ms", p->t16_ms},
                     {"cloud_alone_first_token_ms", p->cloud_first_token_ms},
                     {"cloud_alone_t16_ms", p->cloud_t16_ms},
+                    {"edge_alone_first_token_ms", p->edge_first_token_ms},
+                    {"edge_alone_t16_ms", p->edge_t16_ms},
                     {"edge_layer_us", p->edge_layer_us},
                     {"cloud_layer_us", p->cloud_layer_us},
                     {"uplink_mbit", p->uplink_mbit},
@@ -202,6 +205,7 @@ static json_t *timings_of(const struct api_timings *t)
                   {"edge_prefill_tokens", t->edge_prefill_tokens},
                   {"cloud_prefill_tokens", t->cloud_prefill_tokens},
                   {"recomputed_tokens", t->recomputed_tokens},
+                  {"local_tokens", t->local_tokens},
                   {"cached_memory_tokens", t->cached_memory_tokens},
                   {"cached_disk_tokens", t->cached_disk_tokens}};
     json_t *o = json_object();

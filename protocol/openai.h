@@ -57,8 +57,10 @@ struct api_plan { /* of a device that planned: what it chose, why, and what beca
         kv_tokens;                             /* k; the prompt tokens planned; of these, whose KV is sent */
     double first_token_ms, t16_ms;             /* foretold: to the first and to the 16th token */
     double cloud_first_token_ms, cloud_t16_ms; /* the same with nothing done on the device */
+    double edge_first_token_ms, edge_t16_ms;   /* with everything done there; 0: it cannot */
     double edge_layer_us, cloud_layer_us, uplink_mbit, delay_ms, queue_ms; /* what it went by */
     uint32_t restored_tokens;         /* sent as the device held them, all layers: computed by nobody */
+    bool local;                       /* the device makes tokens too */
     uint32_t plan_count, left_tokens; /* plans that were sent; tokens that were left to the cloud under way */
 };
 struct api_timings { /* milliseconds / counts of one reply; 0 where it does not apply */
@@ -67,7 +69,8 @@ struct api_timings { /* milliseconds / counts of one reply; 0 where it does not 
     uint64_t uplink_bytes, uplink_raw_bytes;
     uint32_t edge_layers, edge_prefill_tokens, cloud_prefill_tokens, recomputed_tokens, cached_memory_tokens,
         cached_disk_tokens;
-    struct api_plan plan; /* plan_count 0: none */
+    uint32_t local_tokens; /* of the reply, that the device made before the cloud's were here */
+    struct api_plan plan;  /* plan_count 0: none */
 };
 struct api_token_logprob {
     const char *text;

@@ -1,6 +1,6 @@
 /* fake_backend: a backend whose numbers can be written down without a model. Row of token id at position p after k layers: value c is
- * id + 1000 p + c; K of (layer, head, token, d) is a function of id, position, layer and d. It checks what a real one would trust:
- * that the pages of earlier positions hold what was computed for them. */
+ * id + 1000 p + c; K of (layer, head, token, d) is a function of id, position, layer and d; the most likely token behind it is fake_next. It checks
+ * what a real one would trust: that the pages of earlier positions hold what was computed for them. */
 #ifndef TANDEM_TESTS_FAKE_BACKEND_H
 #define TANDEM_TESTS_FAKE_BACKEND_H
 #include "kernels/backend.h"
@@ -11,6 +11,7 @@
 #define FAKE_EMBD  32
 #define FAKE_HEADS 2
 #define FAKE_DIM   16
+#define FAKE_VOCAB 1000
 
 struct fake_backend {
     struct backend base;
@@ -21,6 +22,11 @@ struct fake_backend {
     float scale;           /* of the rows; large: f16 cannot hold them */
     unsigned delay_us;
 };
+
+static inline int32_t fake_next(int32_t id, uint32_t position)
+{
+    return (int32_t)(((uint32_t)id * 7 + position) % FAKE_VOCAB);
+}
 
 static inline uint16_t fake_key(int32_t id, uint32_t token, uint32_t layer, uint32_t head, uint32_t d,
                                 bool is_value)
@@ -45,6 +51,11 @@ static inline int fake_forward(struct backend *b, const struct batch *batch)
             for (uint32_t c = 0; q->hidden_out && c < FAKE_EMBD; c++)
                 q->hidden_out[r * FAKE_EMBD + c] = f->scale * (float)(q->ids[r] + (int32_t)(1000 * p + c));
         }
+        for (uint32_t i = 0; q->logits && i < FAKE_VOCAB; i++)
+            q->logits[i] = 0;
+        uint32_t last = q->row_count - 1;
+        if (q->logits)
+            q->logits[fake_next(q->ids[last], q->position + last)] = 9;
         f->rows += q->row_count;
     }
     f->forwards++;
@@ -112,8 +123,9 @@ static inline struct fake_backend *fake_backend_create(uint32_t page_count, uint
                                             .kv_head_count = FAKE_HEADS,
                                             .head_dim = FAKE_DIM,
                                             .head_count = FAKE_HEADS,
-                                            .vocab_count = 1000,
+                                            .vocab_count = FAKE_VOCAB,
                                             .context_max = 4096};
+    f->model.output.data = layers == layer_count ? f : NULL; /* a whole model has a head */
     f->scale = 1;
     f->ids = malloc((size_t)page_count * KV_BLOCK_TOKENS * sizeof *f->ids);
     memset(f->ids, 0xff, (size_t)page_count * KV_BLOCK_TOKENS * sizeof *f->ids);

@@ -52,6 +52,7 @@ static void make(struct lib *l)
     l->options.data_dir = l->rig.data;
     l->options.chat_template = "chatml";
     l->options.plain = 1;
+    l->options.edge_layers = 1; /* fixed: the device makes no tokens of its own */
     l->options.threads = 1;
     l->options.cloud_timeout_s = 5;
 }

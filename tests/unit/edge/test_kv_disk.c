@@ -95,7 +95,7 @@ static uint32_t run_prompt(struct device *d, uint32_t begin)
         sent = e->type == PIPELINE_SENT;
         pipeline_event_free(e);
     }
-    pipeline_close(d->pipeline, job, true);
+    pipeline_close(d->pipeline, job, UINT32_MAX);
     assert_true(pipeline_wait_idle(d->pipeline, 5000));
     assert_int_equal(store_flush(d->store), 0);
     assert_int_equal(d->fake->pages_bad, 0);

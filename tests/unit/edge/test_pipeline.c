@@ -206,7 +206,7 @@ static void rows_go_ahead_of_kv_and_both_are_whole(void **state)
         assert_int_equal(rig.fake->forwards, (300 + chunk - 1) / chunk);
         assert_int_equal(local_kv_held(rig.kv, chain, 4, LAYERS), 4);
         assert_int_equal(rig.fake->pages_bad, 0);
-        pipeline_close(rig.pipeline, job, false);
+        pipeline_close(rig.pipeline, job, 0);
         rig_free(&rig);
     }
 }
@@ -222,7 +222,7 @@ static void with_all_layers_only_the_last_row_goes(void **state)
     assert_int_equal(got.rows, 1);
     assert_int_equal(got.row_begin, 199);
     assert_int_equal(got.kv_tokens[1][1], 200);
-    pipeline_close(rig.pipeline, job, true);
+    pipeline_close(rig.pipeline, job, ID_COUNT);
     rig_free(&rig);
 }
 
@@ -239,7 +239,7 @@ static void what_the_cloud_has_is_caught_up_but_not_sent(void **state)
     assert_int_equal(got.kv_tokens[0][0], 172);
     assert_int_equal(got.computed_tokens, 300);
     assert_int_equal(rig.fake->pages_bad, 0);
-    pipeline_close(rig.pipeline, job, false);
+    pipeline_close(rig.pipeline, job, 0);
 
     /* Now the device holds 256 of them: nothing to catch up. */
     job = open_job(&rig, 300);
@@ -248,7 +248,7 @@ static void what_the_cloud_has_is_caught_up_but_not_sent(void **state)
     assert_int_equal(got.row_begin, 192);
     assert_int_equal(got.computed_tokens, 108);
     assert_int_equal(rig.fake->pages_bad, 0);
-    pipeline_close(rig.pipeline, job, false);
+    pipeline_close(rig.pipeline, job, 0);
     rig_free(&rig);
 }
 
@@ -271,7 +271,7 @@ static void a_new_epoch_starts_over_where_it_says(void **state)
     assert_int_equal(got.rows, 44);
     assert_int_equal(got.computed_tokens, 44);
     assert_int_equal(rig.fake->pages_bad, 0);
-    pipeline_close(rig.pipeline, job, false);
+    pipeline_close(rig.pipeline, job, 0);
     rig_free(&rig);
 }
 
@@ -283,16 +283,16 @@ static void replies_are_filled_in_idle_time(void **state)
     struct pipeline_job *job = open_job(&rig, 100);
     start(&rig, job, 1, 0, 100);
     collect(&rig, 1);
-    pipeline_append(rig.pipeline, job, ids + 100, 27);
+    pipeline_append(rig.pipeline, job, 100, ids + 100, 27);
     assert_true(pipeline_wait_idle(rig.pipeline, 5000));
     assert_int_equal(local_kv_held(rig.kv, chain, 4, LAYERS),
                      1);                   /* 127 tokens: the second block is not whole */
     assert_int_equal(rig.fake->rows, 100); /* and nothing was run for it yet */
-    pipeline_append(rig.pipeline, job, ids + 127, 2);
+    pipeline_append(rig.pipeline, job, 127, ids + 127, 2);
     assert_true(pipeline_wait_idle(rig.pipeline, 5000));
     assert_int_equal(local_kv_held(rig.kv, chain, 4, LAYERS), 2);
-    pipeline_append(rig.pipeline, job, ids + 129, 70);
-    pipeline_close(rig.pipeline, job, true);
+    pipeline_append(rig.pipeline, job, 129, ids + 129, 70);
+    pipeline_close(rig.pipeline, job, ID_COUNT);
     assert_true(pipeline_wait_idle(rig.pipeline, 5000));
     assert_int_equal(local_kv_held(rig.kv, chain, 4, LAYERS), 3);
     assert_int_equal(rig.fake->rows, 192);
@@ -307,10 +307,10 @@ static void fill_whole(struct rig *rig, uint32_t count)
     send_range(rig->pipeline, job, 1, 0, (struct plan_range){0, count, 1, KV_RAW, HIDDEN_F32});
     collect(rig, 1);
     pipeline_fill(rig->pipeline, job, 1);
-    pipeline_append(rig->pipeline, job, ids + count, 2);
+    pipeline_append(rig->pipeline, job, count, ids + count, 2);
     assert_true(pipeline_wait_idle(rig->pipeline, 5000));
     assert_int_equal(local_kv_held(rig->kv, chain, 8, LAYERS), 0); /* not while it may go on */
-    pipeline_close(rig->pipeline, job, true);
+    pipeline_close(rig->pipeline, job, UINT32_MAX);
     assert_true(pipeline_wait_idle(rig->pipeline, 5000));
     assert_int_equal(local_kv_held(rig->kv, chain, 8, LAYERS), (count + 2) / KV_BLOCK_TOKENS);
 }
@@ -325,7 +325,7 @@ static void closed_jobs_are_filled_through_all_layers_if_wished(void **state)
     struct pipeline_job *job = open_job(&rig, 40); /* no whole block: nothing to do */
     start(&rig, job, 2, 0, 40);
     collect(&rig, 2);
-    pipeline_close(rig.pipeline, job, true);
+    pipeline_close(rig.pipeline, job, UINT32_MAX);
     assert_true(pipeline_wait_idle(rig.pipeline, 5000));
     assert_int_equal(rig.fake->rows, 200 + 192 + 40);
     assert_int_equal(rig.fake->pages_bad, 0);
@@ -356,7 +356,7 @@ static void what_is_held_whole_is_sent_and_not_run(void **state)
     assert_int_equal(got.kv_tokens[0][0], 128 + 108);
     assert_int_equal(got.kv_tokens[1][1], 128);
     assert_int_equal(rig.fake->pages_bad, 0);
-    pipeline_close(rig.pipeline, job, false);
+    pipeline_close(rig.pipeline, job, 0);
     rig_free(&rig);
 }
 
@@ -367,7 +367,7 @@ static void a_prompt_that_the_cloud_did_is_filled_too(void **state)
     rig_make(&rig, 32, LAYERS, 4, 64);
     struct pipeline_job *job = open_job(&rig, 300);
     pipeline_fill(rig.pipeline, job, LAYERS);
-    pipeline_close(rig.pipeline, job, true);
+    pipeline_close(rig.pipeline, job, ID_COUNT);
     assert_true(pipeline_wait_idle(rig.pipeline, 5000));
     assert_int_equal(local_kv_held(rig.kv, chain, 5, LAYERS), 4);
     assert_null(queue_pop(rig.events, 0));
@@ -383,7 +383,7 @@ static void a_closed_job_is_not_worked_on(void **state)
     struct pipeline_job *job = open_job(&rig, ID_COUNT);
     start(&rig, job, 1, 0, ID_COUNT);
     pipeline_event_free(queue_pop(rig.events, WAIT_US));
-    pipeline_close(rig.pipeline, job, false);
+    pipeline_close(rig.pipeline, job, 0);
     assert_true(pipeline_wait_idle(rig.pipeline, 5000));
     assert_true(rig.fake->rows <= 3 * 64); /* the step in progress, no more */
     rig_free(&rig);
@@ -411,7 +411,7 @@ static void a_slow_link_stops_the_work(void **state)
     pipeline_taken(rig.pipeline, PIPELINE_OUT_SIZE);
     struct received got = collect(&rig, 2);
     assert_int_equal(got.rows, ID_COUNT);
-    pipeline_close(rig.pipeline, job, false);
+    pipeline_close(rig.pipeline, job, 0);
     rig_free(&rig);
 }
 
@@ -425,7 +425,7 @@ static void without_pages_the_cloud_is_asked(void **state)
     struct received got = collect(&rig, 1);
     assert_int_equal(got.code, -TD_ERR_NOSPACE);
     assert_false(got.rows_do_not_fit);
-    pipeline_close(rig.pipeline, job, false);
+    pipeline_close(rig.pipeline, job, 0);
 
     /* A job that only waits for its reply gives its pages to one that has to send. */
     job = open_job(&rig, 250);
@@ -437,11 +437,11 @@ static void without_pages_the_cloud_is_asked(void **state)
     assert_int_equal(got.code, 0);
     assert_int_equal(got.rows, 100);
     start(&rig, job, 4, 192, 250); /* the first one can still be sent again */
-    pipeline_close(rig.pipeline, other, false);
+    pipeline_close(rig.pipeline, other, 0);
     got = collect(&rig, 4);
     assert_int_equal(got.rows, 58);
     assert_int_equal(rig.fake->pages_bad, 0);
-    pipeline_close(rig.pipeline, job, false);
+    pipeline_close(rig.pipeline, job, 0);
     rig_free(&rig);
 }
 
@@ -456,7 +456,7 @@ static void rows_that_f16_cannot_hold_are_reported(void **state)
     struct received got = collect(&rig, 1);
     assert_int_equal(got.code, -TD_ERR_FORMAT);
     assert_true(got.rows_do_not_fit);
-    pipeline_close(rig.pipeline, job, false);
+    pipeline_close(rig.pipeline, job, 0);
     rig_free(&rig);
 }
 
@@ -473,7 +473,7 @@ static void long_rows_are_cut_into_messages(void **state)
         assert_true(m->type == FRAME_HIDDEN && m->count <= PIPELINE_HIDDEN_ROWS_MAX);
     assert_int_equal(messages, 512 / PIPELINE_HIDDEN_ROWS_MAX);
     pipeline_event_free(e);
-    pipeline_close(rig.pipeline, job, false);
+    pipeline_close(rig.pipeline, job, 0);
     rig_free(&rig);
 }
 
@@ -515,7 +515,7 @@ static float *real_rows(uint32_t chunk, uint32_t layers, uint32_t count, uint32_
         more = e->type != PIPELINE_SENT;
         pipeline_event_free(e);
     }
-    pipeline_close(pipeline, job, false);
+    pipeline_close(pipeline, job, 0);
     rig_free(&rig);
     model_free(model);
     gguf_close(file);

@@ -1,0 +1,197 @@
+/* flight_local: tokens that the device makes itself, where it holds the whole model. While the cloud does the request as ever (k = 0), the prefill thread runs
+ * the prompt through all layers and draws tokens; each index is whoever's is first, and the receiver's list is what the client has.
+ *
+ *     start --> the device ahead, at most LOCAL_LEAD tokens --cloud overtakes--> stopped: the rest is the cloud's
+ *                 |                          \--cloud says another token--> stopped; opened again with what is held (higher attempt)
+ *                 +--the reply is whole--> `done`; the stream trails until the cloud has said the same, and both keep the same conversation
+ *
+ * Sampling is a pure function (kernels/sampler.h), so with equal arithmetic and nothing lossy both say the same, and the cloud's tokens only confirm
+ * what is held. Where they differ the client's text counts: the cloud goes on from that, as after a lost link. */
+#include "edge/agent_internal.h"
+#include "shared/log.h"
+
+#define MODULE     "edge"
+#define LOCAL_LEAD 64u /* tokens that the device is ahead of the cloud at most */
+
+/* ---- planning ---- */
+
+void local_fill_state(const struct flight *f, struct planner_state *s)
+{
+    const struct agent *a = f->agent;
+    bool can = a->pipeline && pipeline_decodes(a->pipeline) && !f->no_edge && f->receiver.count == 0 &&
+               f->turn.ids_count + LOCAL_LEAD <= a->kv_tokens;
+    s->local = can ? a->config.local : LOCAL_OFF;
+    s->local_share = 1;
+    for (const struct flight *o = a->flights; o; o = o->next) {
+        if (o == f)
+            continue;
+        if (o->local.run && o->local.made)
+            s->local_share++;
+        else if (o->local.run)
+            s->local_queue_us += o->local.expects_us;
+        else if (o->state == FLIGHT_OPEN && o->plan.layers > 0 && o->rows_until < o->turn.ids_count)
+            s->local_queue_us += o->plan.times.edge_us;
+    }
+}
+
+/* ---- the run ---- */
+
+/* Ids that the prefill thread may get to. */
+static uint32_t until(const struct flight *f)
+{
+    return f->turn.ids_count + TD_MIN(f->token_count_max, f->receiver.confirmed + LOCAL_LEAD);
+}
+
+/* As the cloud has them from GENERATE. */
+static void fill_sampling(const struct api_sampling *s, struct sampler_params *p)
+{
+    sampler_defaults(p);
+    p->temperature = s->temperature;
+    p->top_k = s->top_k;
+    p->top_p = s->top_p;
+    p->min_p = s->min_p;
+    p->repetition_penalty = s->repetition_penalty;
+    p->repetition_window = s->repetition_window;
+    p->presence_penalty = s->presence_penalty;
+    p->frequency_penalty = s->frequency_penalty;
+    p->seed = s->seed;
+    p->want_logprobs = s->logprobs;
+    p->logprob_count = s->top_logprobs;
+    p->bias_count = TD_MIN(s->bias_count, (uint32_t)SAMPLER_BIAS_MAX);
+    for (uint32_t i = 0; i < p->bias_count; i++)
+        p->bias[i] = (struct sampler_bias){s->bias_ids[i], s->bias_values[i]};
+}
+
+void local_start(struct flight *f)
+{
+    struct agent *a = f->agent;
+    struct td_error err;
+    if (f->local.run || !f->work || f->finished || f->receiver.count >= f->token_count_max)
+        return;
+    struct pipeline_decode decode = {.run = f->local.run_last + 1,
+                                     .prompt_count = f->turn.ids_count,
+                                     .until = until(f),
+                                     .ignore_end = f->ignore_end};
+    fill_sampling(&f->sampling, &decode.sampling);
+    if (sampler_check(&decode.sampling, &err) < 0 || pipeline_decode(a->pipeline, f->work, &decode) < 0)
+        return; /* the cloud says what is wrong, or does it alone */
+    f->local.run = f->local.run_last = decode.run;
+    f->local.expects_us = f->plan.device_alone.edge_us;
+    f->local.held = KV_BLOCK_TOKENS *
+                    local_kv_held(a->kv, f->turn.chain, (f->turn.ids_count - 1) / KV_BLOCK_TOKENS, a->layers);
+}
+
+void local_stop(struct flight *f)
+{
+    if (f->local.run && f->work && f->agent->pipeline)
+        pipeline_decode_stop(f->agent->pipeline, f->work);
+    f->local.run = 0;
+}
+
+void local_follow(struct flight *f, bool overtaken)
+{
+    if (!f->local.run)
+        return;
+    if (overtaken)
+        local_stop(f);
+    else
+        pipeline_decode_until(f->agent->pipeline, f->work, until(f));
+}
+
+void local_diverged(struct flight *f)
+{
+    log_info(MODULE, "the cloud draws other tokens than this device did: it goes on from the device's");
+    local_stop(f);
+    wire_leave_stream(f);
+    gen_reopen(&f->receiver, clock_wall_us());
+    flight_wait_again(f);
+    flight_kick(f);
+}
+
+/* ---- its tokens ---- */
+
+static bool deliver(struct flight *f, const struct sampled *token)
+{
+    int32_t ids[SAMPLER_LOGPROBS_MAX];
+    float values[SAMPLER_LOGPROBS_MAX];
+    for (uint32_t i = 0; i < token->top_count; i++) {
+        ids[i] = token->top[i].id;
+        values[i] = token->top[i].logprob;
+    }
+    struct api_logprob_in logprob = {
+        .logprob = token->logprob, .top_count = token->top_count, .top_ids = ids, .top_logprobs = values};
+    return flight_deliver(f, f->receiver.ids + f->receiver.count - 1, 1,
+                          f->sampling.logprobs ? &logprob : NULL);
+}
+
+static void take_token(struct flight *f, const struct pipeline_event *e)
+{
+    uint32_t run = f->local.run;
+    int fresh = gen_make_token(&f->receiver, e->index, e->token.id);
+    if (fresh < 0) /* the cloud's was first, and is another */
+        local_stop(f);
+    if (fresh <= 0)
+        return;
+    f->local.made++;
+    f->work_count = f->turn.ids_count + f->receiver.count;
+    metric_add(f->agent->metrics.local_tokens, 1);
+    if (!flight_start_sink(f) || !deliver(f, &e->token) || f->local.run != run)
+        return;
+    bool ends = !f->ignore_end && tokenizer_is_end(f->agent->tokenizer, e->token.id);
+    if (ends || f->receiver.count >= f->token_count_max)
+        flight_finish(f, ends ? FINISH_STOP : FINISH_LENGTH);
+}
+
+void local_event(struct flight *f, const struct pipeline_event *e)
+{
+    bool listens = f->state == FLIGHT_OPEN || f->state == FLIGHT_WAITING;
+    f->edge_us += e->cost.compute_us;
+    if (!listens || f->finished || e->run != f->local.run)
+        return;
+    if (e->type == PIPELINE_TOKEN) {
+        take_token(f, e);
+    } else if (e->type == PIPELINE_DECODE_FAILED) {
+        log_info(MODULE, "the device makes no tokens of this reply (%s): the cloud makes them",
+                 td_status_text(e->code));
+        f->local.run = 0;
+    }
+}
+
+/* ---- the cloud behind a reply that is whole ---- */
+
+static void cancel_there(struct flight *f)
+{
+    Tandem__Cancel cancel = TANDEM__CANCEL__INIT;
+    cancel.finished = true;
+    cancel.keep_count = f->turn.reply_count;
+    f->cancel_sent = uplink_send(f->agent->uplink, f->stream, FRAME_CANCEL, &cancel.base, NULL, 0) == 0;
+}
+
+int local_trailing_frame(struct flight *f, const struct wire_frame *frame)
+{
+    bool over = false;
+    switch (frame->type) {
+    case FRAME_TOKEN: /* another text than the client has: what the cloud keeps would be wrong */
+        over =
+            gen_receive_tokens(&f->receiver, frame->token->attempt, frame->token->index, frame->payload) < 0;
+        if (!over && f->finished && !f->cancel_sent && !flight_trails(f))
+            cancel_there(f); /* it would go on behind the stop string */
+        break;
+    case FRAME_OPEN_ACK: /* it has not the prompt, and would have to be told anew */
+        if (frame->open_ack->need_ids)
+            wire_stream_ended(f);
+        over = frame->open_ack->need_ids || !f->planned;
+        break;
+    case FRAME_DONE:
+    case FRAME_ERROR:
+    case FRAME_CANCEL:
+        wire_stream_ended(f);
+        over = true;
+        break;
+    default:
+        break;
+    }
+    if (over)
+        flight_end_trail(f);
+    return 0;
+}

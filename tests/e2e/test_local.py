@@ -1,0 +1,153 @@
+"""First tokens made on the device (--local): on a far link they are there before the cloud's, and nothing shows of who made which: text, log probabilities, finish and
+usage are the cloud's own, whatever breaks meanwhile; both keep the same conversation."""
+import concurrent.futures
+import threading
+import time
+
+import pytest
+
+from conftest import client_of
+from harness import Cloud, Edge, Relay
+
+DELAY = 0.12  # seconds one way: some dozens of the device's tokens
+PROMPT = [{"role": "user", "content": "Write a story about a fox and a well. " + "The fox is thirsty and the well is deep. " * 6}]
+ASK = dict(model="default", messages=PROMPT, temperature=1.0, top_p=0.95, presence_penalty=0.3, seed=77, max_tokens=100, logit_bias={"33": -3}, logprobs=True, top_logprobs=2)
+EXTRA = {"fidelity": "exact", "timings": True}
+
+
+class World:
+    def __init__(self, path, local="always", extra=()):
+        self.cloud = Cloud(path / "c")
+        self.token, other = self.cloud.new_token(), self.cloud.new_token(principal="alone")
+        self.cloud.start()
+        self.relay = Relay(self.cloud.port, delay_s=DELAY)
+        self.edge = Edge(path / "e", self.cloud, self.token, "auto", extra=["--local", local, *extra], cloud_port=self.relay.port).start()
+        self.client = client_of(self.edge)
+        self.alone = client_of(self.cloud, other, self.cloud.ca)
+
+    def close(self):
+        self.edge.kill()
+        self.relay.close()
+        self.cloud.kill()
+
+
+@pytest.fixture
+def world(tmp_path):
+    w = World(tmp_path)
+    yield w
+    w.close()
+
+
+def ask(client, extra=EXTRA, **more):
+    """(text, probabilities, finish, tokens), timings"""
+    r = client.chat.completions.create(**{**ASK, **more}, extra_body=extra)
+    c = r.choices[0]
+    probabilities = [(t.token, t.logprob, [(a.token, a.logprob) for a in t.top_logprobs]) for t in c.logprobs.content]
+    return (c.message.content, probabilities, c.finish_reason, r.usage.completion_tokens), r.model_extra["timings"]
+
+
+def test_nothing_shows(world):
+    whole, _ = ask(world.alone)
+    got, timings = ask(world.client)
+    assert timings["plan"]["local"] and timings["local_tokens"] > 0, timings
+    assert timings["first_token_ms"] < 2 * DELAY * 1e3, timings
+    assert got == whole
+    assert whole[3] == 100
+    for tokens in (1, 3, 17):  # whole before the cloud has said anything
+        got, timings = ask(world.client, max_tokens=tokens)
+        assert got == ask(world.alone, max_tokens=tokens)[0]
+        assert timings["local_tokens"] == tokens
+    for at in (0.1, 0.5, 0.9):  # stop strings: within the device's tokens, and perhaps behind them
+        stop = whole[0][int(len(whole[0]) * at):][:12]
+        got, timings = ask(world.client, stop=[stop])
+        assert stop not in got[0] and got == ask(world.alone, stop=[stop])[0]
+    got, _ = ask(world.client, temperature=0, messages=[{"role": "user", "content": "Say yes."}], logit_bias={"2": 100})  # an end token at once
+    assert got[2] == "stop" and got[3] == 1
+    assert world.edge.metrics()["tandem_edge_local_tokens_total"] > 20
+
+
+def test_conversations_go_on(world):
+    """Both sides keep the turn that the client saw, also one that was whole before the cloud had begun; the next one sends what is new only."""
+    history = list(PROMPT)
+    for turn, tokens in enumerate((5, 40, 4, 60)):
+        stop = [" the"] if turn == 3 else None
+        got, timings = ask(world.client, messages=history, max_tokens=tokens, stop=stop)
+        assert got == ask(world.alone, messages=history, max_tokens=tokens, stop=stop)[0], turn
+        history += [{"role": "assistant", "content": got[0]}, {"role": "user", "content": f"And then? ({turn})"}]
+        time.sleep(1)  # the cloud comes behind
+    metrics = world.cloud.metrics()
+    assert metrics['tandem_conversations_saved_total{door="edge"}'] == 4
+    assert world.edge.metrics()["tandem_edge_requests_running"] == 0
+    assert metrics["tandem_requests_running"] == 0
+    names = [c["id"] for c in world.client.get("/conversations", cast_to=object)["data"]]
+    assert len(names) == 1
+
+
+def test_auto_takes_it_where_it_pays(tmp_path):
+    w = World(tmp_path, local="auto")
+    try:
+        for _ in range(3):
+            got, timings = ask(w.client, extra={**EXTRA, "cache": False})
+        assert timings["plan"]["local"], timings
+        estimates = timings["plan"]["estimates"]
+        assert estimates["edge_alone_first_token_ms"] < estimates["cloud_alone_first_token_ms"]
+        assert got == ask(w.alone)[0]
+    finally:
+        w.close()
+
+
+def test_eight_at_once(world):
+    asks = [dict(seed=i, messages=[{"role": "user", "content": f"Tell me about the number {i}. " + "Go on. " * 10 * i}]) for i in range(8)]
+    alone = [ask(world.alone, **a)[0] for a in asks]
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        together = list(pool.map(lambda a: ask(client_of(world.edge), **a), asks))
+    assert [got for got, _ in together] == alone
+    assert sum(t["local_tokens"] for _, t in together) > 0
+
+
+@pytest.mark.parametrize("what", ["cut", "kill"])
+def test_breaks_meanwhile(world, what):
+    """The link cut, or the cloud killed, while the device makes tokens, and when the cloud has overtaken it."""
+    whole, _ = ask(world.alone)
+
+    def disturb():
+        if what == "kill":
+            world.cloud.kill()
+            world.cloud.start()
+        else:
+            world.relay.cut()
+            time.sleep(0.3)
+            world.relay.restore()
+
+    for after in (0.02, 0.15, 0.3, 0.45):
+        timer = threading.Timer(after, disturb)
+        timer.start()
+        got, _ = ask(world.client, extra={**EXTRA, "cache": False})
+        timer.join()
+        assert got == whole, after
+
+
+def test_a_cloud_that_draws_others_goes_on_from_the_devices(tmp_path):
+    """The cloud's KV of the prompt came from lossy uploads, the device's own is exact: where they differ, the client's text counts, each token once."""
+    w = World(tmp_path)
+    lossy = Edge(tmp_path / "lossy", w.cloud, w.token, 20, extra=["--codec", "l2", "--codec-unchecked", "--hidden", "int8"]).start()
+    any_kind = {"fidelity": "any", "timings": True, "ignore_eos": True}
+    more = dict(max_tokens=60, messages=[{"role": "user", "content": " ".join(f"Line {i}: {i * 7919 % 1000}." for i in range(14)) + " Go on."}], temperature=1.6, top_p=1.0)
+    try:
+        ask(client_of(lossy), extra=any_kind, **more)
+        lossy.stop()
+        w.relay.delay = 0.4
+        for seed in range(20):
+            got, timings = ask(w.client, extra=any_kind, seed=seed, **more)
+            made = timings["local_tokens"]
+            assert timings["cached_memory_tokens"] >= 64, timings
+            assert got[3] == 60 and len(got[1]) == 60
+            exact, _ = ask(w.alone, extra={**EXTRA, "ignore_eos": True}, seed=seed, **more)
+            assert got[1][:made] == exact[1][:made]
+            if "draws other tokens" in w.edge.log():
+                break
+        else:
+            raise AssertionError("the two never differed")
+    finally:
+        lossy.kill()
+        w.close()

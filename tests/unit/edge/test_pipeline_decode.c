@@ -1,0 +1,437 @@
+/* pipeline_decode: what the device draws itself: the tokens of a naive loop, in turn with the other work, and who gives way to whom. */
+#include "fake_backend.h"
+#include "edge/pipeline.h"
+#include "kernels/kv_layout.h"
+#include "shared/crypto.h"
+#include "shared/queue.h"
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <cmocka.h>
+
+#define WAIT_US  5000000
+#define LAYERS   3
+#define CAPACITY 400
+#define PROMPT   150
+
+struct rig {
+    struct fake_backend *fake;
+    struct gguf *file; /* a real model instead */
+    struct model *model;
+    struct local_kv *kv;
+    struct pipeline *pipeline;
+    struct queue *events;
+};
+static int32_t ids[CAPACITY];
+static struct kv_block_id chain[CAPACITY / KV_BLOCK_TOKENS];
+static const uint8_t key[32] = {9};
+
+static int sink(void *ctx, struct pipeline_event *e)
+{
+    return queue_push(((struct rig *)ctx)->events, e);
+}
+
+static void rig_start(struct rig *rig, struct backend *backend, const struct tokenizer *tokenizer)
+{
+    rig->kv = local_kv_create(backend->page_count);
+    rig->events = queue_create(4096);
+    struct pipeline_config config = {.backend = backend,
+                                     .kv = rig->kv,
+                                     .chunk_tokens = 64,
+                                     .tokenizer = tokenizer,
+                                     .sink = sink,
+                                     .ctx = rig};
+    assert_int_equal(pipeline_create(&config, &rig->pipeline, NULL), 0);
+}
+
+static void rig_fake(struct rig *rig, uint32_t pages, uint32_t held)
+{
+    *rig = (struct rig){.fake = fake_backend_create(pages, held, LAYERS)};
+    rig_start(rig, &rig->fake->base, NULL);
+}
+
+static void rig_free(struct rig *rig)
+{
+    struct pipeline_event *e;
+    pipeline_destroy(rig->pipeline);
+    while ((e = queue_pop(rig->events, 0)))
+        pipeline_event_free(e);
+    queue_destroy(rig->events);
+    local_kv_destroy(rig->kv);
+    if (rig->model)
+        model_free(rig->model);
+    if (rig->file)
+        gguf_close(rig->file);
+}
+
+static struct pipeline_job *open_job(struct rig *rig, uint64_t id, uint32_t count)
+{
+    struct pipeline_work work = {.id = id, .ids = ids, .count = count, .capacity = CAPACITY, .chain = chain};
+    memcpy(work.principal_key, key, sizeof key);
+    struct pipeline_job *job = pipeline_open(rig->pipeline, &work);
+    assert_non_null(job);
+    return job;
+}
+
+static int decode(struct rig *rig, struct pipeline_job *job, uint32_t run, uint32_t until)
+{
+    struct pipeline_decode d = {.run = run, .prompt_count = PROMPT, .until = until};
+    sampler_defaults(&d.sampling);
+    d.sampling.temperature = 0;
+    return pipeline_decode(rig->pipeline, job, &d);
+}
+
+/* The next event that carries a token, of this job. */
+static struct sampled next_token(struct rig *rig, uint64_t job, uint32_t run, uint32_t index)
+{
+    for (;;) {
+        struct pipeline_event *e = queue_pop(rig->events, WAIT_US);
+        assert_non_null(e);
+        assert_int_not_equal(e->type, PIPELINE_DECODE_FAILED);
+        bool is_token = e->type == PIPELINE_TOKEN && e->job == job;
+        struct sampled token = e->token;
+        if (is_token) {
+            assert_int_equal(e->run, run);
+            assert_int_equal(e->index, index);
+            assert_true(e->token_us > 0 || e->cost.tokens > 1);
+        }
+        pipeline_event_free(e);
+        if (is_token)
+            return token;
+    }
+}
+
+static void no_token(struct rig *rig)
+{
+    assert_true(pipeline_wait_idle(rig->pipeline, 5000));
+    assert_null(queue_pop(rig->events, 0));
+}
+
+/* ---- the fake one: its tokens can be foretold ---- */
+
+static void tokens_follow_each_other_to_the_bound(void **state)
+{
+    (void)state;
+    struct rig rig;
+    rig_fake(&rig, 16, LAYERS);
+    assert_true(pipeline_decodes(rig.pipeline));
+    struct pipeline_job *job = open_job(&rig, 1, PROMPT);
+    assert_int_equal(decode(&rig, job, 1, PROMPT + 3), 0);
+    int32_t last = ids[PROMPT - 1];
+    for (uint32_t i = 0; i < 3; i++) {
+        int32_t id = next_token(&rig, 1, 1, i).id;
+        assert_int_equal(id, fake_next(last, PROMPT - 1 + i));
+        last = id;
+    }
+    no_token(&rig);
+    assert_int_equal(rig.fake->rows, PROMPT + 2); /* the last one drawn is not run before it is needed */
+    pipeline_decode_until(rig.pipeline, job, CAPACITY + 100); /* more than there is room for */
+    for (uint32_t i = 3; i < CAPACITY - PROMPT; i++) {
+        int32_t id = next_token(&rig, 1, 1, i).id;
+        assert_int_equal(id, fake_next(last, PROMPT - 1 + i));
+        last = id;
+    }
+    no_token(&rig);
+    assert_int_equal(rig.fake->rows, CAPACITY - 1);
+    assert_int_equal(rig.fake->pages_bad, 0);
+    assert_int_equal(local_kv_held(rig.kv, chain, 2, LAYERS), 2); /* what was run is kept, all layers of it */
+    pipeline_close(rig.pipeline, job, 0);
+    rig_free(&rig);
+}
+
+static void what_is_held_is_not_run_again(void **state)
+{
+    (void)state;
+    struct rig rig;
+    rig_fake(&rig, 16, LAYERS);
+    struct pipeline_job *job = open_job(&rig, 1, PROMPT);
+    assert_int_equal(decode(&rig, job, 1, PROMPT + 1), 0);
+    int32_t id = next_token(&rig, 1, 1, 0).id;
+    pipeline_close(rig.pipeline, job, 0);
+    struct pipeline_job *again = open_job(&rig, 2, PROMPT);
+    assert_int_equal(decode(&rig, again, 1, PROMPT + 1), 0);
+    assert_int_equal(next_token(&rig, 2, 1, 0).id, id);
+    assert_int_equal(rig.fake->rows, PROMPT + PROMPT % KV_BLOCK_TOKENS);
+    pipeline_close(rig.pipeline, again, 0);
+
+    job = open_job(&rig, 3, 2 * KV_BLOCK_TOKENS); /* all of it is held, but its last row is wanted */
+    struct pipeline_decode d = {.run = 1, .prompt_count = 2 * KV_BLOCK_TOKENS, .until = CAPACITY};
+    sampler_defaults(&d.sampling);
+    d.sampling.temperature = 0;
+    d.until = 2 * KV_BLOCK_TOKENS + 1;
+    uint32_t before = rig.fake->rows;
+    assert_int_equal(pipeline_decode(rig.pipeline, job, &d), 0);
+    assert_int_equal(next_token(&rig, 3, 1, 0).id,
+                     fake_next(ids[2 * KV_BLOCK_TOKENS - 1], 2 * KV_BLOCK_TOKENS - 1));
+    assert_int_equal(rig.fake->rows, before + KV_BLOCK_TOKENS);
+    pipeline_close(rig.pipeline, job, 0);
+    rig_free(&rig);
+}
+
+static void fewer_layers_than_all_are_run_anew(void **state)
+{
+    (void)state;
+    struct rig rig;
+    rig_fake(&rig, 16, LAYERS);
+    struct pipeline_job *job = open_job(&rig, 1, PROMPT);
+    uint32_t committed;
+    struct pipeline_send send = {
+        .epoch = 1, .valid_since = 1, .ranges = {{0, PROMPT, 1, KV_RAW, HIDDEN_F32}}, .range_count = 1};
+    assert_int_equal(pipeline_send(rig.pipeline, job, &send, 0, &committed), 0);
+    assert_true(pipeline_wait_idle(rig.pipeline, 5000));
+    assert_int_equal(rig.fake->rows, PROMPT);
+    assert_int_equal(decode(&rig, job, 1, PROMPT + 2), 0);
+    next_token(&rig, 1, 1, 0);
+    next_token(&rig, 1, 1, 1);
+    assert_int_equal(rig.fake->rows, 2 * PROMPT + 1);
+    assert_int_equal(rig.fake->pages_bad, 0);
+    send.epoch = send.valid_since = 2; /* a send ends it */
+    pipeline_decode_until(rig.pipeline, job, PROMPT + 3);
+    next_token(&rig, 1, 1, 2);
+    assert_int_equal(pipeline_send(rig.pipeline, job, &send, 0, &committed), 0);
+    pipeline_decode_until(rig.pipeline, job, CAPACITY);
+    assert_true(pipeline_wait_idle(rig.pipeline, 5000));
+    struct pipeline_event *e;
+    while ((e = queue_pop(rig.events, 0))) {
+        assert_int_not_equal(e->type, PIPELINE_TOKEN);
+        pipeline_event_free(e);
+    }
+    pipeline_close(rig.pipeline, job, 0);
+    rig_free(&rig);
+}
+
+static void what_the_cloud_says_comes_first(void **state)
+{
+    (void)state;
+    struct rig rig;
+    rig_fake(&rig, 16, LAYERS);
+    struct pipeline_job *job = open_job(&rig, 1, PROMPT);
+    assert_int_equal(decode(&rig, job, 1, PROMPT + 2), 0);
+    int32_t drawn[3] = {next_token(&rig, 1, 1, 0).id, next_token(&rig, 1, 1, 1).id, 77};
+    int32_t other[2] = {drawn[0] + 1, 5};
+    assert_int_equal(pipeline_append(rig.pipeline, job, PROMPT, other, 2), -TD_ERR_CONFLICT);
+    assert_int_equal(pipeline_append(rig.pipeline, job, PROMPT, drawn, 1), 0); /* behind what was drawn */
+    assert_int_equal(pipeline_append(rig.pipeline, job, PROMPT + 1, drawn + 1, 2), 0);
+    pipeline_decode_until(rig.pipeline, job, PROMPT + 4);
+    assert_int_equal(next_token(&rig, 1, 1, 3).id, fake_next(77, PROMPT + 2));
+    no_token(&rig);
+    assert_int_equal(rig.fake->rows, PROMPT + 3);
+    pipeline_decode_stop(rig.pipeline, job);
+    pipeline_decode_until(rig.pipeline, job, PROMPT + 9);
+    no_token(&rig);
+    assert_int_equal(decode(&rig, job, 2, PROMPT + 5), 0); /* and once more */
+    next_token(&rig, 1, 2, 4);
+    pipeline_close(rig.pipeline, job, 0);
+    no_token(&rig);
+    rig_free(&rig);
+}
+
+/* Two jobs that draw and one that sends: none waits for the end of another. */
+static void work_takes_turns(void **state)
+{
+    (void)state;
+    struct rig rig;
+    rig_fake(&rig, 32, LAYERS);
+    rig.fake->delay_us = 500;
+    uint32_t committed;
+    struct pipeline_job *first = open_job(&rig, 1, PROMPT), *second = open_job(&rig, 2, PROMPT);
+    assert_int_equal(decode(&rig, first, 1, CAPACITY), 0);
+    next_token(&rig, 1, 1, 0);
+    assert_int_equal(decode(&rig, second, 1, CAPACITY), 0);
+    next_token(&rig, 2, 1, 0);
+    struct pipeline_job *third = open_job(&rig, 3, CAPACITY);
+    struct pipeline_send send = {.epoch = 1,
+                                 .valid_since = 1,
+                                 .ranges = {{0, CAPACITY, 2, PLAN_CODEC_NONE, HIDDEN_F32}},
+                                 .range_count = 1};
+    assert_int_equal(pipeline_send(rig.pipeline, third, &send, 0, &committed), 0);
+    uint32_t tokens[2] = {0}, chunks = 0;
+    for (bool sent = false; !sent;) {
+        struct pipeline_event *e = queue_pop(rig.events, WAIT_US);
+        assert_non_null(e);
+        if (e->type == PIPELINE_TOKEN)
+            tokens[e->job - 1]++;
+        chunks += e->type == PIPELINE_MESSAGES;
+        sent = e->type == PIPELINE_SENT;
+        pipeline_event_free(e);
+    }
+    assert_true(chunks >= CAPACITY / 64);
+    assert_true(tokens[0] >= 2 && tokens[1] >= 2); /* seven chunks, seven tokens between them */
+    assert_true(tokens[0] + tokens[1] < CAPACITY - PROMPT);
+    pipeline_close(rig.pipeline, first, 0);
+    pipeline_close(rig.pipeline, second, 0);
+    pipeline_close(rig.pipeline, third, 0);
+    rig_free(&rig);
+}
+
+static void without_room_or_a_head_there_are_none(void **state)
+{
+    (void)state;
+    struct rig rig;
+    rig_fake(&rig, 2, LAYERS);
+    struct pipeline_job *job = open_job(&rig, 1, PROMPT);
+    assert_int_equal(decode(&rig, job, 5, CAPACITY), 0);
+    struct pipeline_event *e = queue_pop(rig.events, WAIT_US);
+    while (e && e->type == PIPELINE_RAN) {
+        pipeline_event_free(e);
+        e = queue_pop(rig.events, WAIT_US);
+    }
+    assert_non_null(e);
+    assert_int_equal(e->type, PIPELINE_DECODE_FAILED);
+    assert_int_equal(e->run, 5);
+    assert_int_equal(e->code, -TD_ERR_NOSPACE);
+    pipeline_event_free(e);
+    no_token(&rig);
+    pipeline_close(rig.pipeline, job, 0);
+    rig_free(&rig);
+
+    rig_fake(&rig, 16, LAYERS - 1);
+    assert_false(pipeline_decodes(rig.pipeline));
+    job = open_job(&rig, 1, PROMPT);
+    assert_int_equal(decode(&rig, job, 1, CAPACITY), -TD_ERR_UNSUPPORTED);
+    pipeline_close(rig.pipeline, job, 0);
+    rig_free(&rig);
+}
+
+/* ---- a real model, against a loop that runs everything anew for each token ---- */
+
+#define REPLY 70
+
+static const struct sampler_params *sampling(void)
+{
+    static struct sampler_params p;
+    sampler_defaults(&p);
+    p.temperature = 1.3f;
+    p.top_p = 0.95f;
+    p.repetition_penalty = 1.1f;
+    p.repetition_window = -1;
+    p.presence_penalty = 0.4f;
+    p.frequency_penalty = 0.2f;
+    p.seed = 12345;
+    p.bias_count = 1;
+    p.bias[0] = (struct sampler_bias){5, 2.5f};
+    p.want_logprobs = true;
+    p.logprob_count = 3;
+    return &p;
+}
+
+static struct backend *real_backend(struct rig *rig, uint32_t rows)
+{
+    struct backend *backend;
+    *rig = (struct rig){0};
+    assert_int_equal(gguf_open(TEST_DATA "/tiny/llama-gqa-untied.gguf", &rig->file, NULL), 0);
+    assert_int_equal(model_load(rig->file, &rig->model, NULL), 0);
+    struct backend_config config = {
+        .page_count = 8, .layers_paged = rig->model->params.layer_count, .threads = 1, .rows_max = rows};
+    assert_int_equal(cpu_backend_create(rig->model, &config, &backend, NULL), 0);
+    return backend;
+}
+
+static void naive(struct sampled out[REPLY])
+{
+    struct rig rig;
+    struct backend *b = real_backend(&rig, CAPACITY);
+    uint32_t pages[8] = {0, 1, 2, 3, 4, 5, 6, 7}, vocab = rig.model->params.vocab_count;
+    float *logits = malloc(vocab * sizeof *logits);
+    struct sampler_scratch *scratch = sampler_scratch_create(vocab);
+    int32_t all[CAPACITY];
+    memcpy(all, ids, sizeof all);
+    for (uint32_t i = 0; i < REPLY; i++) {
+        struct batch_seq seq = {.layer_end = rig.model->params.layer_count,
+                                .row_count = PROMPT + i,
+                                .ids = all,
+                                .logits = logits,
+                                .logit_count = 1,
+                                .pages = pages};
+        assert_int_equal(b->ops->forward(b, &(struct batch){&seq, 1}), 0);
+        assert_int_equal(sampler_draw(sampling(), logits, vocab, all, PROMPT + i, PROMPT, scratch, &out[i]),
+                         0);
+        all[PROMPT + i] = out[i].id;
+    }
+    sampler_scratch_destroy(scratch);
+    free(logits);
+    b->ops->destroy(b);
+    model_free(rig.model);
+    gguf_close(rig.file);
+}
+
+static void tokens_are_those_of_a_naive_loop(void **state)
+{
+    (void)state;
+    struct rig rig;
+    struct sampled expected[REPLY];
+    struct backend *backend = real_backend(&rig, 64);
+    for (size_t i = 0; i < CAPACITY; i++)
+        ids[i] = (int32_t)(i * 31 % rig.model->params.vocab_count);
+    naive(expected);
+    rig_start(&rig, backend, NULL);
+    struct pipeline_job *job = open_job(&rig, 1, PROMPT);
+    struct pipeline_decode d = {
+        .run = 3, .prompt_count = PROMPT, .until = PROMPT + REPLY, .sampling = *sampling()};
+    assert_int_equal(pipeline_decode(rig.pipeline, job, &d), 0);
+    bool varied = false;
+    for (uint32_t i = 0; i < REPLY; i++) {
+        struct sampled token = next_token(&rig, 1, 3, i);
+        assert_int_equal(token.id, expected[i].id);
+        assert_true(token.logprob == expected[i].logprob);
+        assert_int_equal(token.top_count, 3);
+        assert_memory_equal(token.top, expected[i].top, 3 * sizeof *token.top);
+        varied |= token.id != expected[0].id;
+    }
+    assert_true(varied);
+    pipeline_close(rig.pipeline, job, 0);
+    rig_free(&rig);
+}
+
+static void an_end_token_ends_it(void **state)
+{
+    (void)state;
+    for (int ignored = 0; ignored < 2; ignored++) {
+        struct rig rig;
+        struct tokenizer *tokenizer;
+        struct backend *backend = real_backend(&rig, 64);
+        assert_int_equal(tokenizer_create(rig.file, NULL, &tokenizer, NULL), 0);
+        rig_start(&rig, backend, tokenizer);
+        struct pipeline_job *job = open_job(&rig, 1, PROMPT);
+        struct pipeline_decode d = {.run = 1,
+                                    .prompt_count = PROMPT,
+                                    .until = PROMPT + 3,
+                                    .ignore_end = ignored,
+                                    .sampling = {.top_p = 1, .repetition_penalty = 1, .bias_count = 1}};
+        d.sampling.bias[0] = (struct sampler_bias){tokenizer_eos(tokenizer), 100};
+        assert_int_equal(pipeline_decode(rig.pipeline, job, &d), 0);
+        for (uint32_t i = 0; i < (ignored ? 3 : 1); i++)
+            assert_int_equal(next_token(&rig, 1, 1, i).id, tokenizer_eos(tokenizer));
+        no_token(&rig);
+        pipeline_close(rig.pipeline, job, 0);
+        rig_free(&rig);
+        tokenizer_destroy(tokenizer);
+    }
+}
+
+static int set_up(void **state)
+{
+    static const uint8_t fingerprint[TD_HASH_SIZE], layout[TD_HASH_SIZE];
+    (void)state;
+    for (size_t i = 0; i < CAPACITY; i++)
+        ids[i] = (int32_t)(i * 37 % 499);
+    if (crypto_init())
+        return -1;
+    local_kv_chain(key, fingerprint, layout, NULL, ids, CAPACITY, chain);
+    return 0;
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(tokens_follow_each_other_to_the_bound),
+        cmocka_unit_test(what_is_held_is_not_run_again),
+        cmocka_unit_test(fewer_layers_than_all_are_run_anew),
+        cmocka_unit_test(what_the_cloud_says_comes_first),
+        cmocka_unit_test(work_takes_turns),
+        cmocka_unit_test(without_room_or_a_head_there_are_none),
+        cmocka_unit_test(tokens_are_those_of_a_naive_loop),
+        cmocka_unit_test(an_end_token_ends_it),
+    };
+    return cmocka_run_group_tests(tests, set_up, NULL);
+}
