@@ -47,6 +47,7 @@ int store_cmd_export(struct store *store, const struct store_settings *s, const 
     struct td_error err = {0};
     struct portable *file = NULL;
     struct bundle_counts counts;
+    const struct bundle_progress progress = {cli_progress, (char[]){"exporting"}};
     uint8_t fingerprint[TD_HASH_SIZE], layout[TD_HASH_SIZE];
     char words[PORTABLE_WORDS_MAX];
     if (!s->tenant[0] || !s->principal[0] || !s->model[0]) {
@@ -57,8 +58,9 @@ int store_cmd_export(struct store *store, const struct store_settings *s, const 
     rc = rc < 0 ? rc : words_of(s, words, &err);
     rc = rc < 0 ? rc : portable_create(name, words, &file, &err);
     crypto_wipe(words, sizeof words);
-    rc =
-        rc < 0 ? rc : bundle_export(store, s->tenant, s->principal, fingerprint, layout, file, &counts, &err);
+    rc = rc < 0 ? rc
+                : bundle_export(store, s->tenant, s->principal, fingerprint, layout, file, &progress, &counts,
+                                &err);
     if (rc == 0)
         rc = portable_finish(file, &err);
     else
@@ -71,11 +73,13 @@ int store_cmd_import(struct store *store, const struct store_settings *s, const 
     struct td_error err = {0};
     struct portable *file = NULL;
     struct bundle_counts counts;
+    const struct bundle_progress progress = {cli_progress, (char[]){"importing"}};
     char words[PORTABLE_WORDS_MAX];
     int rc = words_of(s, words, &err);
     rc = rc < 0 ? rc : portable_open(name, words, &file, &err);
     crypto_wipe(words, sizeof words);
-    rc = rc < 0 ? rc : bundle_import(store, s->tenant, s->principal, file, &counts, &err);
+    rc = rc < 0 ? rc
+                : bundle_import(store, s->tenant, s->principal, s->trusted, file, &progress, &counts, &err);
     portable_close(file);
     return rc < 0 ? cli_fail("store import", &err) : print(s, "imported", &counts);
 }

@@ -52,6 +52,16 @@ static const struct config_option OPTIONS[] = {
      .offset = FIELD(model),
      .metavar = "FILE",
      .help = "export: the model whose KV it is"},
+    {.name = "trusted",
+     .type = CONFIG_BOOL,
+     .offset = FIELD(trusted),
+     .help =
+         "import: the file comes from a store of ours, so blocks may serve the whole tenant; without it they "
+         "are the principal's own"},
+    {.name = "yes",
+     .type = CONFIG_BOOL,
+     .offset = FIELD(yes),
+     .help = "erase-tenant: yes, destroy its keys, blocks and conversations for good"},
     {.name = "json", .type = CONFIG_BOOL, .offset = FIELD(json), .help = "JSON instead of a table"},
 };
 static const struct config_spec SPEC = {
@@ -60,10 +70,11 @@ static const struct config_spec SPEC = {
     .summary = "What a KV store holds, whether it is whole, and its upkeep.",
     .usage = "ls|stat|compact|gc --store DIR|--admin URL --store-key-file FILE\n"
              "pin|unpin ID --tenant NAME [--principal NAME] --store DIR|--admin URL --store-key-file FILE\n"
+             "erase-tenant NAME --yes --store DIR|--admin URL --store-key-file FILE\n"
              "verify|rebuild|rotate-key --store DIR --store-key-file FILE\n"
              "export FILE --tenant NAME --principal NAME --model FILE --transfer-key-file FILE --store DIR "
              "--store-key-file FILE\n"
-             "import FILE --transfer-key-file FILE --store DIR --store-key-file FILE",
+             "import FILE [--trusted] --transfer-key-file FILE --store DIR --store-key-file FILE",
     .examples = "  tandem store ls --store /var/lib/tandem/cloud --store-key-file /var/lib/tandem/store.key\n"
                 "  tandem store stat --admin http://127.0.0.1:9443 --store-key-file "
                 "/var/lib/tandem/store.key --json\n"
@@ -124,7 +135,7 @@ static int collect(struct store *store, const struct store_settings *s, const ch
     struct td_error err = {0};
     uint64_t blocks = 0, freed = 0;
     (void)name;
-    if (store_gc(store, &blocks, &freed, &err) < 0)
+    if (store_gc(store, cli_progress, (char[]){"collecting"}, &blocks, &freed, &err) < 0)
         return cli_fail("store gc", &err);
     return store_cmd_print_freed(
         s, json_pack("{s:I,s:I}", "blocks", (json_int_t)blocks, "freed_bytes", (json_int_t)freed));
@@ -173,6 +184,37 @@ static int unpin(struct store *store, const struct store_settings *s, const char
     return set_pin(store, s, "unpin", name);
 }
 
+bool store_cmd_is_sure(const struct store_settings *s, const char *name)
+{
+    if (!s->yes)
+        fprintf(stderr,
+                "tandem store: erase-tenant destroys the keys of %s, and with them its blocks and "
+                "conversations, for good; say --yes if that is meant\n",
+                name);
+    return s->yes;
+}
+
+int store_cmd_print_erased(const struct store_settings *s, const char *name)
+{
+    if (s->json)
+        return cli_print_json(json_pack("{s:s}", "erased", name));
+    printf("%s is erased; who has an older copy of keys.td and of the segments can still read it with the "
+           "master "
+           "key of then: rotate-key gives the store another one\n",
+           name);
+    return CLI_OK;
+}
+
+static int erase(struct store *store, const struct store_settings *s, const char *name)
+{
+    struct td_error err = {0};
+    if (!store_cmd_is_sure(s, name))
+        return CLI_USAGE;
+    if (store_erase_tenant(store, name, &err) < 0)
+        return cli_fail("store erase-tenant", &err);
+    return store_cmd_print_erased(s, name);
+}
+
 static int rotate(struct store *store, const struct store_settings *s, const char *name)
 {
     struct td_error err = {0};
@@ -208,6 +250,7 @@ static const struct verb {
     {"gc", true, true, false, collect},
     {"pin", true, true, true, pin},
     {"unpin", true, true, true, unpin},
+    {"erase-tenant", true, true, true, erase},
     {"rotate-key", true, false, false, rotate},
     {"export", false, false, true, store_cmd_export},
     {"import", true, false, true, store_cmd_import},
@@ -227,7 +270,7 @@ static int rebuild(const struct verb *v, const struct store_config *config, bool
 {
     struct td_error err = {0};
     uint64_t records = 0;
-    if (store_rebuild(config, &records, &err) < 0)
+    if (store_rebuild(config, cli_progress, (char[]){"rebuilding"}, &records, &err) < 0)
         return cannot_open(v, &err);
     if (json)
         return cli_print_json(json_pack("{s:I}", "records", (json_int_t)records));
@@ -277,9 +320,8 @@ int cli_store(int argc, char **argv)
         return code;
     const struct verb *v = rest_count > 0 ? find_verb(rest[0]) : NULL;
     if (!v || rest_count != 1 + v->names)
-        fprintf(stderr, "usage: tandem store ls|stat|verify|rebuild|compact|gc|pin|unpin|rotate-key|"
-                        "export|import; see "
-                        "tandem store --help\n");
+        fprintf(stderr, "usage: tandem store ls|stat|verify|rebuild|compact|gc|pin|unpin|"
+                        "erase-tenant|rotate-key|export|import; see tandem store --help\n");
     else if (!s.directory[0] == !s.admin[0])
         fprintf(stderr, "tandem store: name the directory of a stopped node (--store DIR) or a running node "
                         "(--admin URL)\n");

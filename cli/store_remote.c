@@ -8,11 +8,16 @@
 static const struct {
     const char *verb, *method, *path;
 } VERBS[] = {
-    {"ls", "GET", "/store/stat"}, {"stat", "GET", "/store/stat"}, {"compact", "POST", "/store/compact"},
-    {"gc", "POST", "/store/gc"},  {"pin", "POST", "/store/pin"},  {"unpin", "POST", "/store/pin"},
+    {"ls", "GET", "/store/stat"},
+    {"stat", "GET", "/store/stat"},
+    {"compact", "POST", "/store/compact"},
+    {"gc", "POST", "/store/gc"},
+    {"pin", "POST", "/store/pin"},
+    {"unpin", "POST", "/store/pin"},
+    {"erase-tenant", "POST", "/store/erase-tenant"},
 };
 
-static int print(const struct store_settings *s, const char *verb, json_t *answer)
+static int print(const struct store_settings *s, const char *verb, const char *name, json_t *answer)
 {
     if (!answer)
         return cli_fail(
@@ -24,6 +29,10 @@ static int print(const struct store_settings *s, const char *verb, json_t *answe
         return store_cmd_print_stats(s, answer);
     if (!strcmp(verb, "compact") || !strcmp(verb, "gc"))
         return store_cmd_print_freed(s, answer);
+    if (!strcmp(verb, "erase-tenant")) {
+        json_decref(answer);
+        return store_cmd_print_erased(s, name);
+    }
     if (s->json)
         return cli_print_json(answer);
     printf("%sned\n", verb);
@@ -31,7 +40,8 @@ static int print(const struct store_settings *s, const char *verb, json_t *answe
     return CLI_OK;
 }
 
-static int ask(const struct store_settings *s, size_t which, const char *bearer, const char *body)
+static int ask(const struct store_settings *s, size_t which, const char *name, const char *bearer,
+               const char *body)
 {
     struct td_error err = {0};
     struct cli_response r;
@@ -40,7 +50,7 @@ static int ask(const struct store_settings *s, size_t which, const char *bearer,
         return cli_fail("store", &err);
     int code;
     if (r.status == 200)
-        code = print(s, VERBS[which].verb, json_loadb(r.body ? r.body : "", r.size, 0, NULL));
+        code = print(s, VERBS[which].verb, name, json_loadb(r.body ? r.body : "", r.size, 0, NULL));
     else {
         cli_http_error(&r, &err);
         code = cli_fail("store", &err);
@@ -61,7 +71,7 @@ int store_cmd_remote(const struct store_settings *s, const char *verb, const cha
         fprintf(stderr,
                 "tandem store: %s works on the directory of a node that is stopped; a running node does ls, "
                 "stat, "
-                "compact, gc, pin and unpin\n",
+                "compact, gc, pin, unpin and erase-tenant\n",
                 verb);
         return CLI_USAGE;
     }
@@ -71,12 +81,16 @@ int store_cmd_remote(const struct store_settings *s, const char *verb, const cha
                         "use an SSH tunnel\n");
         return CLI_USAGE;
     }
+    if (!strcmp(verb, "erase-tenant") && !store_cmd_is_sure(s, name))
+        return CLI_USAGE;
     if (store_master_key_load(s->key_file, false, master, &err) < 0)
         return cli_fail("store", &err);
     operator_token(master, bearer);
     crypto_wipe(master, sizeof master);
     json_t *request = NULL;
-    if (strstr(verb, "pin"))
+    if (!strcmp(verb, "erase-tenant"))
+        request = json_pack("{s:s}", "tenant", name);
+    else if (strstr(verb, "pin"))
         request = store_cmd_pin_request(s, verb, name);
     else if (!strcmp(verb, "compact"))
         request = json_pack("{s:I}", "dead_percent", (json_int_t)s->dead_percent);
@@ -85,7 +99,7 @@ int store_cmd_remote(const struct store_settings *s, const char *verb, const cha
     char *body = strcmp(VERBS[which].method, "POST") == 0
                      ? request ? json_dumps(request, JSON_COMPACT) : strdup("{}")
                      : NULL;
-    int code = ask(s, which, bearer, body);
+    int code = ask(s, which, name, bearer, body);
     crypto_wipe(bearer, sizeof bearer);
     json_decref(request);
     free(body);

@@ -124,6 +124,11 @@ int admin_set_store(struct admin *a, struct store *store, const uint8_t master[C
     return made ? 0 : -TD_ERR_NOMEM;
 }
 
+void admin_set_erase(struct admin *a, admin_erase_fn erase, void *ctx)
+{
+    admin_store_set_erase(atomic_load(&a->store), erase, ctx);
+}
+
 void admin_set_health(struct admin *a, enum admin_health health)
 {
     atomic_store(&a->health, (int)health);

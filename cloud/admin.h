@@ -12,6 +12,10 @@ uint16_t admin_port(const struct admin *a);
 void admin_set_health(struct admin *a, enum admin_health health); /* any thread */
 /* Once, from the thread that starts the node: /store answers from then on. The store is borrowed until admin_stop. */
 int admin_set_store(struct admin *a, struct store *store, const uint8_t master[CRYPTO_KEY_SIZE]);
+/* What erases a tenant everywhere on this node; until then, and without, /store/erase-tenant answers 503. Waits; called on a thread of the listener's. */
+typedef int (*admin_erase_fn)(void *ctx, const char *tenant, struct td_error *err);
+void admin_set_erase(struct admin *a, admin_erase_fn erase, void *ctx);
+/* Waits for a job under way, which uses what the node is made of. */
 void admin_stop(struct admin *a);
 
 #endif

@@ -3,12 +3,15 @@
 #include "protocol/openai.h"
 #include "store/operator.h"
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <strings.h>
 
 struct admin_store {
     struct net_loop *loop;
     struct store *store;
+    _Atomic(admin_erase_fn) erase; /* NULL until the node can */
+    void *erase_ctx;               /* set before `erase` */
     uint8_t token_hash[TD_HASH_SIZE];
 
     bool running; /* the loop's; while it is set the thread alone has the fields below, but for `exchange` */
@@ -52,7 +55,7 @@ static json_t *do_compact(struct admin_store *a, struct td_error *err)
 static json_t *do_gc(struct admin_store *a, struct td_error *err)
 {
     uint64_t blocks = 0, freed = 0;
-    if (store_gc(a->store, &blocks, &freed, err) < 0)
+    if (store_gc(a->store, NULL, NULL, &blocks, &freed, err) < 0)
         return NULL;
     return json_pack("{s:I,s:I}", "blocks", (json_int_t)blocks, "freed_bytes", (json_int_t)freed);
 }
@@ -62,6 +65,18 @@ static json_t *do_pin(struct admin_store *a, struct td_error *err)
     if (operator_pin(a->store, a->request, err) < 0)
         return NULL;
     return json_pack("{s:b}", "pinned", json_is_true(json_object_get(a->request, "pinned")));
+}
+
+static json_t *do_erase(struct admin_store *a, struct td_error *err)
+{
+    const char *tenant = json_string_value(json_object_get(a->request, "tenant"));
+    admin_erase_fn erase = atomic_load(&a->erase);
+    if (!tenant || !erase) {
+        td_fail(err, tenant ? -TD_ERR_AGAIN : -TD_ERR_ARG, "%s",
+                tenant ? "the node is starting" : "cannot erase: 'tenant' is needed");
+        return NULL;
+    }
+    return erase(a->erase_ctx, tenant, err) < 0 ? NULL : json_pack("{s:s}", "erased", tenant);
 }
 
 static int status_of(const struct td_error *err)
@@ -120,10 +135,8 @@ static const struct route {
     const char *path, *method;
     json_t *(*work)(struct admin_store *a, struct td_error *err);
 } routes[] = {
-    {"/store/stat", "GET", do_stat},
-    {"/store/compact", "POST", do_compact},
-    {"/store/gc", "POST", do_gc},
-    {"/store/pin", "POST", do_pin},
+    {"/store/stat", "GET", do_stat}, {"/store/compact", "POST", do_compact},    {"/store/gc", "POST", do_gc},
+    {"/store/pin", "POST", do_pin},  {"/store/erase-tenant", "POST", do_erase},
 };
 
 static void start(struct admin_store *a, struct http_exchange *x, const struct http_request *r,
@@ -156,7 +169,9 @@ void admin_store_request(struct admin_store *a, struct http_exchange *x, const s
         if (strcmp(routes[i].path, r->path) == 0)
             route = &routes[i];
     if (!route)
-        respond_error(x, 404, "there are /store/stat, /store/compact, /store/gc and /store/pin here");
+        respond_error(
+            x, 404,
+            "there are /store/stat, /store/compact, /store/gc, /store/pin and /store/erase-tenant here");
     else if (!may_ask(a, r->authorization))
         respond_error(x, 401,
                       "the admin token is missing or wrong; tandem store makes it from --store-key-file");
@@ -172,6 +187,12 @@ void admin_store_client_gone(struct admin_store *a, const struct http_exchange *
 {
     if (a->exchange == x)
         a->exchange = NULL;
+}
+
+void admin_store_set_erase(struct admin_store *a, admin_erase_fn erase, void *ctx)
+{
+    a->erase_ctx = ctx;
+    atomic_store(&a->erase, erase);
 }
 
 /* ---- life --------------------------------------------------------------------------------------------------- */

@@ -211,8 +211,7 @@ int engine_build(const struct engine_config *config, struct engine **out, struct
 
 static void run_command(struct engine *e, struct engine_command *c)
 {
-    struct sequence *s =
-        c->type == COMMAND_OPEN || c->type == COMMAND_DRAIN ? NULL : engine_find(e, c->sequence);
+    struct sequence *s = c->sequence ? engine_find(e, c->sequence) : NULL;
     switch (c->type) {
     case COMMAND_OPEN:
         engine_do_open(e, c->sequence, &c->open);
@@ -236,6 +235,9 @@ static void run_command(struct engine *e, struct engine_command *c)
     case COMMAND_DETACH:
         if (s)
             engine_do_detach(e, s);
+        break;
+    case COMMAND_FORGET:
+        engine_do_forget(e, c->forget);
         break;
     case COMMAND_DRAIN:
         e->drain_deadline_us = c->drain_deadline_us;
@@ -277,7 +279,9 @@ static void check_drain(struct engine *e)
 
 static void finish_turn(struct engine *e)
 {
-    engine_flush_pending(e);
+    engine_check_forget(e);
+    if (!e->forgetting)
+        engine_flush_pending(e);
     for (uint32_t i = e->live_count; i-- > 0;) {
         struct sequence *s = e->live[i];
         engine_emit_ingested(e, s);

@@ -129,6 +129,10 @@ int engine_cancel(struct engine *e, uint64_t sequence, bool finished, uint32_t k
 int engine_detach(struct engine *e,
                   uint64_t sequence); /* its socket is gone: no more events until it is opened again */
 
+/* A tenant is being erased: what it has here ends and is dropped. Waits, for what is under way between engine and store, too; not on the engine's
+ * thread, and not while the engine is being destroyed. */
+int engine_forget(struct engine *e, const char *tenant);
+
 struct engine_stats { /* for /metrics and tests; any thread */
     uint32_t running, waiting, parked, pages_used, pages_free, pages_cached;
     uint64_t steps, rows;

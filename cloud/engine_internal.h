@@ -9,6 +9,7 @@
  *   engine_ingest.c   HIDDEN and KV pieces
  *   engine_step.c     one forward() and what comes of it
  *   engine_publish.c  finished blocks to cache and store
+ *   engine_forget.c   a tenant that is erased
  *   engine_event.c    events and metrics
  *
  * Threads: everything runs on the engine thread except the functions of engine.h, which only touch what is marked `any thread`. */
@@ -45,7 +46,13 @@ enum command_type {
     COMMAND_START,
     COMMAND_CANCEL,
     COMMAND_DETACH,
+    COMMAND_FORGET,
     COMMAND_DRAIN
+};
+struct engine_forgetting { /* its caller's, who waits */
+    const char *tenant;
+    struct engine_forgetting *next;
+    bool done; /* under the engine's lock */
 };
 struct engine_command {
     enum command_type type;
@@ -65,6 +72,7 @@ struct engine_command {
             bool finished;
             uint32_t keep_count;
         } cancel;
+        struct engine_forgetting *forget;
         uint64_t drain_deadline_us;
     };
 };
@@ -130,7 +138,7 @@ struct engine {
     atomic_size_t
         staged_size; /* of HIDDEN and pieces, everywhere between engine_hidden/engine_kv and their consumption */
     pthread_mutex_t lock;
-    pthread_cond_t drained;
+    pthread_cond_t drained;    /* or a tenant forgotten */
     struct engine_stats stats; /* under lock, as is the next */
     bool is_drained;
 
@@ -157,7 +165,8 @@ struct engine {
     struct line prefill_cost;    /* nanoseconds a token and layer over the position */
     uint64_t prefill_rows_per_s; /* measured, smoothed; 0: not yet */
     uint32_t loads_in_flight;
-    uint64_t load_us[TIER_COUNT]; /* a block from each tier; likewise */
+    struct engine_forgetting *forgetting; /* not NULL: blocks neither come nor go */
+    uint64_t load_us[TIER_COUNT];         /* a block from each tier; likewise */
     uint64_t expired_us, drain_deadline_us, steps, rows;
     uint32_t parked_count;
     bool answer_due;     /* a sequence waits for what the remote tier says */
@@ -240,6 +249,10 @@ void engine_take_pieces(struct engine *e); /* what ingest has decoded, and piece
 
 /* engine_step.c */
 bool engine_step(struct engine *e); /* true: rows were run */
+
+/* engine_forget.c */
+void engine_do_forget(struct engine *e, struct engine_forgetting *f);
+void engine_check_forget(struct engine *e); /* has what was under way ended? */
 
 /* engine_publish.c */
 void engine_publish(struct engine *e, struct sequence *s);

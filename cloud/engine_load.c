@@ -42,7 +42,7 @@ static void measure(struct engine *e, const struct loader_block *b)
 static bool ask_for(struct engine *e, const struct sequence *s, const struct kv_block_id *id, uint32_t block,
                     uint64_t owner)
 {
-    struct loader_block *b = loader_take(e->loader);
+    struct loader_block *b = e->forgetting ? NULL : loader_take(e->loader);
     if (!b)
         return false;
     memcpy(b->tenant, s->tenant, sizeof b->tenant);

@@ -149,6 +149,8 @@ static int start_steps(struct node *n, struct td_error *err)
     if (rc == 0)
         rc = node_start_engine(n, err);
     if (rc == 0)
+        admin_set_erase(n->admin, node_erase_tenant, n);
+    if (rc == 0)
         rc = start_loop(n, err);
     if (rc == 0)
         rc = listen_on(n, err);
@@ -202,7 +204,7 @@ int node_run(struct node *n)
 }
 
 /* Numbered, because the order matters:
- * 1. the watcher: no more signals are acted on;
+ * 1. the watcher: no more signals are acted on; the admin listener, whose jobs use all that follows;
  * 2. the engine: no more events (its drain thread first, which waits inside it);
  * 3. the worker: its last jobs answer into streams and calls that are still there;
  * 4. the loop: connections close, their streams and calls go; the engine's port takes commands for nobody;
@@ -215,6 +217,7 @@ void node_destroy(struct node *n)
     node_watch_stop(n);
     if (n->drain_started)
         pthread_join(n->drain_thread, NULL);
+    admin_stop(n->admin);
     engine_destroy(n->engine);
     if (v->engine)
         engine_port_stop(v->engine);
@@ -225,7 +228,6 @@ void node_destroy(struct node *n)
     net_timer_destroy(n->timer);
     engine_port_destroy(v->engine);
     inbox_destroy(v->inbox);
-    admin_stop(n->admin);
     conv_index_destroy(v->conversations);
     tenant_keys_destroy(v->keys);
     tiers_destroy(n->tiers);

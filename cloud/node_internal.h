@@ -51,6 +51,9 @@ void node_watch_stop(struct node *n);
 /* The keys of every tenant of the tokens file: 0, or why those of one are not there; the others are. */
 int node_warm_keys(struct node *n, struct td_error *err);
 
+/* ---- node_erase.c ---- */
+int node_erase_tenant(void *node, const char *tenant, struct td_error *err);
+
 /* ---- node.c ---- */
 void node_begin_drain(void *arg); /* loop's thread; arg: the node */
 

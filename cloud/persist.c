@@ -212,6 +212,14 @@ void persist_untake(struct persist *p, struct persist_block *block)
     pthread_mutex_unlock(&p->lock);
 }
 
+bool persist_is_idle(struct persist *p)
+{
+    pthread_mutex_lock(&p->lock);
+    bool idle = p->waiting == 0;
+    pthread_mutex_unlock(&p->lock);
+    return idle;
+}
+
 /* --- life ----------------------------------------------------------------------------------------- */
 
 static void persist_free(struct persist *p)

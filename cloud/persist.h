@@ -29,5 +29,6 @@ void persist_submit(struct persist *p, struct persist_block *block);
 void persist_untake(struct persist *p, struct persist_block *block); /* it will not be submitted after all */
 /* An acknowledgement: true, its owner and the store's status; false: none now. */
 bool persist_pop(struct persist *p, uint64_t *owner, int *status);
+bool persist_is_idle(struct persist *p); /* nothing that was submitted waits to be acknowledged */
 
 #endif

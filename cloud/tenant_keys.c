@@ -73,3 +73,19 @@ int tenant_keys_get(struct tenant_keys *k, const char *tenant, uint8_t out[CRYPT
     pthread_mutex_unlock(&k->lock);
     return 0;
 }
+
+void tenant_keys_forget(struct tenant_keys *k, const char *tenant)
+{
+    pthread_mutex_lock(&k->lock);
+    for (struct tenant_key **at = &k->first; *at;) {
+        struct tenant_key *t = *at;
+        if (strcmp(t->tenant, tenant) != 0) {
+            at = &t->next;
+            continue;
+        }
+        *at = t->next;
+        crypto_wipe(t, sizeof *t);
+        free(t);
+    }
+    pthread_mutex_unlock(&k->lock);
+}

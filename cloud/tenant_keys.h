@@ -10,5 +10,7 @@ void tenant_keys_destroy(struct tenant_keys *k);             /* wipes */
 /* 0, or what store_chain_key says. */
 int tenant_keys_get(struct tenant_keys *k, const char *tenant, uint8_t out[CRYPTO_KEY_SIZE],
                     struct td_error *err);
+/* The tenant has been erased: whoever asks next gets its new keys. */
+void tenant_keys_forget(struct tenant_keys *k, const char *tenant);
 
 #endif

@@ -205,7 +205,7 @@ void kv_disk_clear(struct store *store, const char *tenant)
         return;
     int rc = store_set_tenant(store, tenant, 1, 0);
     if (rc == 0)
-        rc = store_gc(store, &blocks, &freed, &err);
+        rc = store_gc(store, NULL, NULL, &blocks, &freed, &err);
     if (rc < 0)
         log_warn(MODULE, "KV of earlier runs stays on the disk: %s",
                  err.text[0] ? err.text : td_status_text(rc));

@@ -217,6 +217,14 @@ bool prefix_cache_evict(struct prefix_cache *c, struct prefix_entry *out)
     return false;
 }
 
+void prefix_cache_clear(struct prefix_cache *c)
+{
+    for (uint32_t i = 0; i < c->capacity; i++) /* first, so that none looks for a parent that has gone */
+        c->nodes[i].parent = NODE_NONE;
+    while (c->oldest != NODE_NONE)
+        node_free(c, c->oldest);
+}
+
 uint32_t prefix_cache_alloc(struct prefix_cache *c)
 {
     struct prefix_entry victim;

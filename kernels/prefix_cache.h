@@ -25,6 +25,8 @@ int prefix_cache_put(struct prefix_cache *c, const struct prefix_entry *entry,
 void prefix_cache_drop(struct prefix_cache *c, const struct kv_block_id *id);
 /* Take out the entry that goes next. The cache's reference to its page, the only one, is the caller's now. False: every page is in use. */
 bool prefix_cache_evict(struct prefix_cache *c, struct prefix_entry *out);
+/* Everything goes; a page that somebody else holds stays theirs. */
+void prefix_cache_clear(struct prefix_cache *c);
 /* page_pool_alloc, evicting as needed; PAGE_NONE when every page is in use. */
 uint32_t prefix_cache_alloc(struct prefix_cache *c);
 uint32_t prefix_cache_count(const struct prefix_cache *c);

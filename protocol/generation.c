@@ -317,6 +317,13 @@ void gen_forget(struct gen_table *t, struct generation *g)
         }
 }
 
+void gen_table_drop_tenant(struct gen_table *t, const char *tenant)
+{
+    for (size_t i = 0; i < t->count; i++)
+        if (strcmp(t->entries[i]->generation.tenant, tenant) == 0)
+            t->entries[i]->dropped = true;
+}
+
 void gen_table_expire(struct gen_table *t, uint64_t now_us, void (*gone)(void *ctx, struct generation *g),
                       void *ctx)
 {

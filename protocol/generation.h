@@ -73,6 +73,8 @@ bool gen_may_decode(struct generation *g);
 void gen_detach(struct generation *g, uint64_t now_us);
 void gen_finish(struct generation *g, uint32_t finish, uint64_t now_us);
 void gen_forget(struct gen_table *t, struct generation *g);
+/* The next gen_table_expire forgets all of the tenant, whatever their state. */
+void gen_table_drop_tenant(struct gen_table *t, const char *tenant);
 /* Forget what has expired; calls `gone` for each before it is freed (owner may be non-NULL: drop the sequence). */
 void gen_table_expire(struct gen_table *t, uint64_t now_us, void (*gone)(void *ctx, struct generation *g),
                       void *ctx);

@@ -158,7 +158,9 @@ int store_verify(struct store *s, void (*progress)(void *ctx, uint64_t done, uin
 
 /* ---- rebuild ---------------------------------------------------------------------------------------------- */
 
-int store_rebuild(const struct store_config *config, uint64_t *records, struct td_error *err)
+int store_rebuild(const struct store_config *config,
+                  void (*progress)(void *ctx, uint64_t done, uint64_t total), void *ctx, uint64_t *records,
+                  struct td_error *err)
 {
     /* Opening takes the lock, so that a running node's index is never pulled away. */
     struct store_config reading = *config;
@@ -170,7 +172,8 @@ int store_rebuild(const struct store_config *config, uint64_t *records, struct t
         return rc;
     index_set_aside(config->directory, false);
     store_close(s);
-    rc = store_open(config, &s, err);
+    rc = store_open_with(
+        config, &(struct store_env){.io = &io_posix, .progress = progress, .progress_ctx = ctx}, &s, err);
     if (rc < 0)
         return rc;
     *records = table_count(&s->blocks) + table_count(&s->conversations);

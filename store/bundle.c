@@ -98,6 +98,8 @@ static int seen_add(struct seen *s, const struct kv_block_id *id)
 struct exporter {
     struct store *store;
     const char *tenant;
+    const struct bundle_progress *progress;
+    uint64_t done, total; /* blocks of all conversations, held or not */
     struct portable *file;
     struct chains chains;
     struct seen seen;
@@ -169,6 +171,25 @@ static int export_block(struct exporter *x, uint8_t name_space, const struct kv_
     return rc;
 }
 
+static void report(const struct bundle_progress *progress, uint64_t done, uint64_t total)
+{
+    if (progress)
+        progress->fn(progress->ctx, done, total);
+}
+
+static int count_one(void *ctx, const char *conv_id, uint64_t version, uint64_t updated_us, const void *body,
+                     size_t size)
+{
+    struct exporter *x = ctx;
+    struct conversation c;
+    (void)conv_id, (void)version, (void)updated_us;
+    if (conv_parse(body, size, &c) < 0)
+        return 0;
+    x->total += c.ids_count / KV_BLOCK_TOKENS;
+    conv_free(&c);
+    return 0;
+}
+
 static int export_one(void *ctx, const char *conv_id, uint64_t version, uint64_t updated_us, const void *body,
                       size_t size)
 {
@@ -188,22 +209,29 @@ static int export_one(void *ctx, const char *conv_id, uint64_t version, uint64_t
     crypto_wipe(frame, size + 1);
     free(frame);
     x->counts->conversations += rc == 0;
-    for (uint32_t i = 0; i < x->chains.count && rc == 0; i++)
+    for (uint32_t i = 0; i < x->chains.count && rc == 0; i++) {
         for (uint8_t n = 0; n < NAMESPACES && rc == 0; n++)
             rc = export_block(x, n, &x->chains.ids[n][i]);
+        x->done++;
+        report(x->progress, x->done, TD_MAX(x->done, x->total));
+    }
     return rc;
 }
 
 int bundle_export(struct store *s, const char *tenant, const char *principal,
                   const uint8_t fingerprint[TD_HASH_SIZE], const uint8_t layout[TD_HASH_SIZE],
-                  struct portable *file, struct bundle_counts *counts, struct td_error *err)
+                  struct portable *file, const struct bundle_progress *progress, struct bundle_counts *counts,
+                  struct td_error *err)
 {
-    struct exporter x = {.store = s, .tenant = tenant, .file = file, .counts = counts, .err = err};
+    struct exporter x = {
+        .store = s, .tenant = tenant, .progress = progress, .file = file, .counts = counts, .err = err};
     *counts = (struct bundle_counts){0};
     memcpy(x.chains.fingerprint, fingerprint, TD_HASH_SIZE);
     memcpy(x.chains.layout, layout, TD_HASH_SIZE);
     int rc = chains_open(&x.chains, s, tenant, principal, err);
     rc = rc < 0 ? rc : write_head(file, tenant, principal, &x.chains, err);
+    if (rc == 0 && progress)
+        store_conv_each(s, tenant, principal, count_one, &x); /* trouble with it shows below */
     if (rc == 0) {
         rc = store_conv_each(s, tenant, principal, export_one, &x);
         if (rc < 0 && !err->text[0])
@@ -222,7 +250,9 @@ int bundle_export(struct store *s, const char *tenant, const char *principal,
 struct importer {
     struct store *store;
     char tenant[STORE_TENANT_MAX + 1], principal[STORE_TENANT_MAX + 1];
+    bool trusted;
     struct chains chains;
+    const struct bundle_progress *progress;
     struct bundle_counts *counts;
     atomic_int failed; /* the first error of a write, on the writer's thread */
 };
@@ -324,8 +354,8 @@ static int import_block(struct importer *m, const uint8_t *frame, size_t size)
     struct span pieces[2 * RECORD_PARTS_MAX];
     if (size < BLOCK_HEAD || frame[1] >= NAMESPACES)
         return -TD_ERR_FORMAT;
-    const struct kv_block_id *ids = m->chains.ids[frame[1]];
-    struct store_block b = {.quality = {frame[8], frame[9], frame[10], 0},
+    const struct kv_block_id *ids = m->chains.ids[m->trusted ? frame[1] : OWN];
+    struct store_block b = {.quality = {frame[8], frame[9], m->trusted ? frame[10] : KV_FROM_DEVICE, 0},
                             .block_index = load_le32(frame + 4),
                             .layer_begin = load_le16(frame + 12),
                             .layer_end = load_le16(frame + 14),
@@ -356,20 +386,26 @@ static int import_frames(struct importer *m, struct portable *file, struct td_er
             rc = size > 0 && frame[0] == 'B' ? import_block(m, frame, size) : -TD_ERR_FORMAT;
         crypto_wipe(frame, size);
         free(frame);
+        uint64_t done, total;
+        portable_progress(file, &done, &total);
+        report(m->progress, done, total);
         if (rc < 0)
             return td_fail(err, rc, "cannot take over the export: %s", td_status_text(rc));
     }
     return rc;
 }
 
-int bundle_import(struct store *s, const char *tenant, const char *principal, struct portable *file,
-                  struct bundle_counts *counts, struct td_error *err)
+int bundle_import(struct store *s, const char *tenant, const char *principal, bool trusted,
+                  struct portable *file, const struct bundle_progress *progress, struct bundle_counts *counts,
+                  struct td_error *err)
 {
-    struct importer m = {.store = s, .counts = counts};
+    struct importer m = {.store = s, .trusted = trusted, .progress = progress, .counts = counts};
     *counts = (struct bundle_counts){0};
     int rc = read_head(&m, tenant, principal, file, err);
     rc = rc < 0 ? rc : chains_open(&m.chains, s, m.tenant, m.principal, err);
     rc = rc < 0 ? rc : import_frames(&m, file, err);
+    if (rc == 0)
+        report(progress, 1, 1);   /* the last frame holds nothing to take over */
     int flushed = store_flush(s); /* also after an error: `written` must not be called any more */
     int failed = atomic_load(&m.failed);
     chains_close(&m.chains);

@@ -441,3 +441,15 @@ int conv_delete(struct conv_index *x, const char *tenant, const char *principal,
         forget(x, tenant, principal, conv_id);
     return rc;
 }
+
+void conv_index_forget_tenant(struct conv_index *x, const char *tenant)
+{
+    pthread_mutex_lock(&x->lock);
+    for (struct link *l = x->owners.after, *next; l != &x->owners; l = next) {
+        struct owner *o = OF(l, struct owner, used);
+        next = l->after;
+        if (strcmp(o->tenant, tenant) == 0)
+            owner_free(x, o);
+    }
+    pthread_mutex_unlock(&x->lock);
+}

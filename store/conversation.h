@@ -56,6 +56,8 @@ int conv_load(struct conv_index *x, const char *tenant, const char *principal, c
               uint64_t *version, struct conversation *out);
 int conv_save(struct conv_index *x, const char *tenant, const char *principal, uint64_t expected_version,
               const struct conversation *c);
+/* The tenant has been erased. */
+void conv_index_forget_tenant(struct conv_index *x, const char *tenant);
 int conv_delete(struct conv_index *x, const char *tenant, const char *principal, const char *conv_id);
 
 #endif

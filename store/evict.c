@@ -250,7 +250,8 @@ static int gc_batch(struct store *s, struct store_task *t)
     return rc;
 }
 
-int store_gc(struct store *s, uint64_t *blocks, uint64_t *freed, struct td_error *err)
+int store_gc(struct store *s, void (*progress)(void *ctx, uint64_t done, uint64_t total), void *ctx,
+             uint64_t *blocks, uint64_t *freed, struct td_error *err)
 {
     struct gc_task g = {.task.run = gc_batch};
     uint64_t before = segments_size(&s->segments), compacted;
@@ -263,7 +264,7 @@ int store_gc(struct store *s, uint64_t *blocks, uint64_t *freed, struct td_error
     if (rc < 0)
         return td_fail(err, rc, "cannot collect what has expired in store %s: %s", s->directory,
                        td_status_text(rc));
-    rc = store_compact(s, GC_DEAD_PERCENT, NULL, NULL, &compacted, err);
+    rc = store_compact(s, GC_DEAD_PERCENT, progress, ctx, &compacted, err);
     uint64_t after = segments_size(&s->segments);
     *freed = before > after ? before - after : 0;
     return rc;

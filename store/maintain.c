@@ -51,6 +51,8 @@ int store_compact(struct store *s, unsigned dead_percent,
         if (progress && c.done_id)
             progress(ctx, c.done_id - first + 1, c.last_id - first + 1);
     } while (rc == 0 && c.done_id);
+    if (progress && rc == 0)
+        progress(ctx, 1, 1); /* the last segment need not have been one of those */
     uint64_t after = segments_size(&s->segments);
     *freed = before > after ? before - after : 0;
     return rc < 0 ? td_fail(err, rc, "cannot compact store %s: %s", s->directory, td_status_text(rc)) : 0;

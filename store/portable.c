@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 enum { SALT_AT = 8, ITERATIONS_AT = 40, FRAME_HEAD = 8, AAD_SIZE = PORTABLE_HEAD_SIZE + FRAME_HEAD };
@@ -220,4 +221,12 @@ int portable_read(struct portable *p, uint8_t **data, size_t *size, struct td_er
         return td_fail(err, rc, "cannot open %s: it was sealed with other words, or it is damaged", p->path);
     *data = p->ended ? NULL : body;
     return !p->ended;
+}
+
+void portable_progress(const struct portable *p, uint64_t *done, uint64_t *total)
+{
+    struct stat st;
+    off_t at = ftello(p->file);
+    *done = at > 0 ? (uint64_t)at : 0;
+    *total = fstat(fileno(p->file), &st) == 0 ? (uint64_t)st.st_size : *done;
 }

@@ -36,6 +36,8 @@ int portable_finish(struct portable *p, struct td_error *err);
 int portable_open(const char *path, const char *words, struct portable **out, struct td_error *err);
 /* The next frame: 1, and *data is malloc'ed, the caller's; 0 after the last; or negative: other words, a damaged file, one cut off. */
 int portable_read(struct portable *p, uint8_t **data, size_t *size, struct td_error *err);
+/* Reading: bytes of the file so far, and in all. */
+void portable_progress(const struct portable *p, uint64_t *done, uint64_t *total);
 /* Also: give up what is being written; its file goes. */
 void portable_close(struct portable *p);
 

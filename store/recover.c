@@ -472,7 +472,7 @@ static int replay_segment(struct store *s, struct segment *g, struct replay *r)
     return rc;
 }
 
-int recover(struct store *s, const char *index_directory, bool keys_found, struct td_error *err)
+int recover(struct store *s, const struct store_env *env, bool keys_found, struct td_error *err)
 {
     s->next_lsn = 1;
     int rc = open_segments(s);
@@ -482,10 +482,13 @@ int recover(struct store *s, const char *index_directory, bool keys_found, struc
                        " is missing; restore it, or remove the directory",
                        s->directory);
     if (rc == 0 && !s->read_only)
-        rc = load_index(s, index_directory);
+        rc = load_index(s, env->index_directory ? env->index_directory : s->directory);
     struct replay r = {0};
-    for (size_t i = 0; i < s->segments.count && rc == 0; i++)
+    for (size_t i = 0; i < s->segments.count && rc == 0; i++) {
         rc = replay_segment(s, s->segments.list[i], &r);
+        if (env->progress)
+            env->progress(env->progress_ctx, i + 1, s->segments.count);
+    }
     free(r.items);
     if (rc < 0)
         return td_fail(err, rc, "cannot read store %s: %s", s->directory, td_status_text(rc));

@@ -142,8 +142,7 @@ static int open_steps(struct store *s, const struct store_config *c, const struc
     int rc = s->read_only ? 0 : make_directory(s, err);
     rc = rc < 0 ? rc : take_lock(s, err);
     rc = rc < 0 ? rc : open_keys(s, c, &keys_found, err);
-    rc =
-        rc < 0 ? rc : recover(s, env->index_directory ? env->index_directory : s->directory, keys_found, err);
+    rc = rc < 0 ? rc : recover(s, env, keys_found, err);
     if (rc < 0 || s->read_only)
         return rc;
     rc = env->segments_only ? 0 : evict_open(s);
@@ -494,6 +493,11 @@ int store_chain_key(struct store *s, const char *tenant, uint8_t out[CRYPTO_KEY_
         crypto_wipe(&keys, sizeof keys);
     }
     return rc;
+}
+
+bool store_has_tenant(struct store *s, const char *tenant)
+{
+    return keys_find(s->keys, tenant) != 0;
 }
 
 int store_erase_tenant(struct store *s, const char *tenant, struct td_error *err)

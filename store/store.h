@@ -42,6 +42,7 @@ void store_close(struct store *s);
 /* ---- keys ---- */
 /* The tenant's chain key (for block ids); makes and persists the tenant's keys on first use. */
 int store_chain_key(struct store *s, const char *tenant, uint8_t out[CRYPTO_KEY_SIZE], struct td_error *err);
+bool store_has_tenant(struct store *s, const char *tenant);
 /* Drop the tenant's keys (its bytes can never be read again) and tombstone its records. */
 int store_erase_tenant(struct store *s, const char *tenant, struct td_error *err);
 
@@ -137,16 +138,19 @@ int store_each_block(struct store *s, store_block_fn fn, void *ctx);
 /* Read and check every live record. bad: number found damaged. */
 int store_verify(struct store *s, void (*progress)(void *ctx, uint64_t done, uint64_t total), void *ctx,
                  uint64_t *records, uint64_t *bad, struct td_error *err);
-/* Remake the SQLite index from segments alone (directory must not be open). */
-int store_rebuild(const struct store_config *config, uint64_t *records, struct td_error *err);
+/* Remake the SQLite index from segments alone (directory must not be open). progress: by segments. */
+int store_rebuild(const struct store_config *config,
+                  void (*progress)(void *ctx, uint64_t done, uint64_t total), void *ctx, uint64_t *records,
+                  struct td_error *err);
 /* Rewrite, one after the other, the closed segments of which at least dead_percent of a hundred bytes are dead (0: all of them), while the
  * store goes on serving. *freed: bytes that the store takes less. -TD_ERR_DISKFULL when there is no room for the copies. */
 int store_compact(struct store *s, unsigned dead_percent,
                   void (*progress)(void *ctx, uint64_t done, uint64_t total), void *ctx, uint64_t *freed,
                   struct td_error *err);
 
-/* Let go what has expired or is over its tenant's quota, then compact what is half dead. */
-int store_gc(struct store *s, uint64_t *blocks, uint64_t *freed, struct td_error *err);
+/* Let go what has expired or is over its tenant's quota, then compact what is half dead. progress: of compacting. */
+int store_gc(struct store *s, void (*progress)(void *ctx, uint64_t done, uint64_t total), void *ctx,
+             uint64_t *blocks, uint64_t *freed, struct td_error *err);
 
 /* ---- pins ---- */
 /* Pinned blocks and conversations are spared by eviction; deleting works all the same. Durable on return. The block need not be there yet. */

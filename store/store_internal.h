@@ -160,10 +160,12 @@ struct store {
     bool retire_off; /* an unlink or directory sync failed: nothing is dropped any more, see space.c */
 };
 
-struct store_env { /* what tests replace */
+struct store_env { /* what tests replace, and who watches */
     struct io *io;
     const char *index_directory; /* SQLite's; NULL: the store's */
     bool segments_only;          /* no policy: whole segments are all that is evicted */
+    void (*progress)(void *ctx, uint64_t done, uint64_t total); /* of recovery, by segments; may be NULL */
+    void *progress_ctx;
 };
 int store_open_with(const struct store_config *config, const struct store_env *env, struct store **out,
                     struct td_error *err);
@@ -228,7 +230,7 @@ bool evict_admits(struct store *s, const struct store_op *op);
 int evict_blocks(struct store *s, uint64_t size, size_t *count);
 
 /* recover.c */
-int recover(struct store *s, const char *index_directory, bool keys_found, struct td_error *err);
+int recover(struct store *s, const struct store_env *env, bool keys_found, struct td_error *err);
 
 /* read.c */
 struct read_head {

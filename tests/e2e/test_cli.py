@@ -5,6 +5,7 @@ import pty
 import re
 import socket
 import subprocess
+import time
 import urllib.error
 import urllib.request
 
@@ -164,6 +165,65 @@ def test_store_is_looked_after(tmp_path):
     assert c.stop() == 0
 
 
+def pages(store):
+    """The 4 KiB pages that the log holds, but for empty ones."""
+    found = set()
+    for f in store.glob("seg-*"):
+        data = f.read_bytes()
+        found |= {data[i:i + 4096] for i in range(0, len(data), 4096)}
+    return found - {bytes(4096)}
+
+
+def test_a_tenant_is_erased(tmp_path):
+    c = stored(tmp_path)
+    key, question = c.dir / "store.key", [{"role": "user", "content": "Go on."}]
+    other = client_of(c, c.new_token(tenant="other", principal="eve"), c.ca)
+    online = ("--admin", f"http://127.0.0.1:{c.admin_port}", "--store-key-file", key, "--json")
+    at = ("--store", c.store, "--store-key-file", key, "--json")
+    before = pages(c.store)  # all of acme's
+    time.sleep(1.5)  # until the new token is known
+    their = dict(model="default", messages=[{"role": "user", "content": "Three two one. " * 60}], temperature=0, max_tokens=8)
+    text = other.chat.completions.create(**their, extra_body={"conversation": "theirs"}).choices[0].message.content
+    assert ask(c, question, conversation="counting").usage.prompt_tokens_details.cached_tokens > 0, "control"
+    assert "--yes" in tandem("store", "erase-tenant", "acme", *online, code=2).stderr
+    assert "no tenant" in tandem("store", "erase-tenant", "nobody", "--yes", *online, code=1).stderr
+    tandem("store", "erase-tenant", "--yes", *online, code=2)
+    assert {t["tenant"] for t in json.loads(tandem("store", "ls", *online).stdout)["tenants"]} == {"acme", "other"}
+
+    def nothing_left(conversations):
+        listing = json.loads(tandem("store", "ls", *(online if c.process.poll() is None else at)).stdout)
+        assert [t["tenant"] for t in listing["tenants"]] == ["other"] and listing["conversations"] == conversations
+        assert len(before & pages(c.store)) <= len(list(c.store.glob("seg-*"))), "sealed bytes are gone, but for the segments' heads"
+
+    def others_are_there():
+        r = other.chat.completions.create(**their)
+        assert r.choices[0].message.content == text and r.usage.prompt_tokens_details.cached_tokens > 0
+        assert other.get("/conversations/theirs", cast_to=object)["id"] == "theirs"
+
+    keys = (c.store / "keys.td").read_bytes()
+    assert json.loads(tandem("store", "erase-tenant", "acme", "--yes", *online).stdout) == {"erased": "acme"}
+    nothing_left(1)
+    others_are_there()  # and is a conversation more
+    c.stop()
+    (c.store / "keys.td").write_bytes(keys)  # an old copy of the keys comes back: the tombstone stands
+    nothing_left(2)
+    c.start()
+    others_are_there()
+    assert len(before & pages(c.store)) <= len(list(c.store.glob("seg-*")))
+    # Who is still let in begins anew; nothing is known of before.
+    fresh = client_of(c, c.token, c.ca)
+    r = fresh.chat.completions.create(model="default", messages=[{"role": "user", "content": "One two three. " * 60}], temperature=0, max_tokens=8)
+    assert r.usage.prompt_tokens_details.cached_tokens == 0
+    assert [x["id"] for x in fresh.get("/conversations", cast_to=object)["data"]] != ["counting"]
+    # And on the directory of a node that is stopped.
+    c.stop()
+    assert "--yes" in tandem("store", "erase-tenant", "acme", *at, code=2).stderr
+    tandem("store", "erase-tenant", "acme", "--yes", *at)
+    assert "no such tenant" in tandem("store", "erase-tenant", "acme", "--yes", *at, code=1).stderr
+    assert [t["tenant"] for t in json.loads(tandem("store", "ls", *at).stdout)["tenants"]] == ["other"]
+    assert json.loads(tandem("store", "verify", *at).stdout)["bad"] == 0
+
+
 def test_store_moves_to_a_node_with_other_keys(tmp_path):
     a = stored(tmp_path)
     words = tmp_path / "words"
@@ -188,9 +248,23 @@ def test_store_moves_to_a_node_with_other_keys(tmp_path):
     at_b = ("--store", b.store, "--store-key-file", tmp_path / "b/store.key")
     for wrong, word in ((("--tenant", "other"), "another tenant"), (("--principal", "bob"), "another principal")):
         assert word in lines(tandem("store", "import", bundle, "--transfer-key-file", words, *wrong, *at_b, code=1))[0]
-    got = json.loads(tandem("store", "import", bundle, "--transfer-key-file", words, *at_b, "--json").stdout)
+    assert "--trusted" in tandem("store", "--help").stdout
+    untrusted = Cloud(tmp_path / "u")  # who does not vouch for the file: the same for its owner, and for nobody else
+    untrusted.token, colleague = untrusted.new_token(), untrusted.new_token(principal="bob")
+    untrusted.start()
+    assert untrusted.stop() == 0
+    tandem("store", "import", bundle, "--transfer-key-file", words, "--store", untrusted.store, "--store-key-file", tmp_path / "u/store.key")
+    untrusted.start()
+    r = client_of(untrusted, colleague, untrusted.ca).chat.completions.create(model="default", messages=[{"role": "user", "content": "One two three. " * 60}],
+                                                                              max_tokens=4)
+    assert r.usage.prompt_tokens_details.cached_tokens == 0
+    r = ask(untrusted, question, conversation="counting", fidelity="exact")
+    assert r.choices[0].message.content == reference.choices[0].message.content
+    assert r.usage.prompt_tokens_details.cached_tokens == reference.usage.prompt_tokens_details.cached_tokens
+    assert untrusted.stop() == 0
+    got = json.loads(tandem("store", "import", bundle, "--trusted", "--transfer-key-file", words, *at_b, "--json").stdout)
     assert got == {**sent, "kept": 0}
-    assert json.loads(tandem("store", "import", bundle, "--transfer-key-file", words, *at_b, "--json").stdout)["kept"] == 1
+    assert json.loads(tandem("store", "import", bundle, "--trusted", "--transfer-key-file", words, *at_b, "--json").stdout)["kept"] == 1
     listing = json.loads(tandem("store", "stat", *at_b, "--json").stdout)
     assert listing["blocks"] == sent["blocks"] and listing["tenants"][0]["from_device"] == 0
     b.start()

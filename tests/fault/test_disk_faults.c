@@ -33,7 +33,8 @@ static void machine_destroy(struct machine *m)
 static int open_machine(struct machine *m, struct store **s)
 {
     struct store_config config = fixture_config("/disk/store");
-    struct store_env env = {&m->sim.io, m->index_directory, m->segments_only};
+    struct store_env env = {
+        .io = &m->sim.io, .index_directory = m->index_directory, .segments_only = m->segments_only};
     struct td_error err = {0};
     config.segment_size = 128 << 10;
     config.limit_size = m->limit_size ? m->limit_size : 1 << 30;
@@ -300,7 +301,7 @@ static void test_a_full_queue(void **state)
 static uint64_t let_go(struct store *s)
 {
     uint64_t gone = 0, freed;
-    store_gc(s, &gone, &freed, NULL);
+    store_gc(s, NULL, NULL, &gone, &freed, NULL);
     return gone;
 }
 

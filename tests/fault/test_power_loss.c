@@ -62,7 +62,7 @@ static struct store *open_store(struct model *m, struct sim *sim, const struct s
                                 const char *index_directory)
 {
     struct store_config config = fixture_config("/disk/store");
-    struct store_env env = {&sim->io, index_directory, false};
+    struct store_env env = {.io = &sim->io, .index_directory = index_directory};
     struct store *s = NULL;
     struct td_error err = {0};
     config.segment_size = 256 << 10;

@@ -250,6 +250,48 @@ static void no_persist_writes_nothing(void **state)
     scene_close(s);
 }
 
+/* Finished, running and on its way to the disk: nothing of an erased tenant is left, and nothing comes after. Another tenant's is not touched. */
+static void an_erased_tenant_is_forgotten(void **state)
+{
+    (void)state;
+    struct scene *s = scene_open();
+    struct client mine, running, other;
+    struct store_stats stats;
+    ask_again(s, &mine);
+    struct engine_open open = client_open_of(&other, s->prompt, PROMPT, 0);
+    strcpy(open.tenant, "other");
+    memset(open.shared_key, 2, sizeof open.shared_key);
+    kv_principal_key(open.shared_key, open.principal, open.own_key);
+    ask(s, open, &other);
+    int32_t prompt[PROMPT];
+    rig_ids(prompt, PROMPT, VOCAB, 77);
+    client_direct(s->rig, &running, prompt, PROMPT, rig_greedy(200));
+    rig_until(s->rig, running.count > 3);
+    assert_true(store_has_tenant(s->rig->store, "acme"));
+
+    struct engine_forgetting f = {.tenant = "acme"};
+    engine_do_forget(s->rig->engine, &f);
+    assert_int_equal(running.fail_code, -TD_ERR_CLOSED);
+    rig_until(s->rig, f.done);
+    assert_int_equal(rig_stats(s->rig).pages_used, 0);
+    assert_int_equal(tiers_erase_tenant(s->rig->tiers, "acme", NULL), 0);
+    for (int i = 0; i < 20; i++)
+        rig_turn(s->rig);
+    assert_false(store_has_tenant(s->rig->store, "acme"));
+    store_stats(s->rig->store, &stats);
+    assert_int_equal(stats.blocks, 7);
+
+    open = client_open_of(&other, s->prompt, PROMPT, 0);
+    strcpy(open.tenant, "other");
+    memset(open.shared_key, 2, sizeof open.shared_key);
+    kv_principal_key(open.shared_key, open.principal, open.own_key);
+    ask(s, open, &other);
+    assert_int_equal(other.done_event.done.cached_tokens, 384);
+    ask_again(s, &mine); /* even under the old names */
+    assert_int_equal(mine.done_event.done.cached_tokens, 0);
+    scene_close(s);
+}
+
 static struct tier_stats remote_stats(const struct rig *r)
 {
     struct tier_stats stats;
@@ -321,6 +363,7 @@ int main(void)
         cmocka_unit_test(reading_can_be_cancelled),
         cmocka_unit_test(own_blocks_keep_owner_and_quality),
         cmocka_unit_test(no_persist_writes_nothing),
+        cmocka_unit_test(an_erased_tenant_is_forgotten),
         cmocka_unit_test(blocks_come_from_another_node),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

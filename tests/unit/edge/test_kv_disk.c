@@ -329,7 +329,7 @@ static void the_limit_is_kept_and_none_clears(void **state)
     kv_disk_destroy(d.disk);
     assert_int_equal(kv_disk_create(d.store, TENANT, size, &d.disk, &err), 0);
     local_kv_set_disk(d.kv, d.disk);
-    assert_int_equal(store_gc(d.store, &blocks, &freed, &err), 0);
+    assert_int_equal(store_gc(d.store, NULL, NULL, &blocks, &freed, &err), 0);
     store_stats(d.store, &stats);
     assert_true(stats.blocks > 0 && stats.block_bytes <= size);
     kv_disk_clear(d.store, TENANT);

@@ -73,6 +73,28 @@ static void finds_what_was_put(void **state)
     tear_down(f);
 }
 
+static void clearing_leaves_what_others_hold(void **state)
+{
+    (void)state;
+    struct fixture f = set_up(4);
+    struct kv_block_id one = id_of(1), two = id_of(2);
+    put_alone(f, 1, &root);
+    uint32_t page = put_alone(f, 2, &one);
+    put_alone(f, 3, &two);
+    page_pool_share(f.pool, page); /* a sequence runs on it */
+    prefix_cache_clear(f.cache);
+    assert_int_equal(prefix_cache_count(f.cache), 0);
+    assert_int_equal(page_pool_free_count(f.pool), 3);
+    assert_null(prefix_cache_find(f.cache, &two));
+    put_alone(f, 3, &two);
+    put_alone(f, 1, &root);
+    assert_int_equal(prefix_cache_count(f.cache), 2);
+    prefix_cache_clear(f.cache);
+    page_pool_release(f.pool, page);
+    assert_int_equal(page_pool_free_count(f.pool), 4);
+    tear_down(f);
+}
+
 static void better_replaces_worse(void **state)
 {
     (void)state;
@@ -302,6 +324,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(finds_what_was_put),
+        cmocka_unit_test(clearing_leaves_what_others_hold),
         cmocka_unit_test(better_replaces_worse),
         cmocka_unit_test(least_recently_used_goes_first),
         cmocka_unit_test(children_go_before_their_parents),

@@ -272,6 +272,26 @@ static void test_shared_histories(void **state)
     fixture_remove(dir);
 }
 
+static void test_an_erased_tenant_begins_anew(void **state)
+{
+    (void)state;
+    char *dir = fixture_directory();
+    struct store_config config = fixture_config(dir);
+    struct store *s = fixture_open(&config);
+    struct conv_index *x = conv_index_create(s, 100);
+    assert_int_equal(save(x, "ann", "one", 2, 1, 0), 0);
+    assert_match(x, "ann", 1, 2, "one", 1);
+    assert_int_equal(store_erase_tenant(s, "acme", NULL), 0);
+    conv_index_forget_tenant(x, "other");
+    conv_index_forget_tenant(x, "acme");
+    assert_match(x, "ann", 1, 2, NULL, 0);
+    assert_int_equal(save(x, "ann", "one", 2, 9, 0), 0); /* the same id and version, another history */
+    assert_match(x, "ann", 9, 2, "one", 1);
+    conv_index_destroy(x);
+    store_close(s);
+    fixture_remove(dir);
+}
+
 static void test_bounded(void **state)
 {
     (void)state;
@@ -314,6 +334,7 @@ int main(void)
         cmocka_unit_test(test_match_by_longest_history),
         cmocka_unit_test(test_save_load_delete),
         cmocka_unit_test(test_shared_histories),
+        cmocka_unit_test(test_an_erased_tenant_begins_anew),
         cmocka_unit_test(test_bounded),
     };
     for (int i = 0; i < 32; i++)

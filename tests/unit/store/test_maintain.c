@@ -112,7 +112,7 @@ static void pins_survive_rebuilding_and_go_with_their_tenant(void **state)
     assert_int_equal(store_pin(s, "acme", &blocks[0].id, true, NULL), 0);
     assert_int_equal(store_conv_pin(s, "acme", "ann", "c", true, NULL), 0);
     store_close(s);
-    assert_int_equal(store_rebuild(&c, &records, NULL), 0);
+    assert_int_equal(store_rebuild(&c, NULL, NULL, &records, NULL), 0);
     s = fixture_open(&c);
     assert_true(store_is_pinned(s, "acme", &blocks[0].id));
     assert_true(store_conv_is_pinned(s, "acme", "ann", "c"));
@@ -178,11 +178,11 @@ static void quotas_are_kept(void **state)
     fixture_put(s, "other", &blocks[0]);
     store_stats(s, &stats);
     size = stats.block_bytes / 13;
-    assert_int_equal(store_gc(s, &gone, &freed, NULL), 0);
+    assert_int_equal(store_gc(s, NULL, NULL, &gone, &freed, NULL), 0);
     assert_int_equal(gone, 0);
     assert_int_equal(store_pin(s, "acme", &blocks[3].id, true, NULL), 0);
     assert_int_equal(store_set_tenant(s, "acme", 4 * size, 0), 0);
-    assert_int_equal(store_gc(s, &gone, &freed, NULL), 0);
+    assert_int_equal(store_gc(s, NULL, NULL, &gone, &freed, NULL), 0);
     assert_int_equal(gone, 8);
     assert_true(freed >= 8 * (size - RECORD_PAGE) - 16 * RECORD_PAGE);
     assert_true(fixture_block_reads(s, "acme", &blocks[3]));
@@ -194,7 +194,7 @@ static void quotas_are_kept(void **state)
     store_close(s);
     c.tenant_quota_size = size; /* of every tenant */
     s = fixture_open(&c);
-    assert_int_equal(store_gc(s, &gone, &freed, NULL), 0);
+    assert_int_equal(store_gc(s, NULL, NULL, &gone, &freed, NULL), 0);
     store_stats(s, &stats); /* the writer may have been faster */
     assert_int_equal(stats.blocks, 2);
     assert_true(fixture_block_reads(s, "acme", &blocks[3])); /* pinned */

@@ -222,14 +222,44 @@ static bool has_block(struct store *s, const char *tenant, const struct kv_block
 
 static const struct kv_quality from_device = {KV_L1, KV_NUMERICS_CPU_V1, KV_FROM_DEVICE, 0};
 
+struct watched { /* progress: it never runs backwards, and ends at its total */
+    int calls;
+    uint64_t done, total;
+};
+static void watch(void *ctx, uint64_t done, uint64_t total)
+{
+    struct watched *w = ctx;
+    assert_true(done > 0 && done <= total);
+    assert_true(w->calls++ == 0 || done * w->total >= w->done * total);
+    w->done = done;
+    w->total = total;
+}
+
 static int export_to(struct store *s, const char *name, const char *principal, struct bundle_counts *n)
 {
     struct portable *p;
     struct td_error err = {0};
     assert_int_equal(portable_create_with(in_directory(name), WORDS, ITERATIONS, &p, &err), 0);
-    int rc = bundle_export(s, "acme", principal, fingerprint, layout, p, n, &err);
-    if (rc == 0)
+    struct watched w = {0};
+    int rc = bundle_export(s, "acme", principal, fingerprint, layout, p, &(struct bundle_progress){watch, &w},
+                           n, &err);
+    if (rc == 0) {
+        assert_true(w.calls > 1 && w.done == w.total);
         return portable_finish(p, &err);
+    }
+    portable_close(p);
+    return rc;
+}
+
+static int import_as(struct store *s, const char *name, const char *tenant, const char *principal,
+                     bool trusted, struct bundle_counts *n)
+{
+    struct portable *p;
+    struct td_error err = {0};
+    assert_int_equal(portable_open(in_directory(name), WORDS, &p, &err), 0);
+    struct watched w = {0};
+    int rc = bundle_import(s, tenant, principal, trusted, p, &(struct bundle_progress){watch, &w}, n, &err);
+    assert_true(rc == 0 ? w.calls > 1 && w.done == w.total : err.text[0]);
     portable_close(p);
     return rc;
 }
@@ -237,13 +267,7 @@ static int export_to(struct store *s, const char *name, const char *principal, s
 static int import_from(struct store *s, const char *name, const char *tenant, const char *principal,
                        struct bundle_counts *n)
 {
-    struct portable *p;
-    struct td_error err = {0};
-    assert_int_equal(portable_open(in_directory(name), WORDS, &p, &err), 0);
-    int rc = bundle_import(s, tenant, principal, p, n, &err);
-    assert_true(rc == 0 || err.text[0]);
-    portable_close(p);
-    return rc;
+    return import_as(s, name, tenant, principal, true, n);
 }
 
 static void test_bundle(void **state)
@@ -310,6 +334,43 @@ static void test_bundle(void **state)
     fixture_remove(there);
 }
 
+/* Who knows the words can call any block the cloud's and anybody's. Without the operator's word for it, it is the principal's own. */
+static void test_claims_of_a_bundle_are_not_believed(void **state)
+{
+    (void)state;
+    static const struct kv_quality device_exact = {KV_L0, KV_NUMERICS_CPU_V1, KV_FROM_DEVICE, 0},
+                                   device_lossy = {KV_L1, KV_NUMERICS_CPU_V1, KV_FROM_DEVICE, 0};
+    char *here = fixture_directory(), *there = fixture_directory();
+    struct store_config config = fixture_config(here), other = fixture_config(there);
+    struct store *a = fixture_open(&config), *b = fixture_open(&other);
+    struct conversation one = make_conversation("one", 1);
+    struct kv_block_id shared[BLOCKS], own[BLOCKS];
+    struct store_block_info info;
+    struct bundle_counts n;
+    put_conversation(a, "acme", "ann", &one);
+    chain_of(a, "acme", "ann", false, &one, shared);
+    for (uint64_t i = 0; i < BLOCKS; i++)
+        put_block(a, "acme", &shared[i], i, i == 1 ? quality_lossy : quality_exact);
+    assert_int_equal(export_to(a, "claims", "ann", &n), 0);
+    assert_int_equal(import_as(b, "claims", "acme", "ann", false, &n), 0);
+    assert_true(n.conversations == 1 && n.blocks == BLOCKS);
+    chain_of(b, "acme", "ann", false, &one, shared);
+    chain_of(b, "acme", "ann", true, &one, own);
+    for (uint64_t i = 0; i < BLOCKS; i++) {
+        const struct kv_quality *expected = i == 1 ? &device_lossy : &device_exact;
+        assert_int_equal(store_find(b, "acme", &shared[i], &info), -TD_ERR_NOTFOUND);
+        assert_int_equal(store_find(b, "acme", &own[i], &info), 0);
+        assert_memory_equal(&info.quality, expected, sizeof *expected);
+    }
+    chain_of(b, "acme", "bob", true, &one, own);
+    assert_int_equal(store_find(b, "acme", &own[0], &info), -TD_ERR_NOTFOUND);
+    store_close(a);
+    store_close(b);
+    conv_free(&one);
+    fixture_remove(here);
+    fixture_remove(there);
+}
+
 /* Whoever knows the words can seal anything: what is in such a file is hostile all the same. */
 static void test_hostile_bundle(void **state)
 {
@@ -361,6 +422,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_file, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_damage, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_bundle, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_claims_of_a_bundle_are_not_believed, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_hostile_bundle, set_up, tear_down),
     };
     crypto_init();

@@ -446,9 +446,9 @@ static void test_verify_each_rebuild(void **state)
     assert_int_equal(store_verify(s, NULL, NULL, &records, &bad, NULL), 0);
     assert_int_equal(records, 21);
     assert_int_equal(bad, 0);
-    assert_int_equal(store_rebuild(&c, &records, NULL), -TD_ERR_BUSY);
+    assert_int_equal(store_rebuild(&c, NULL, NULL, &records, NULL), -TD_ERR_BUSY);
     store_close(s);
-    assert_int_equal(store_rebuild(&c, &records, NULL), 0);
+    assert_int_equal(store_rebuild(&c, NULL, NULL, &records, NULL), 0);
     assert_int_equal(records, 21);
     s = fixture_open(&c);
     for (uint64_t i = 0; i < 20; i++) {
