@@ -221,8 +221,10 @@ void prefix_cache_clear(struct prefix_cache *c)
 {
     for (uint32_t i = 0; i < c->capacity; i++) /* first, so that none looks for a parent that has gone */
         c->nodes[i].parent = NODE_NONE;
-    while (c->oldest != NODE_NONE)
-        node_free(c, c->oldest);
+    for (uint32_t at; (at = c->oldest) != NODE_NONE;) {
+        node_free(c, at);
+        page_pool_release(c->pool, c->nodes[at].entry.page);
+    }
 }
 
 uint32_t prefix_cache_alloc(struct prefix_cache *c)
