@@ -69,6 +69,7 @@ static void add_range(struct plan *p, uint32_t begin, uint32_t end, uint32_t lay
 struct candidate {
     uint32_t layers, kv_end;
     uint32_t restore_begin, restore_end; /* equal: nothing is restored */
+    bool local;                          /* the device makes tokens too */
     struct plan_times times;
 };
 
@@ -258,11 +259,12 @@ static struct plan_times race(const struct plan_times *device, const struct plan
                                .edge_us = device->edge_us};
 }
 
-static bool wants_race(const struct planner_state *s, const struct plan_times *best,
+static bool wants_race(const struct planner_state *s, const struct plan_times *cloud,
                        const struct plan_times *race)
 {
     bool may = s->local != LOCAL_OFF && s->layers_held == s->layer_count && s->prefer == PREFER_LATENCY;
-    return may && (s->local == LOCAL_ALWAYS || score(s, race) < PLANNER_GAIN * score(s, best));
+    return may && (s->local == LOCAL_ALWAYS || race->first_us < PLANNER_GAIN * cloud->first_us ||
+                   race->t16_us < PLANNER_GAIN * cloud->t16_us);
 }
 
 static void choose(const struct planner_state *s, struct plan *out)
@@ -278,15 +280,18 @@ static void choose(const struct planner_state *s, struct plan *out)
         if (restorable)
             all[count++] = best_restoring(s, out, layers, restorable);
     }
+    struct plan_times alone = all[0].times, device = device_alone(s), both = race(&device, &alone);
+    if (wants_race(s, &alone, &both)) { /* then that is what working together has to beat */
+        all[0].times = both;
+        all[0].local = true;
+        count = s->local == LOCAL_ALWAYS ? 1 : count;
+    }
     struct candidate best = s->prefer == PREFER_CLOUD_COST ? cheapest(all, count) : soonest(s, all, count);
-    struct plan_times device = device_alone(s), both = race(&device, &all[0].times);
-    out->local = wants_race(s, &best.times, &both);
-    if (out->local)
-        best = (struct candidate){.kv_end = s->prompt_count, .times = both};
+    out->local = best.local;
     build(s, &best, out);
     out->chosen = true;
     out->times = best.times;
-    out->cloud_alone = all[0].times;
+    out->cloud_alone = alone;
     if (s->local != LOCAL_OFF)
         out->device_alone = device;
 }

@@ -11,7 +11,7 @@
  *
  * `local`: a device that holds the whole model can make tokens itself. It then runs the prompt through all layers and goes on decoding, while the cloud does
  * everything too (k = 0); each token is whoever's is first. So the times are the better ones of both sides, and no plan is later than the device or the
- * cloud alone. It is chosen for the wish `latency` where that beats working together by PLANNER_GAIN: on links that are slow, or far away.
+ * cloud alone. For the wish `latency` it takes the place of k = 0 where it makes either time PLANNER_GAIN of that: working together must then beat both sides alone.
  *
  * To run [0, k) on a token the device needs the KV of [0, k) of every earlier token. What it holds of the prefix ends at `held`; the
  * cloud's cache ends at `cached_tokens`; so [held, cached) must be caught up locally first, and only [cached, prompt) is sent:

@@ -57,6 +57,7 @@ struct fake_cloud {
     int refuse_code;
     uint32_t cached_tokens, token_count;
     bool need_ids, resumed, silent; /* silent: no tokens */
+    int32_t same_token;             /* every token is this one; 0: fake_token */
     bool
         plan_wanted; /* with resumed: the edge is to go on behind the first block of its plan, which has one range of `wanted_layers` */
     uint32_t wanted_layers, wanted_epoch;
@@ -344,7 +345,8 @@ static inline void fake_step(struct fake_conn *c)
     Tandem__Token t = TANDEM__TOKEN__INIT;
     t.attempt = c->attempt;
     t.index = c->next;
-    store_le32(id, (uint32_t)fake_token(c->next++));
+    store_le32(id, (uint32_t)(f->same_token ? f->same_token : fake_token(c->next)));
+    c->next++;
     fake_send(c, FRAME_TOKEN, c->stream, &t.base, id, 4);
 }
 
