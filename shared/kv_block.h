@@ -113,6 +113,8 @@ int64_t kv_piece_encode(struct kv_codec_scratch *s, struct kv_piece_head *head, 
                         uint8_t *dst, size_t capacity);
 /* kv_piece_parse: check magic, version, sizes and CRC of hostile bytes; on success *head and *payload (borrowed). */
 int kv_piece_parse(const void *data, size_t size, struct kv_piece_head *head, struct span *payload);
+/* kv_piece_peek: the same but for the CRC, for a piece that this process has made or checked. */
+int kv_piece_peek(const void *data, size_t size, struct kv_piece_head *head);
 /* kv_piece_decode: dst f16, kv_piece_values of the head's shape; capacity in values. zstd output must be exactly the size that the shape implies. */
 int kv_piece_decode(struct kv_codec_scratch *s, const struct kv_piece_head *head, struct span payload,
                     uint16_t *dst, size_t capacity);

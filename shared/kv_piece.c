@@ -159,7 +159,8 @@ static bool reserved_is_zero(const uint8_t *in)
     return any == 0;
 }
 
-int kv_piece_parse(const void *data, size_t size, struct kv_piece_head *head, struct span *payload)
+static int parse(const void *data, size_t size, bool check_crc, struct kv_piece_head *head,
+                 struct span *payload)
 {
     const uint8_t *in = data;
     if (size < KV_PIECE_HEAD_SIZE)
@@ -172,7 +173,7 @@ int kv_piece_parse(const void *data, size_t size, struct kv_piece_head *head, st
     head_read(in, &h);
     if (h.payload_size != size - KV_PIECE_HEAD_SIZE)
         return h.payload_size > size - KV_PIECE_HEAD_SIZE ? -TD_ERR_TRUNCATED : -TD_ERR_FORMAT;
-    if (piece_crc(in, in + KV_PIECE_HEAD_SIZE, h.payload_size) != h.crc)
+    if (check_crc && piece_crc(in, in + KV_PIECE_HEAD_SIZE, h.payload_size) != h.crc)
         return -TD_ERR_CHECKSUM;
     if (!reserved_is_zero(in))
         return -TD_ERR_FORMAT;
@@ -182,6 +183,17 @@ int kv_piece_parse(const void *data, size_t size, struct kv_piece_head *head, st
     *head = h;
     *payload = (struct span){in + KV_PIECE_HEAD_SIZE, h.payload_size};
     return 0;
+}
+
+int kv_piece_parse(const void *data, size_t size, struct kv_piece_head *head, struct span *payload)
+{
+    return parse(data, size, true, head, payload);
+}
+
+int kv_piece_peek(const void *data, size_t size, struct kv_piece_head *head)
+{
+    struct span payload;
+    return parse(data, size, false, head, &payload);
 }
 
 /* ---- codecs -----------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@
  * segment, from memory. A full disk is no such failure: the same segment goes on once there is room. */
 #include "shared/log.h"
 #include "store/store_internal.h"
+#include <assert.h>
 #include <stdlib.h>
 
 void counter_add(_Atomic uint64_t *counter, struct metric *m, uint64_t amount)
@@ -26,6 +27,7 @@ static void mark_batch_synced(struct store *s)
 int append_sync(struct store *s)
 {
     struct segment *a = s->active;
+    assert(s->group.count == 0 && "what waits is written before it is synced");
     if (a && a->durable_end < a->end) {
         counter_add(&s->counters.fsyncs, s->metrics.fsyncs, 1);
         int rc = s->io->fsync(s->io, a->fd);
@@ -41,32 +43,32 @@ int append_sync(struct store *s)
     return 0;
 }
 
+/* The record at the active segment's end is written, or on its way. */
+static void advance(struct segment *a, const struct record_head *h)
+{
+    a->end += record_size(h->body_size);
+    a->next_sequence++;
+    a->tombstone_count += h->type == RECORD_TOMBSTONE;
+}
+
 /* Seal the parts and write the record where the active segment ends; the buffer holds `size` bytes. */
 static int write_record(struct store *s, struct record_head *h, const struct tenant_keys *keys,
                         const uint8_t *plain, uint64_t size)
 {
-    struct segment *a = s->active;
-    uint8_t *page = s->buffer, *body = page + RECORD_PAGE;
+    const uint8_t *parts[RECORD_PARTS_MAX];
     uint8_t key[CRYPTO_KEY_SIZE];
-    int rc = h->part_count ? record_open_key(keys->data_key, h, key) : 0;
-    record_head_write(h, page);
-    for (uint32_t i = 0; i < h->part_count && rc == 0; i++) {
-        rc = record_seal_part(key, h, page, i, plain, body);
+    for (uint32_t i = 0; i < h->part_count; i++) {
+        parts[i] = plain;
         plain += (size_t)h->parts[i].first_size + h->parts[i].second_size;
-        body += record_part_sealed_size(&h->parts[i]);
     }
+    int rc = h->part_count ? record_open_key(keys->data_key, h, key) : 0;
+    rc = rc < 0 ? rc : record_seal(key, h, parts, s->buffer);
     crypto_wipe(key, sizeof key);
-    if (rc < 0)
-        return rc;
-    memset(body, 0, (size_t)(size - RECORD_PAGE - h->body_size));
-    record_head_finish(page, crc32c(0, page + RECORD_PAGE, (size_t)h->body_size));
-    rc = io_write_all(s->io, a->fd, page, (size_t)size, a->end);
+    rc = rc < 0 ? rc : io_write_all(s->io, s->active->fd, s->buffer, (size_t)size, s->active->end);
     if (rc < 0)
         return rc;
     counter_add(&s->counters.bytes_written, s->metrics.write_bytes, size);
-    a->end += size;
-    a->next_sequence++;
-    a->tombstone_count += h->type == RECORD_TOMBSTONE;
+    advance(s->active, h);
     return 0;
 }
 
@@ -99,6 +101,7 @@ void append_seal(struct store *s)
     s->active = NULL;
     if (!a)
         return;
+    group_leave_segment(s);
     struct record_head h = {.type = RECORD_SEAL, .time_us = clock_wall_us()};
     if (buffer_reserve(s, RECORD_PAGE)) {
         s->active = a;
@@ -166,6 +169,7 @@ void append_abandon(struct store *s)
         op->appended = op->synced;
     if (!a)
         return;
+    group_leave_segment(s);
     s->active = NULL;
     a->sealed = true;
     log_error("store",
@@ -201,8 +205,9 @@ static int prepare_keys(struct record_head *h, const struct tenant_keys *keys)
     return rc;
 }
 
+/* op: of a block, whose record may wait for others; then plain is not used. */
 static int try_append(struct store *s, struct record_head *h, const struct tenant_keys *keys,
-                      const uint8_t *plain, uint64_t size)
+                      struct store_op *op, const uint8_t *plain, uint64_t size)
 {
     if (!space_fits(s, size))
         return -TD_ERR_DISKFULL;
@@ -211,26 +216,43 @@ static int try_append(struct store *s, struct record_head *h, const struct tenan
         rc = roll(s);
     if (rc < 0)
         return rc;
-    if (!buffer_reserve(s, size))
+    if (!op && !buffer_reserve(s, size))
         return -TD_ERR_NOMEM;
     place_record(s, h);
     if (h->type == RECORD_TOMBSTONE && h->version == 0)
         h->version = h->lsn;
     rc = prepare_keys(h, keys);
-    return rc < 0 ? rc : write_record(s, h, keys, plain, size);
+    if (rc < 0 || !op)
+        return rc < 0 ? rc : write_record(s, h, keys, plain, size);
+    rc = group_add(s, op, h, keys);
+    if (rc == 0)
+        advance(s->active, h);
+    return rc == 0 && s->group.one_by_one ? group_flush(s) : rc;
 }
 
-int append_record(struct store *s, struct record_head *h, const struct tenant_keys *keys,
+static int append(struct store *s, struct record_head *h, const struct tenant_keys *keys, struct store_op *op,
                   const uint8_t *plain)
 {
     h->body_size = record_part_offset(h, h->part_count);
     if (h->body_size > RECORD_BODY_MAX)
         return -TD_ERR_LIMIT;
     uint64_t size = record_size(h->body_size);
-    int rc = try_append(s, h, keys, plain, size);
+    int rc = try_append(s, h, keys, op, plain, size);
     if (rc == -TD_ERR_DISKFULL) {
-        rc = space_make_room(s, size);
-        rc = rc < 0 ? rc : try_append(s, h, keys, plain, size);
+        rc = group_flush(s);
+        rc = rc < 0 ? rc : space_make_room(s, size);
+        rc = rc < 0 ? rc : try_append(s, h, keys, op, plain, size);
     }
     return rc;
+}
+
+int append_record(struct store *s, struct record_head *h, const struct tenant_keys *keys,
+                  const uint8_t *plain)
+{
+    return append(s, h, keys, NULL, plain);
+}
+
+int append_block(struct store *s, struct record_head *h, const struct tenant_keys *keys, struct store_op *op)
+{
+    return append(s, h, keys, op, NULL);
 }

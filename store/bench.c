@@ -17,11 +17,13 @@
 
 #define PIECE_SIZE (1u << 20)
 #define IO_THREADS 4
-#define LAYERS     30 /* of a small model: a block of 1.4 MiB */
-#define HEADS      3
-#define HEAD_DIM   64
-#define LOOKUPS    1000000u
-#define TENANT     "bench"
+#define SOURCES                                                                                              \
+    128u /* blocks that are put in turn, each once it has been written: as many wait as the writer can take */
+#define LAYERS   30 /* of a small model: a block of 1.4 MiB */
+#define HEADS    3
+#define HEAD_DIM 64
+#define LOOKUPS  1000000u
+#define TENANT   "bench"
 
 struct bench {
     const struct store_bench_options *o;
@@ -175,26 +177,61 @@ static void written(void *ctx, int status)
         atomic_store(&b->failed, -EIO);
 }
 
-static int measure_puts(struct bench *b)
+/* As the engine's encoder leaves them. */
+static int make_sources(struct tier_block *sources[SOURCES], uint64_t *block_size)
 {
     struct span pieces[2 * LAYERS];
-    uint8_t *bytes = make_pieces(pieces, &b->r->block_size);
-    if (!bytes)
-        return td_fail(b->err, -TD_ERR_NOMEM, "cannot measure: out of memory");
-    b->r->blocks = b->o->size / b->r->block_size;
-    uint64_t start = now_ns();
+    uint8_t *bytes = make_pieces(pieces, block_size);
+    int rc = bytes ? 0 : -TD_ERR_NOMEM;
+    for (unsigned i = 0; i < SOURCES && rc == 0; i++) {
+        struct tier_block *t = sources[i] = tier_block_create(LAYERS, *block_size);
+        if (!t) {
+            rc = -TD_ERR_NOMEM;
+            break;
+        }
+        t->block.quality = (struct kv_quality){KV_L0, KV_NUMERICS_CPU_V1, KV_FROM_CLOUD, 0};
+        t->block.layer_end = LAYERS;
+        uint8_t *at = t->data;
+        for (unsigned j = 0; j < 2 * LAYERS; at += pieces[j++].size) {
+            memcpy(at, pieces[j].data, pieces[j].size);
+            t->pieces[j] = (struct span){at, pieces[j].size};
+        }
+    }
+    free(bytes);
+    return rc;
+}
+
+static void wait_a_little(void)
+{
+    nanosleep(&(struct timespec){.tv_nsec = 200000}, NULL);
+}
+
+static int put_all(struct bench *b, struct tier_block *sources[SOURCES])
+{
     int rc = 0;
     for (uint64_t i = 0; i < b->r->blocks && rc == 0; i++) {
-        struct store_block block = {.id = numbered(i),
-                                    .quality = {KV_L0, KV_NUMERICS_CPU_V1, KV_FROM_CLOUD, 0},
-                                    .layer_end = LAYERS,
-                                    .pieces = pieces};
-        while ((rc = store_put(b->store, TENANT, &block, written, b)) == -TD_ERR_FULL)
-            nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL); /* the writer is behind */
+        struct tier_block *t = sources[i % SOURCES];
+        while (atomic_load(&t->references) > 1)
+            wait_a_little(); /* the writer has it */
+        t->block.id = numbered(i);
+        while ((rc = store_put_held(b->store, TENANT, t, written, b)) == -TD_ERR_FULL)
+            wait_a_little();
     }
-    rc = rc < 0 ? rc : store_flush(b->store);
-    b->r->put = rate_since(start, b->r->blocks * b->r->block_size);
-    free(bytes);
+    return rc < 0 ? rc : store_flush(b->store);
+}
+
+static int measure_puts(struct bench *b)
+{
+    struct tier_block *sources[SOURCES] = {NULL};
+    int rc = make_sources(sources, &b->r->block_size);
+    if (rc == 0) {
+        b->r->blocks = b->o->size / b->r->block_size;
+        uint64_t start = now_ns();
+        rc = put_all(b, sources);
+        b->r->put = rate_since(start, b->r->blocks * b->r->block_size);
+    }
+    for (unsigned i = 0; i < SOURCES; i++)
+        tier_block_release(sources[i]);
     step(b, 4);
     return rc < 0 || atomic_load(&b->failed) < 0
                ? td_fail(b->err, rc < 0 ? rc : -TD_ERR_IO, "cannot write blocks in %s", b->o->directory)

@@ -1,7 +1,7 @@
 /* commit: the writer thread. Takes batches of operations, appends their records, syncs once, makes them visible, calls back.
  *
  * The order inside a commit
- *   1. append every operation's record            (append.c; a full segment is synced and the next one begun)
+ *   1. append every operation's record            (append.c; a full segment is synced and the next one begun; blocks in groups: group.h)
  *   2. fsync the segment, and the directory if the file is new
  *   3. tables point to the new records             (from now on readers see them)
  *   4. call back
@@ -358,7 +358,8 @@ static int erase_keys(struct store *s, struct store_op *op)
     return rc;
 }
 
-/* Append an operation's record. A code other than IO trouble is final for this operation alone and is left in its status. */
+/* Append an operation's record. A code other than IO trouble is final for this operation alone and is left in its status. -TD_ERR_AGAIN:
+ * group_flush has taken back what came before it. */
 static int append_op(struct store *s, struct store_op *op)
 {
     struct record_head h;
@@ -381,12 +382,12 @@ static int append_op(struct store *s, struct store_op *op)
         rc = conversation_claim(s, op);
     if (rc == 0) {
         fill_head(op, &h);
-        rc = append_record(s, &h, seal, op->data);
+        rc = op->kind == OP_BLOCK ? append_block(s, &h, seal, op) : append_record(s, &h, seal, op->data);
         if (rc < 0 && claimed)
             conversation_move(s, op, false, 0, op->expected);
     }
     crypto_wipe(&keys, sizeof keys);
-    if (rc == -TD_ERR_IO || rc == -TD_ERR_EXISTS)
+    if (rc == -TD_ERR_IO || rc == -TD_ERR_EXISTS || rc == -TD_ERR_AGAIN)
         return rc;
     op->appended = true;
     op->status = rc;
@@ -401,14 +402,25 @@ static int append_op(struct store *s, struct store_op *op)
 
 /* ---- commit ----------------------------------------------------------------------------------------------- */
 
+/* Blocks gather in groups. Anything else is appended after all that came before it is: a tombstone must lie behind what it deletes. */
+static int append_batch(struct store *s)
+{
+    int rc = 0;
+    for (struct store_op *op = s->batch; op && rc == 0; op = op->next) {
+        if (op->appended)
+            continue;
+        rc = group_takes(s, op) ? 0 : group_flush(s);
+        rc = rc < 0 ? rc : append_op(s, op);
+    }
+    return rc < 0 ? rc : group_flush(s);
+}
+
 static int append_and_sync(struct store *s)
 {
-    for (struct store_op *op = s->batch; op; op = op->next) {
-        int rc = op->appended ? 0 : append_op(s, op);
-        if (rc < 0)
-            return rc;
-    }
-    return append_sync(s);
+    int rc;
+    while ((rc = append_batch(s)) == -TD_ERR_AGAIN)
+        ; /* at most once: from then on they go one by one */
+    return rc < 0 ? rc : append_sync(s);
 }
 
 /* What was appended and not synced is to be appended again, or never: back to what is on disk. */
@@ -477,6 +489,7 @@ static void commit(struct store *s, struct store_op *batch)
         op_release(batch);
     }
     store_void_now(s);
+    group_shrink(s);
     if (s->buffer_size > BUFFER_KEEP_SIZE) {
         free(s->buffer);
         s->buffer = NULL;

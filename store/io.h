@@ -16,7 +16,7 @@ enum io_advice {
 };
 
 struct io {
-    int (*open)(struct io *io, const char *path, int flags); /* O_RDONLY, O_RDWR, O_CREAT, O_EXCL */
+    int (*open)(struct io *io, const char *path, int flags); /* O_RDONLY, O_RDWR, O_CREAT, O_EXCL, O_DIRECT */
     void (*close)(struct io *io, int fd);
     int64_t (*pread)(struct io *io, int fd, void *data, size_t size, uint64_t offset);
     int64_t (*pwrite)(struct io *io, int fd, const void *data, size_t size, uint64_t offset);
@@ -24,7 +24,8 @@ struct io {
     int64_t (*allocated)(struct io *io, int fd); /* bytes that take space: holes are not counted */
     int (*fsync)(struct io *io, int fd);
     int (*truncate)(struct io *io, int fd, uint64_t size);
-    int (*allocate)(struct io *io, int fd, uint64_t size); /* reserve space; the file grows to `size` */
+    int (*allocate)(struct io *io, int fd, uint64_t offset,
+                    uint64_t size); /* reserve space; the file grows to have these bytes */
     int (*punch)(struct io *io, int fd, uint64_t offset,
                  uint64_t size); /* give the space back; reads as zeros */
     void (*advise)(struct io *io, int fd, uint64_t offset, uint64_t size, enum io_advice advice);

@@ -72,10 +72,10 @@ static int posix_truncate(struct io *io, int fd, uint64_t size)
     return result(ftruncate(fd, (off_t)size));
 }
 
-static int posix_allocate(struct io *io, int fd, uint64_t size)
+static int posix_allocate(struct io *io, int fd, uint64_t offset, uint64_t size)
 {
     (void)io;
-    return -posix_fallocate(fd, 0, (off_t)size);
+    return -posix_fallocate(fd, (off_t)offset, (off_t)size);
 }
 
 static int posix_punch(struct io *io, int fd, uint64_t offset, uint64_t size)

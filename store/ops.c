@@ -6,7 +6,7 @@
 struct store_op *op_create(enum op_kind kind, uint32_t part_count, size_t data_size)
 {
     size_t head = align_up(sizeof(struct store_op), 16),
-           parts = align_up(part_count * sizeof(struct record_part), 16);
+           parts = align_up(part_count * (sizeof(struct record_part) + sizeof(uint8_t *)), 16);
     struct store_op *op = malloc(head + parts + data_size);
     if (!op)
         return NULL;
@@ -14,7 +14,8 @@ struct store_op *op_create(enum op_kind kind, uint32_t part_count, size_t data_s
     atomic_init(&op->references, 1);
     op->kind = kind;
     op->part_count = part_count;
-    op->parts = (struct record_part *)((uint8_t *)op + head);
+    op->part_data = (const uint8_t **)((uint8_t *)op + head);
+    op->parts = (struct record_part *)(op->part_data + part_count);
     op->data = (uint8_t *)op + head + parts;
     op->size = data_size;
     op->charge = kind == OP_BARRIER ? 0 : head + parts + data_size;
@@ -32,6 +33,7 @@ void op_release(struct store_op *op)
         struct store_op *follows = op->follows;
         if (op->type == RECORD_CONVERSATION)
             crypto_wipe(op->data, op->size);
+        tier_block_release(op->held);
         free(op);
         op = follows;
     }

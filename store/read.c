@@ -164,13 +164,10 @@ static int layer_from_op(const struct store_op *op, uint32_t layer, uint8_t *buf
     if (layer < op->layer_begin || layer >= op->layer_end)
         return -TD_ERR_NOTFOUND;
     uint32_t part = layer - op->layer_begin;
-    size_t at = 0;
-    for (uint32_t i = 0; i < part; i++)
-        at += (size_t)op->parts[i].first_size + op->parts[i].second_size;
     size_t first = op->parts[part].first_size, second = op->parts[part].second_size;
     if (first + second > capacity)
         return -TD_ERR_NOSPACE;
-    memcpy(buffer, op->data + at, first + second);
+    memcpy(buffer, op->part_data[part], first + second);
     *k = (struct span){buffer, first};
     *v = (struct span){buffer + first, second};
     return 0;
@@ -263,6 +260,8 @@ static void set_pieces(struct tier_block *b, const struct record_part *parts, ui
 
 static struct tier_block *block_from_op(const struct store_op *op)
 {
+    if (op->held)
+        return tier_block_hold(op->held);
     struct tier_block *b = tier_block_create(op->part_count, op->size);
     if (!b)
         return NULL;

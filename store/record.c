@@ -273,6 +273,25 @@ int record_seal_part(const uint8_t key[CRYPTO_KEY_SIZE], const struct record_hea
     return gcm_seal(key, h->layer_begin + part, page, record_aad_size(h), plain, size, out, out + size);
 }
 
+/* The checksum is taken part by part, while they are in the core's cache. */
+int record_seal(const uint8_t key[CRYPTO_KEY_SIZE], const struct record_head *h, const uint8_t *const *parts,
+                uint8_t *out)
+{
+    uint8_t *body = out + RECORD_PAGE;
+    uint32_t crc = 0;
+    int rc = 0;
+    record_head_write(h, out);
+    for (uint32_t i = 0; i < h->part_count && rc == 0; i++) {
+        size_t size = (size_t)record_part_sealed_size(&h->parts[i]);
+        rc = record_seal_part(key, h, out, i, parts[i], body);
+        crc = crc32c(crc, body, size);
+        body += size;
+    }
+    memset(body, 0, (size_t)(record_size(h->body_size) - (uint64_t)(body - out)));
+    record_head_finish(out, crc);
+    return rc;
+}
+
 int record_open_part(const uint8_t key[CRYPTO_KEY_SIZE], const struct record_head *h, const uint8_t *page,
                      uint32_t part, uint8_t *data, const uint8_t tag[CRYPTO_TAG_SIZE])
 {

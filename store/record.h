@@ -98,6 +98,9 @@ int record_open_key(const uint8_t data_key[CRYPTO_KEY_SIZE], const struct record
 /* Seal part `part` (plain = first ‖ second) into out, tag after it; page is the written head. */
 int record_seal_part(const uint8_t key[CRYPTO_KEY_SIZE], const struct record_head *h, const uint8_t *page,
                      uint32_t part, const uint8_t *plain, uint8_t *out);
+/* A whole record of record_size(body_size) bytes: head, sealed parts, padding. parts[i]: the plain text of part i. */
+int record_seal(const uint8_t key[CRYPTO_KEY_SIZE], const struct record_head *h, const uint8_t *const *parts,
+                uint8_t *out);
 /* Open in place: data holds the part's cipher text without the tag. */
 int record_open_part(const uint8_t key[CRYPTO_KEY_SIZE], const struct record_head *h, const uint8_t *page,
                      uint32_t part, uint8_t *data, const uint8_t tag[CRYPTO_TAG_SIZE]);

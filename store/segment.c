@@ -132,6 +132,12 @@ int segment_create(struct segment_set *set, uint64_t id, uint64_t first_lsn, uin
     return 0;
 }
 
+int segment_open_direct(struct segment_set *set, const struct segment *s)
+{
+    char path[IO_PATH_MAX];
+    return path_of(set, s->id, path) ? set->io->open(set->io, path, O_RDWR | O_DIRECT) : -ENAMETOOLONG;
+}
+
 /* Close the descriptor that was idle longest; false when all are in use. Caller holds the lock. */
 static bool close_one_idle(struct segment_set *set)
 {

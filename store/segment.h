@@ -53,6 +53,8 @@ int segments_add(struct segment_set *set, struct segment *s);
 /* Make a new file with its head written, not yet synced, and register it. */
 int segment_create(struct segment_set *set, uint64_t id, uint64_t first_lsn, uint64_t now_us,
                    struct segment **out);
+/* Another descriptor of a segment's file, whose writes go past the page cache; negative errno where that is not to be had. */
+int segment_open_direct(struct segment_set *set, const struct segment *s);
 /* On the appending thread: find without pinning; NULL. */
 struct segment *segment_find(struct segment_set *set, uint64_t id);
 /* Find and pin an open segment. Read s->fd while pinned. NULL with *rc (may be NULL): -TD_ERR_NOTFOUND, there is none, or its file has

@@ -289,7 +289,7 @@ static bool within_limit(struct store *s, uint64_t size)
 static bool disk_has(struct store *s, uint64_t size)
 {
     uint64_t total, free_size;
-    return s->io->space(s->io, s->directory, &total, &free_size) < 0 || free_size >= size;
+    return s->io->space(s->io, s->directory, &total, &free_size) < 0 || free_size >= size + s->group.size;
 }
 
 bool space_fits(struct store *s, uint64_t size)
@@ -332,7 +332,7 @@ void space_open_ballast(struct store *s)
     if (fd < 0)
         return;
     int rc = s->io->truncate(s->io, fd, 0);
-    rc = rc < 0 ? rc : s->io->allocate(s->io, fd, s->ballast_size);
+    rc = rc < 0 ? rc : s->io->allocate(s->io, fd, 0, s->ballast_size);
     s->ballast_there = rc == 0;
     s->io->close(s->io, fd);
     if (!s->ballast_there)

@@ -98,6 +98,7 @@ static void deinit(struct store *s)
     policy_destroy(s->policy);
     pthread_mutex_destroy(&s->policy_lock);
     keys_close(s->keys);
+    group_close(s);
     if (s->lock_fd >= 0)
         s->io->close(s->io, s->lock_fd);
     free(s->rows);
@@ -170,7 +171,8 @@ int store_open_with(const struct store_config *config, const struct store_env *e
     while (length > 1 && length < IO_PATH_MAX && s->directory[length - 1] == '/')
         s->directory[--length] = '\0';
     segments_init(&s->segments, s->io, s->directory);
-    rc = op_queue_init(&s->queue);
+    rc = group_open(s, env->write_threads, env->direct_size);
+    rc = rc < 0 ? rc : op_queue_init(&s->queue);
     rc = rc < 0 ? rc : table_init(&s->blocks);
     rc = rc < 0 ? rc : table_init(&s->conversations);
     rc = rc < 0 ? rc : table_init(&s->pins);
@@ -330,8 +332,9 @@ int store_delete_id(struct store *s, uint8_t type, uint32_t tenant, const uint8_
 
 /* ---- blocks ----------------------------------------------------------------------------------------------- */
 
-/* Check the pieces against the block that they are said to be, and add them up. */
-static int check_block(const struct store_block *b, uint8_t *codec, size_t *size)
+/* Check the pieces against the block that they are said to be, and add them up. What is held was made or checked in this process; its CRCs
+ * are checked when it is read back. */
+static int check_block(const struct store_block *b, bool held, uint8_t *codec, size_t *size)
 {
     *codec = 0;
     *size = 0;
@@ -341,7 +344,8 @@ static int check_block(const struct store_block *b, uint8_t *codec, size_t *size
     for (uint32_t i = 0; i < 2u * (b->layer_end - b->layer_begin); i++) {
         struct kv_piece_head h;
         struct span payload;
-        int rc = kv_piece_parse(b->pieces[i].data, b->pieces[i].size, &h, &payload);
+        int rc = held ? kv_piece_peek(b->pieces[i].data, b->pieces[i].size, &h)
+                      : kv_piece_parse(b->pieces[i].data, b->pieces[i].size, &h, &payload);
         if (rc < 0)
             return rc;
         if (h.layer != b->layer_begin + i / 2 || h.is_value != i % 2 || h.block_index != b->block_index ||
@@ -384,12 +388,44 @@ static enum put_choice choose_now(struct store *s, uint32_t tenant, const struct
     return choice;
 }
 
-static struct store_op *block_op(uint32_t tenant, const struct store_block *b, uint8_t codec, size_t size)
+/* Can a layer's pieces be taken for one part where they lie? */
+static bool layers_are_whole(const struct store_block *b)
+{
+    for (uint32_t i = 0; i < 2u * (b->layer_end - b->layer_begin); i += 2)
+        if ((const uint8_t *)b->pieces[i].data + b->pieces[i].size != b->pieces[i + 1].data)
+            return false;
+    return true;
+}
+
+/* The plain parts: where `held` has them, or copied behind the operation. */
+static void take_parts(struct store_op *op, const struct store_block *b)
+{
+    uint8_t *at = op->data;
+    for (uint32_t i = 0; i < op->part_count; i++) {
+        const struct span *k = &b->pieces[2 * i], *v = k + 1;
+        op->parts[i] = (struct record_part){(uint32_t)k->size, (uint32_t)v->size};
+        op->part_data[i] = op->held ? k->data : at;
+        if (op->held)
+            continue;
+        memcpy(at, k->data, k->size);
+        memcpy(at + k->size, v->data, v->size);
+        at += k->size + v->size;
+    }
+}
+
+static struct store_op *block_op(uint32_t tenant, const struct store_block *b, struct tier_block *held,
+                                 uint8_t codec, size_t size)
 {
     uint32_t layers = b->layer_end - b->layer_begin;
-    struct store_op *op = op_create(OP_BLOCK, layers, size);
+    bool hold = held && layers_are_whole(b);
+    struct store_op *op = op_create(OP_BLOCK, layers, hold ? 0 : size);
     if (!op)
         return NULL;
+    if (hold) {
+        op->held = tier_block_hold(held);
+        op->size = size;
+        op->charge += size;
+    }
     op->type = RECORD_BLOCK;
     op->tenant = tenant;
     op->codec = codec;
@@ -400,14 +436,7 @@ static struct store_op *block_op(uint32_t tenant, const struct store_block *b, u
     op->time_us = clock_wall_us();
     memcpy(op->id, b->id.bytes, sizeof op->id);
     memcpy(op->parent, b->parent.bytes, sizeof op->parent);
-    uint8_t *at = op->data;
-    for (uint32_t i = 0; i < layers; i++) {
-        const struct span *k = &b->pieces[2 * i], *v = k + 1;
-        op->parts[i] = (struct record_part){(uint32_t)k->size, (uint32_t)v->size};
-        memcpy(at, k->data, k->size);
-        memcpy(at + k->size, v->data, v->size);
-        at += k->size + v->size;
-    }
+    take_parts(op, b);
     return op;
 }
 
@@ -430,12 +459,12 @@ static int push_follower(struct store *s, const struct entry *e, store_done done
     return rc;
 }
 
-static int put_block(struct store *s, uint32_t tenant, const struct store_block *b, uint8_t codec,
-                     size_t size, store_done done, void *ctx)
+static int put_block(struct store *s, uint32_t tenant, const struct store_block *b, struct tier_block *held,
+                     uint8_t codec, size_t size, store_done done, void *ctx)
 {
     /* Copying is the expensive part, and usually the block is new: look first, copy without the lock, look again. */
     enum put_choice choice = choose_now(s, tenant, b);
-    struct store_op *op = choice == PUT_WRITE ? block_op(tenant, b, codec, size) : NULL;
+    struct store_op *op = choice == PUT_WRITE ? block_op(tenant, b, held, codec, size) : NULL;
     if (choice == PUT_WRITE && !op)
         return -TD_ERR_NOMEM;
     struct table_shard *shard = table_lock(&s->blocks, b->id.bytes);
@@ -458,19 +487,30 @@ static int put_block(struct store *s, uint32_t tenant, const struct store_block 
     return rc;
 }
 
-int store_put(struct store *s, const char *tenant, const struct store_block *block, store_done done,
-              void *ctx)
+static int put(struct store *s, const char *tenant, const struct store_block *block, struct tier_block *held,
+               store_done done, void *ctx)
 {
     uint8_t codec;
     size_t size;
     uint32_t number = 0;
     int rc = write_gate(s);
-    rc = rc < 0 ? rc : check_block(block, &codec, &size);
+    rc = rc < 0 ? rc : check_block(block, held, &codec, &size);
     rc = rc < 0 ? rc : keys_ensure(s->keys, tenant, &number, NULL);
-    rc = rc < 0 ? rc : put_block(s, number, block, codec, size, done, ctx);
+    rc = rc < 0 ? rc : put_block(s, number, block, held, codec, size, done, ctx);
     if (rc < 0 && rc != -TD_ERR_EXISTS)
         counter_add(&s->counters.put_failures, NULL, 1);
     return rc;
+}
+
+int store_put(struct store *s, const char *tenant, const struct store_block *block, store_done done,
+              void *ctx)
+{
+    return put(s, tenant, block, NULL, done, ctx);
+}
+
+int store_put_held(struct store *s, const char *tenant, struct tier_block *b, store_done done, void *ctx)
+{
+    return put(s, tenant, &b->block, b, done, ctx);
 }
 
 int store_delete(struct store *s, const char *tenant, const struct kv_block_id *id, store_done done,

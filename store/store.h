@@ -60,6 +60,10 @@ typedef void (*store_done)(void *ctx, int status); /* on the writer thread */
  * An equal or better block that is there already: done(0) without a write. A better one replaces. */
 int store_put(struct store *s, const char *tenant, const struct store_block *block, store_done done,
               void *ctx);
+/* The same for pieces that this process has made or checked: no CRC is looked at, and nothing copied where each V piece follows its K, but
+ * the block held until it is written. */
+struct tier_block;
+int store_put_held(struct store *s, const char *tenant, struct tier_block *b, store_done done, void *ctx);
 
 struct store_block_info {
     struct kv_quality quality;
@@ -75,7 +79,6 @@ int store_find(struct store *s, const char *tenant, const struct kv_block_id *id
 int store_read_layer(struct store *s, const char *tenant, const struct kv_block_id *id, uint32_t layer,
                      uint8_t *buffer, size_t capacity, struct span *k, struct span *v);
 /* The whole block at once, verified and decrypted as above: one reference for the caller (store/tier.h). */
-struct tier_block;
 int store_read_block(struct store *s, const char *tenant, const struct kv_block_id *id,
                      struct tier_block **out);
 int store_delete(struct store *s, const char *tenant, const struct kv_block_id *id, store_done done,

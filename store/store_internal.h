@@ -13,6 +13,7 @@
 #ifndef TANDEM_STORE_STORE_INTERNAL_H
 #define TANDEM_STORE_STORE_INTERNAL_H
 #include "shared/metrics.h"
+#include "store/group.h"
 #include "store/index.h"
 #include "store/keys.h"
 #include "store/policy.h"
@@ -61,9 +62,11 @@ struct store_op {
     uint16_t layer_begin, layer_end;
     uint64_t expected, version, time_us; /* conversation; a delete expects the version that it found */
     uint32_t part_count;
-    struct record_part *parts; /* in the same allocation, as is data */
-    uint8_t *data;             /* plain parts, one after the other */
-    size_t size;               /* of data */
+    struct record_part *parts; /* in the same allocation, as are part_data and data */
+    uint8_t *data;             /* plain parts, one after the other, unless `held` has them */
+    size_t size;               /* of them all */
+    const uint8_t **part_data; /* block: the plain parts */
+    struct tier_block *held;   /* block: a reference, or NULL */
     size_t charge;            /* counted against STORE_QUEUE_SIZE; 0 for barriers, which must always get in */
     struct store_op *follows; /* a reference */
     store_done done;
@@ -144,7 +147,8 @@ struct store {
     uint64_t next_lsn, next_segment_id;
     struct store_op *batch;   /* being committed */
     struct store_task *tasks; /* under the queue's lock: what the writer is to do between commits */
-    uint8_t *buffer;          /* one sealed record */
+    struct group group;       /* block records on their way to the active segment */
+    uint8_t *buffer;          /* one sealed record of another kind */
     size_t buffer_size;
     struct record_void *voids; /* at the end of the commit */
     size_t void_count, void_capacity;
@@ -166,6 +170,8 @@ struct store_env { /* what tests replace, and who watches */
     bool segments_only;          /* no policy: whole segments are all that is evicted */
     void (*progress)(void *ctx, uint64_t done, uint64_t total); /* of recovery, by segments; may be NULL */
     void *progress_ctx;
+    unsigned write_threads; /* see group_open */
+    uint64_t direct_size;
 };
 int store_open_with(const struct store_config *config, const struct store_env *env, struct store **out,
                     struct td_error *err);
@@ -180,6 +186,8 @@ static inline struct table *store_table(struct store *s, uint8_t type)
  * parts' bytes. Rolls to a new segment when the active one is full. */
 int append_record(struct store *s, struct record_head *h, const struct tenant_keys *keys,
                   const uint8_t *plain);
+/* The same for a block of the batch, whose record may wait for others; then it is written when group_flush says so. */
+int append_block(struct store *s, struct record_head *h, const struct tenant_keys *keys, struct store_op *op);
 int append_sync(struct store *s);     /* make all that was appended durable; marks the batch's operations */
 void append_abandon(struct store *s); /* after a failed write or sync: never write to this segment again */
 void append_seal(struct store *s);    /* the active segment, which is synced, ends in good order */

@@ -25,7 +25,7 @@ static int disk_get(struct tier *t, const char *tenant, const struct kv_block_id
 
 static int disk_put(struct tier *t, const char *tenant, struct tier_block *b, store_done done, void *ctx)
 {
-    return store_put(store_of(t), tenant, &b->block, done, ctx);
+    return store_put_held(store_of(t), tenant, b, done, ctx);
 }
 
 static int disk_drop(struct tier *t, const char *tenant, const struct kv_block_id *id)

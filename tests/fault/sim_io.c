@@ -361,13 +361,18 @@ static int sim_truncate(struct io *io, int fd, uint64_t size)
     return -error;
 }
 
-static int sim_allocate(struct io *io, int fd, uint64_t size)
+/* Holes within the bytes asked for are not filled: nobody asks for any. */
+static int sim_allocate(struct io *io, int fd, uint64_t offset, uint64_t size)
 {
     struct sim *s = of(io);
     pthread_mutex_lock(&s->lock);
-    int error = s->off ? EIO : s->capacity && used_now(s) + size > s->capacity ? ENOSPC : 0;
-    if (!error)
-        file_change(s->handles[fd].file, FILE_TRUNCATE, 0, size, NULL);
+    struct sim_file *f = s->handles[fd].file;
+    uint64_t more = offset + size - TD_MIN(offset + size, f->seen.size);
+    int error = enter(s, SIM_TRUNCATE, true);
+    if (!error && s->capacity && used_now(s) + more > s->capacity)
+        error = ENOSPC;
+    if (!error && more)
+        file_change(f, FILE_TRUNCATE, 0, offset + size, NULL);
     pthread_mutex_unlock(&s->lock);
     return -error;
 }

@@ -19,7 +19,7 @@ enum sim_kind { /* of operation, for faults and for leaving out syncs */
                 SIM_SYNC_PARENT,
                 SIM_RENAME,
                 SIM_UNLINK,
-                SIM_TRUNCATE,
+                SIM_TRUNCATE, /* also of reserving space */
                 SIM_KINDS,
 };
 

@@ -12,6 +12,7 @@ struct machine {
     char *index_directory;
     uint64_t limit_size, ballast_size;
     bool segments_only;
+    uint64_t direct_size;
 };
 
 static struct machine *machine_create(uint64_t seed)
@@ -33,8 +34,11 @@ static void machine_destroy(struct machine *m)
 static int open_machine(struct machine *m, struct store **s)
 {
     struct store_config config = fixture_config("/disk/store");
-    struct store_env env = {
-        .io = &m->sim.io, .index_directory = m->index_directory, .segments_only = m->segments_only};
+    struct store_env env = {.io = &m->sim.io,
+                            .index_directory = m->index_directory,
+                            .segments_only = m->segments_only,
+                            .write_threads = 1, /* which write fails is not left to chance */
+                            .direct_size = m->direct_size};
     struct td_error err = {0};
     config.segment_size = 128 << 10;
     config.limit_size = m->limit_size ? m->limit_size : 1 << 30;
@@ -84,6 +88,7 @@ static void live_with_fault(enum sim_kind kind, uint64_t position, uint64_t leng
 {
     struct machine *m = machine_create(position + 1000u * kind);
     struct store *s;
+    m->direct_size = position % 2 ? 1 : UINT64_MAX;
     assert_int_equal(open_machine(m, &s), 0);
     for (int i = 0; i < STEPS; i++) /* something to find again */
         model_step(&m->model, s, &m->sim);
@@ -369,6 +374,50 @@ static void test_what_was_not_replaced_is_evicted(void **state)
     assert_false(fixture_block_reads(s, "acme", &poor));
     store_close(s);
     machine_destroy(m);
+}
+
+/* A group of blocks for which there is no room at its n-th write, or when its space is asked for: all of it is written one by one, in the order of
+ * its operations, where the first of them would have lain. */
+static void write_group_without_room(enum sim_kind kind, uint64_t position)
+{
+    struct machine *m = machine_create(position);
+    struct store *s;
+    struct store_stats stats;
+    struct fixture_done done = {0, 1};
+    m->direct_size = 1;
+    m->sim.fail_errno = ENOSPC;
+    assert_int_equal(open_machine(m, &s), 0);
+    assert_int_equal(fixture_put(s, "acme", &m->model.content[0]), 0);
+    fail_next(m, kind, 1);
+    m->sim.fail_at[kind] += position - 1;
+    for (int i = 1; i <= 3; i++)
+        assert_int_equal(store_put(s, "acme", &m->model.content[i].block, fixture_on_done, &done), 0);
+    assert_int_equal(store_delete(s, "acme", &m->model.content[2].id, fixture_on_done, &done), 0);
+    assert_int_equal(store_put(s, "acme", &m->model.content[4].block, fixture_on_done, &done), 0);
+    store_flush(s);
+    assert_int_equal(done.calls, 5);
+    assert_int_equal(done.status, 0);
+    store_stats(s, &stats);
+    assert_int_equal(stats.segments, 1); /* a full disk is no reason to give a segment up */
+    assert_true(m->sim.counts[kind] >= m->sim.fail_at[kind]);
+    for (int life = 0; life < 2; life++) {
+        for (int i = 0; i <= 4; i++)
+            assert_int_equal(fixture_block_reads(s, "acme", &m->model.content[i]), i != 2);
+        store_close(s);
+        sim_process_death(&m->sim);
+        index_set_aside(m->index_directory, false);
+        assert_int_equal(open_machine(m, &s), 0);
+    }
+    store_close(s);
+    machine_destroy(m);
+}
+
+static void test_a_group_without_room(void **state)
+{
+    (void)state;
+    write_group_without_room(SIM_TRUNCATE, 1);
+    for (uint64_t position = 1; position <= 3; position++)
+        write_group_without_room(SIM_WRITE, position);
 }
 
 /* ---- space ------------------------------------------------------------------------------------------------ */
@@ -756,6 +805,8 @@ int main(void)
         cmocka_unit_test(test_a_full_queue),
         cmocka_unit_test(test_what_could_not_be_evicted_goes_later),
         cmocka_unit_test(test_what_was_not_replaced_is_evicted),
+
+        cmocka_unit_test(test_a_group_without_room),
         cmocka_unit_test(test_the_limit_holds_by_eviction),
         cmocka_unit_test(test_conversations_alone_can_fill_the_limit),
         cmocka_unit_test(test_what_builds_on_a_failed_write_fails),

@@ -14,6 +14,7 @@ struct shared {
     struct model model;
     struct sim dice; /* only its random numbers are used */
     uint64_t steps;
+    atomic_bool opened;
 };
 
 static struct store_config config_for(const char *directory, bool evict)
@@ -31,6 +32,7 @@ static void child(struct shared *sh, const char *directory, bool evict)
     struct store *s;
     if (store_open(&c, &s, NULL) < 0)
         _exit(1);
+    atomic_store(&sh->opened, true);
     for (;;) {
         model_step(&sh->model, s, &sh->dice);
         sh->steps++;
@@ -39,10 +41,15 @@ static void child(struct shared *sh, const char *directory, bool evict)
 
 static void kill_once(struct shared *sh, const char *directory, bool evict)
 {
+    bool while_opening = sim_random(&sh->dice, 4) == 0;
+    atomic_store(&sh->opened, false);
     pid_t pid = fork();
     assert_true(pid >= 0);
     if (pid == 0)
         child(sh, directory, evict);
+    while (!while_opening &&
+           !atomic_load(&sh->opened)) /* on a busy machine that takes longer than the delay */
+        nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
     struct timespec delay = {0, 1000L * (long)sim_random(&sh->dice, DELAY_MAX_US)};
     nanosleep(&delay, NULL);
     assert_int_equal(kill(pid, SIGKILL), 0);

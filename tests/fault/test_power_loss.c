@@ -62,7 +62,11 @@ static struct store *open_store(struct model *m, struct sim *sim, const struct s
                                 const char *index_directory)
 {
     struct store_config config = fixture_config("/disk/store");
-    struct store_env env = {.io = &sim->io, .index_directory = index_directory};
+    /* Threads make a seed say less of what happens, so only some have them. */
+    struct store_env env = {.io = &sim->io,
+                            .index_directory = index_directory,
+                            .write_threads = c->seed % 4 == 0 ? 3 : 1,
+                            .direct_size = c->seed % 2 ? 1 : UINT64_MAX};
     struct store *s = NULL;
     struct td_error err = {0};
     config.segment_size = 256 << 10;
