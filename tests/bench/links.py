@@ -9,6 +9,9 @@ All connections are warm: every program has answered a prompt of the length, the
 asks each mode once, in an order that rotates, each time a prompt that nobody has seen; rounds are the pairs. A run that takes longer than STOP times the
 better single side is cut off and counts as that long. Between runs the programs finish what they do behind a reply (read from their processor time).
 
+`--drop`: the rate falls in the middle of a prompt, with paced computing. What could have been had by knowing it is reckoned (hindsight): the better single side,
+or any split of what reaches the cloud before the fall, the rest from token ids.
+
 ratio is the planner's median over the lower median of cloud-only and edge-only; ratio_low95 the lower end of a one-sided 95 % interval of the ratio's
 geometric mean over the pairs (t on logarithms; with one pair the ratio itself)."""
 import argparse
@@ -36,6 +39,8 @@ EDGE_CORE, CLOUD_CORE = "0", "1"
 TOKENS = 16  # of a reply: its last makes T16
 STOP, STOP_FIRST_S = 3.0, 120.0
 WARM = 2
+QUICK_PACE_US, QUICK_LIMIT_S = "80", 28 * 60  # --quick: computing is paced unless told otherwise; no shape begins later
+LAYERS, ROW_SIZE, KV_SIZE = 30, 1152, 390  # SmolLM2-135M: bytes a token, rows in f16, KV of a layer in L1
 RATES, FIXED = [1, 5, 20, 100, 300, 1000], [0, 1, 2, 4, 8, 12, 15, 20, 25, 30]
 T_95 = [0, 6.314, 2.920, 2.353, 2.132, 2.015, 1.943, 1.895, 1.860, 1.833, 1.812, 1.796, 1.782, 1.771, 1.761, 1.753]
 WORDS = ("the of and to in is was for on that with as it by at from his an were are which this also be had or has first one their its new "
@@ -64,19 +69,23 @@ class Link:
         for namespace, address, peer in ((o.edge_ns, EDGE_ADDRESS, CLOUD_ADDRESS), (o.cloud_ns, CLOUD_ADDRESS, EDGE_ADDRESS)):
             for what in (["link", "set", "lo", "up"], ["addr", "add", address, "peer", peer, "dev", "link0"], ["link", "set", "link0", "up"]):
                 subprocess.run(["ip", "-n", namespace, *what], check=True)
-        self.namespaces = (o.edge_ns, o.cloud_ns)
+        self.namespaces, self.lock = (o.edge_ns, o.cloud_ns), threading.Lock()
 
     def ask(self, line):
-        self.relay.stdin.write(line + "\n")
-        self.relay.stdin.flush()
-        return self.relay.stdout.readline()
+        with self.lock:
+            self.relay.stdin.write(line + "\n")
+            self.relay.stdin.flush()
+            return self.relay.stdout.readline()
 
-    def shape(self, mbit, delay_ms):
+    def rate(self, mbit, delay_ms):
+        self.ask(f"shape {mbit} {delay_ms} {max(32768, mbit * 1e6 / 8 * 0.05)}")
+
+    def shape(self, mbit, delay_ms, packets=None):
         """The delay is one way, of each direction; the queue holds 50 ms, at least 32 KiB. From 100 Mbit/s on
         packets of 9000 bytes, about what a network card hands over at a time: as many small ones would cost the relay, and so the measured cores, 15 %."""
         for namespace in self.namespaces:
-            subprocess.run(["ip", "-n", namespace, "link", "set", "link0", "mtu", "1500" if mbit < 100 else "9000"], check=True)
-        self.ask(f"shape {mbit} {delay_ms} {max(32768, mbit * 1e6 / 8 * 0.05)}")
+            subprocess.run(["ip", "-n", namespace, "link", "set", "link0", "mtu", str(packets or (1500 if mbit < 100 else 9000))], check=True)
+        self.rate(mbit, delay_ms)
 
     def stats(self):
         return [int(n) for n in self.ask("stats").split()]
@@ -147,13 +156,13 @@ class Bench:
         if "edge-only" in names:
             self.modes["edge-only"] = self.start_local()
 
-    def shape(self, mbit, delay_ms):
+    def shape(self, mbit, delay_ms, packets=None):
         """Another link: the edges begin anew on it, as what they know of the old one is no part of the question."""
         edges = [self.modes[n] for n in self.names if n != "edge-only" and n in self.modes]
         for edge in edges:
             edge.stop()
             self.programs.remove(edge)
-        self.link.shape(mbit, delay_ms)
+        self.link.shape(mbit, delay_ms, packets)
         self.at = (mbit, delay_ms)
         for i, name in enumerate(n for n in self.names if n != "edge-only"):
             self.modes[name] = self.start_edge(name, EDGE_PORT + i, self.edge_extra)
@@ -169,7 +178,7 @@ class Bench:
         return self.start_cloud("edge-only", EDGE_CORE, LOCAL_PORT, LOCAL_ADMIN, None, ["--plain"], "127.0.0.1")
 
     def start_edge(self, name, port, extra):
-        layers = {"planner": [], "cloud-only": ["--edge-layers", 0]}.get(name) if not name.startswith("k") else ["--edge-layers", name[1:]]
+        layers = {"planner": [], "cloud-cost": ["--prefer", "cloud-cost"], "cloud-only": ["--edge-layers", 0]}.get(name) if not name.startswith("k") else ["--edge-layers", name[1:]]
         command = [self.o.bin / "tandem-edge", "--model", self.o.model, "--cloud", f"{CLOUD_ADDRESS}:{CLOUD_PORT}", "--ca", self.o.dir / "certs/ca.crt",
                    "--token-file", self.o.dir / "token", "--listen-port", port, "--data", self.o.dir / name, *layers, *extra]
         self.programs.append(Program(self.o, name, EDGE_CORE, command, port))
@@ -202,11 +211,13 @@ class Bench:
         connection.request("POST", "/v1/chat/completions", json.dumps(body), {"Content-Type": "application/json", "Authorization": f"Bearer {self.token}"})
         return connection
 
-    def ask(self, mode, prompt, limit_s=STOP_FIRST_S):
-        """One run. Times in ms from the request on; cut: it took longer than limit_s and counts as that."""
+    def ask(self, mode, prompt, limit_s=STOP_FIRST_S, drop=None):
+        """One run. Times in ms from the request on; cut: it took longer than limit_s and counts as that. drop: (seconds, Mbit/s)."""
         cpu, relay, link, started = self.cloud.cpu_s(), cpu_s(self.link.relay.pid), self.link.stats(), time.monotonic()
         times, result = [], {"cut": False, "timings": {}}
         connection = self.open(mode, prompt)
+        if drop:
+            threading.Timer(drop[0], self.link.rate, (drop[1], self.at[1])).start()
         try:
             response = connection.getresponse()
             if response.status != 200:
@@ -260,12 +271,12 @@ def pair(shape, runs, what):
             "ratio": round(middle["planner"] / middle[better], 4), "ratio_low95": round(ratio_low95(list(zip(of["planner"], of[better]))), 4)}
 
 
-def measure(bench, shape, repeats):
+def measure(bench, shape, repeats, fixed):
     """{mode: [run, ...]} of one link and prompt."""
     o, (mbit, delay, prompt) = bench.o, shape
     if (mbit, delay) != bench.at:
         bench.shape(mbit, delay)
-    order = list(bench.modes)
+    order = [m for m in bench.modes if fixed or not m.startswith("k")]
     warm = {m: [bench.ask(m, prompt) for _ in range(WARM if m == "planner" else 1)][-1] for m in ("cloud-only", "edge-only", "planner")}
     limit_s = max(STOP * min(warm["cloud-only"]["t16"], warm["edge-only"]["t16"]) / 1e3, 0.5)
     for mode in order:
@@ -281,23 +292,26 @@ def measure(bench, shape, repeats):
 def shapes_of(o):
     """[(shape, repeats, fixed splits too?)]"""
     if o.smoke:
-        return [((100, 20, 128), 2)]
+        return [((100, 20, 128), 2, True)]
     if o.rates or o.delays or o.prompts:
-        return [((r, d, p), o.repeats) for r in o.rates or RATES for d in o.delays or [20] for p in o.prompts or [512]]
+        return [((r, d, p), o.repeats, True) for r in o.rates or RATES for d in o.delays or [20] for p in o.prompts or [512]]
     if o.quick:
-        return [((r, 20, p), o.repeats) for r in RATES for p in (128, 512, 2048)] + [((r, d, 512), o.repeats) for r in RATES for d in (2, 100)]
-    return [((r, d, p), o.repeats) for r in RATES for d in (2, 20, 100) for p in (128, 512, 1024, 2048, 4096)]
+        return [((r, d, p), o.repeats, (d, p) == (20, 512)) for d in (20, 2, 100) for r in RATES for p in (128, 512, 2048)]
+    return [((r, d, p), o.repeats, True) for r in RATES for d in (2, 20, 100) for p in (128, 512, 1024, 2048, 4096)]
 
 
 def compare(o):
     names = ["planner", "cloud-only", "edge-only"]
     if o.fixed is None:
         o.fixed = [8] if o.smoke else [8, 15, 25] if o.quick else FIXED
-    names += [f"k{k}" for k in o.fixed if k > 0]  # k = 0 is cloud-only
-    bench, results = Bench(o, names), []
+    names += ["cloud-cost"] * o.cost + [f"k{k}" for k in o.fixed if k > 0]  # k = 0 is cloud-only
+    bench, results, started = Bench(o, names), [], time.monotonic()
     try:
-        for shape, repeats in shapes_of(o):
-            runs = measure(bench, shape, repeats)
+        for shape, repeats, fixed in shapes_of(o):
+            if o.quick and time.monotonic() - started > QUICK_LIMIT_S:
+                print("{} Mbit/s, {} ms, {} tokens: no time left".format(*shape), file=sys.stderr)
+                continue
+            runs = measure(bench, shape, repeats, fixed)
             results.append((shape, runs))
             if not o.json:
                 print(links_report.lines(shape, runs, pair(shape, runs, "ttft"), pair(shape, runs, "t16")), flush=True)
@@ -312,6 +326,54 @@ def compare(o):
         print(links_report.summary(pairs, pairs_t16, paced))
     if o.svg:
         pathlib.Path(o.svg).write_text(links_report.chart(results))
+        print(f"chart: {o.svg}", file=sys.stderr)
+
+
+# ---- a link that breaks down under a prompt ----
+
+def hindsight(prompt, at_s, mbit, layer_s, single_s):
+    """Seconds to the first token, at best, for who knew. n tokens reach the cloud in time through k layers, it runs what it can of them, then goes on alone."""
+    best = single_s
+    for k in range(1, LAYERS):
+        arrive = min(at_s / (k * layer_s), at_s * mbit * 1e6 / 8 / (ROW_SIZE + k * KV_SIZE), prompt)
+        ran = min(at_s / ((LAYERS - k) * layer_s), arrive)
+        left = (arrive - ran) * (LAYERS - k) + (prompt - arrive) * LAYERS
+        best = min(best, at_s + left * layer_s)
+    return best
+
+
+def drop(o):
+    """The rate falls to --drop when the planner has done a quarter, a half, three quarters of what it usually takes."""
+    layer_s = float(os.environ.get("TANDEM_PACED_LAYER_US") or 0) * 1e-6
+    if not layer_s:
+        sys.exit("links.sh: --drop needs paced computing: TANDEM_PACED_LAYER_US=80")
+    bench, rows = Bench(o, ["planner", "cloud-only", "edge-only"]), []
+    try:
+        for shape in [(r, d, p) for r in o.rates or [100] for d in o.delays or [20] for p in o.prompts or [512, 2048]]:
+            mbit, delay, prompt = shape
+            bench.shape(mbit, delay, 1500)
+            alone = {m: [bench.ask(m, prompt) for _ in range(2)][-1] for m in ("cloud-only", "edge-only")}
+            single = {w: min(r[w] for r in alone.values()) for w in ("ttft", "t16")}
+            for part in (0.25, 0.5, 0.75):
+                runs = []
+                for _ in range(o.repeats):
+                    bench.shape(mbit, delay, 1500)
+                    usual = [bench.ask("planner", prompt) for _ in range(WARM + 1)][-1]["ttft"]
+                    at_s = part * usual / 1e3
+                    runs.append(bench.ask("planner", prompt, drop=(at_s, o.drop)))
+                best = hindsight(prompt, at_s, mbit, layer_s, single["ttft"] / 1e3) * 1e3
+                row = {"link_mbit": mbit, "to_mbit": o.drop, "delay_ms": delay, "prompt": prompt, "at_ms": round(at_s * 1e3)}
+                for what, known in (("ttft", best), ("t16", best + single["t16"] - single["ttft"])):
+                    ms = statistics.median(r[what] for r in runs)
+                    row.update({f"{what}_ms": round(ms, 1), f"{what}_known_ms": round(known, 1), f"{what}_ratio": round(ms / known, 3)})
+                rows.append({**row, "gap_ms": round(statistics.median(r["gap"] for r in runs), 1)})
+                if not o.json:
+                    print("{link_mbit} to {to_mbit} Mbit/s after {at_ms} ms, {delay_ms} ms, {prompt} tokens: TTFT {ttft_ms} ({ttft_ratio} of {ttft_known_ms}), "
+                          "T16 {t16_ms} ({t16_ratio} of {t16_known_ms}), gap {gap_ms} ms".format(**rows[-1]), flush=True)
+    finally:
+        bench.stop()
+    if o.json:
+        print(json.dumps({"drop": rows}))
 
 
 # ---- the link kept full ----
@@ -403,6 +465,15 @@ def cancel(o):
         print(json.dumps({"cancel": rows}))
 
 
+def stand_out():
+    """A session of its own that the scheduler prefers (sched_autogroup): other work on the machine may not take the measured cores. Where it is not to be had, so be it."""
+    try:
+        os.setsid()
+        pathlib.Path("/proc/self/autogroup").write_text("-15")
+    except OSError:
+        pass
+
+
 def numbers(text):
     return [float(n) if "." in n else int(n) for n in text.split(",")]
 
@@ -410,13 +481,15 @@ def numbers(text):
 def main():
     p = argparse.ArgumentParser(prog="links.sh", description="Tandem over shaped links; see the head of tests/bench/links.sh.")
     kind = p.add_mutually_exclusive_group()
-    for name, text in (("quick", "fewer shapes, repeats and splits; under half an hour"), ("smoke", "one shape, two repeats; under 90 s"),
+    kind.add_argument("--drop", type=float, metavar="MBIT", help="the rate falls to this in the middle of a prompt")
+    for name, text in (("quick", "fewer shapes, repeats and splits; paced; under half an hour"), ("smoke", "one shape, two repeats; under 90 s"),
                        ("goodput", "how much of a full uplink is payload"), ("cancel", "how soon CANCEL works on a full uplink")):
         kind.add_argument("--" + name, action="store_true", help=text)
     p.add_argument("--rates", type=numbers, metavar="MBIT,...")
     p.add_argument("--delays", type=numbers, metavar="MS,...", help="one way")
     p.add_argument("--prompts", type=numbers, metavar="TOKENS,...")
     p.add_argument("--fixed", type=lambda t: numbers(t) if t else [], metavar="K,...", help="fixed splits to measure too; '' for none")
+    p.add_argument("--cost", action="store_true", help="--prefer cloud-cost too")
     p.add_argument("--repeats", type=int, default=0, metavar="N")
     p.add_argument("--json", action="store_true")
     p.add_argument("--svg", metavar="FILE", help="draw a chart there")
@@ -428,8 +501,12 @@ def main():
     for name in ("edge-ns", "cloud-ns"):
         p.add_argument("--x-" + name, dest=name.replace("-", "_"), required=True, help=argparse.SUPPRESS)
     o = p.parse_args()
-    o.repeats = o.repeats or (3 if o.quick or o.cancel else 10)
-    (goodput if o.goodput else cancel if o.cancel else compare)(o)
+    o.repeats = o.repeats or (2 if o.quick or o.drop else 3 if o.cancel else 10)
+    if o.quick:
+        os.environ.setdefault("TANDEM_PACED_LAYER_US", QUICK_PACE_US)
+        o.svg = o.svg or "links.svg"
+    stand_out()
+    (goodput if o.goodput else cancel if o.cancel else drop if o.drop else compare)(o)
 
 
 if __name__ == "__main__":

@@ -2,9 +2,11 @@
 # links.sh: Tandem over shaped links: cloud-only, edge-only, fixed splits and the planner.
 #
 #   links.sh                     every shape: 1 to 1000 Mbit/s, 2 to 100 ms, 128 to 4,096 tokens, ten repeats, all splits (hours)
-#   links.sh --quick             fewer shapes, three repeats, three splits; under half an hour
+#   links.sh --quick             54 shapes, two repeats, fixed splits of one; paced computing unless told otherwise; a chart, ./links.svg; under half an hour
 #   links.sh --smoke             one shape, two repeats; under 90 s
 #   links.sh --rates 100 --delays 20 --prompts 512,2048 --fixed 8,15 --repeats 5     these
+#   links.sh --rates 100 --prompts 2048 --cost          --prefer cloud-cost too
+#   links.sh --drop 1            the rate falls from 100 to 1 Mbit/s in the middle of a prompt (paced)
 #   links.sh --goodput           how much of a full uplink is payload
 #   links.sh --cancel            how soon a CANCEL works on a full uplink
 #     --json   one JSON object instead of the table      --svg FILE   a chart      --verbose   every run

@@ -4,7 +4,7 @@ import statistics
 
 COLOURS = {"cloud-only": "#2b6cb0", "edge-only": "#b7791f", "planner": "#c53030", "best fixed k": "#718096"}
 WIDTH, HEIGHT, LEFT, TOP, GAP = 260, 190, 56, 30, 34
-HEAD = "   mode            TTFT ms  spread        T16 ms  spread       gap ms    KiB sent  cloud s"
+HEAD = "   mode            TTFT ms  spread        T16 ms  spread       gap ms    KiB sent  cloud s  prefill s"
 
 
 def median(runs, what):
@@ -19,7 +19,8 @@ def lines(shape, runs, ttft, t16):
         cells = [f"{median(rs, w):9.0f}  {min(r[w] for r in rs):.0f}-{max(r[w] for r in rs):.0f}".ljust(24) for w in ("ttft", "t16")]
         split = sorted({r["timings"].get("edge_layers", 0) for r in rs})
         out.append(f"   {mode:13}{cells[0]}{cells[1]}{median(rs, 'gap'):8.0f} {median(rs, 'sent') / 1024:11.1f} {median(rs, 'cpu_s'):8.2f}"
-                   + (f"   k = {', '.join(map(str, split))}" if mode == "planner" else "") + ("   cut off" if any(r["cut"] for r in rs) else ""))
+                   + f"{statistics.median(r['timings'].get('cloud_prefill_ms', 0) for r in rs) / 1e3:11.2f}"
+                   + (f"   k = {', '.join(map(str, split))}" if mode in ("planner", "cloud-cost") else "") + ("   cut off" if any(r["cut"] for r in rs) else ""))
     return "\n".join(out)
 
 
