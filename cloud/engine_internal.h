@@ -31,13 +31,14 @@
 #define ENGINE_GENERATIONS   8192    /* known at once: live, parked, finished */
 #define ENGINE_CLOSE_WAIT_US 2000000 /* DONE waits so long for the store's acknowledgements */
 #define ENGINE_LOAD_FLOOR_US                                                                                 \
-    1000000                     /* blocks are read for so long while it is not known what computing takes */
-#define LOAD_LOSS_PERCENT     4 /* of what computing takes, is the most that reading in vain may cost … */
-#define LOAD_SLACK_US         3000   /* … but so much at least */
-#define ENGINE_STEP_TARGET_US 150000 /* a step's length that prefill aims at beside decode, or while an edge sends */
-#define ENGINE_IDLE_US        1000000
-#define ENGINE_SWAP_US        200 /* pages are on their way */
-#define ENGINE_RETRY_US       2000 /* nothing could run for want of pages that somebody is about to let go of */
+    1000000                    /* blocks are read for so long while it is not known what computing takes */
+#define LOAD_LOSS_PERCENT 4    /* of what computing takes, is the most that reading in vain may cost … */
+#define LOAD_SLACK_US     3000 /* … but so much at least */
+#define ENGINE_STEP_TARGET_US                                                                                \
+    150000 /* a step's length that prefill aims at beside decode, or while an edge sends */
+#define ENGINE_IDLE_US  1000000
+#define ENGINE_SWAP_US  200  /* pages are on their way */
+#define ENGINE_RETRY_US 2000 /* nothing could run for want of pages that somebody is about to let go of */
 
 enum command_type {
     COMMAND_OPEN,
@@ -82,11 +83,15 @@ struct pending_block { /* finished, not yet in a persist buffer; holds a referen
     uint32_t page;
 };
 
-#define SWAP_PAGES_MAX 64u /* kept free ahead of need, at most; on their way out at once */
+#define SWAP_SLAB_SIZE ((uint64_t)128 << 20) /* host memory is taken in such parts: to pin one takes 45 ms */
+#define SWAP_PAGES_MAX 64u                   /* kept free ahead of need, at most; on their way out at once */
 
 struct engine_swap {
-    uint8_t *memory;             /* of the backend's host_take: [places][page] */
-    struct page_pool *places;    /* which of them are free */
+    uint8_t **
+        slabs; /* of the backend's host_take, [slab_pages][page] each, taken when first needed; NULL until then */
+    uint32_t slab_count, slab_pages;
+    bool refused;                /* there is no memory for more of them */
+    struct page_pool *places;    /* which pages of the slabs are free */
     struct prefix_cache *blocks; /* which block is where; NULL: there is no such memory */
     uint32_t reserve;
     int64_t ticket; /* of the pages on their way out; 0: none */

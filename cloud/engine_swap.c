@@ -2,7 +2,7 @@
  *
  * Two uses. Blocks on their way to and from the store cross the bus whole, in one copy from or to the buffer in which they are encoded or were
  * decoded (engine_page_out, engine_page_in). And cached blocks have a second place: when pages run short, those that the cache would let go are
- * copied to pinned memory (config.swap_size) and found there again, by whoever was preempted, parked or asks the same once more.
+ * copied to pinned memory (config.swap_size, taken as it is needed) and found there again, by whoever was preempted, parked or asks the same once more.
  *
  *      cache (device) --send_out--> swap.blocks (pinned) --engine_swap_in--> pages of a LOADING sequence --> cache
  *
@@ -45,24 +45,17 @@ int engine_swap_init(struct engine *e)
     uint64_t places = e->config.swap_size / page_size(e);
     if (!e->backend->ops->swap_start || places < 2)
         return 0;
-    places = TD_MIN(places, (uint64_t)UINT32_MAX - 1);
+    w->slab_pages = (uint32_t)TD_MIN(places, TD_MAX(SWAP_SLAB_SIZE / page_size(e), UINT64_C(1)));
+    w->slab_count = (uint32_t)TD_MIN(places / w->slab_pages, (uint64_t)PAGE_NONE / w->slab_pages - 1);
     w->reserve = TD_MAX(1u, TD_MIN(SWAP_PAGES_MAX, e->backend->page_count / 8));
     w->reserve = TD_MIN(w->reserve, (uint32_t)places / 2); /* of one batch no block takes another's place */
+    w->slabs = calloc(w->slab_count, sizeof *w->slabs);
     w->hosts = calloc(TD_MAX(e->backend->page_count, SWAP_PAGES_MAX), sizeof *w->hosts);
     w->list = calloc(e->backend->page_count, sizeof *w->list);
-    w->places = page_pool_create((uint32_t)places);
-    w->memory = engine_take_host(e, places * page_size(e));
-    if (!w->hosts || !w->list || !w->places)
-        return -TD_ERR_NOMEM;
-    if (!w->memory) {
-        log_warn(
-            "engine",
-            "the device cannot reach %llu MiB of this machine's memory: what it has no room for is dropped",
-            (unsigned long long)(places * page_size(e) >> 20));
-        return 0;
-    }
-    w->blocks = prefix_cache_create(w->places);
-    return w->blocks ? 0 : -TD_ERR_NOMEM;
+    w->places = page_pool_create(w->slab_count * w->slab_pages);
+    if (w->places)
+        w->blocks = prefix_cache_create(w->places);
+    return w->slabs && w->hosts && w->list && w->blocks ? 0 : -TD_ERR_NOMEM;
 }
 
 /* The pages that have gone out are free. True: none is on its way. */
@@ -83,7 +76,9 @@ void engine_swap_deinit(struct engine *e)
     end_send(e, true);
     prefix_cache_destroy(w->blocks);
     page_pool_destroy(w->places);
-    engine_give_host(e, w->memory);
+    for (uint32_t i = 0; i < w->slab_count && w->slabs; i++)
+        engine_give_host(e, w->slabs[i]);
+    free(w->slabs);
     free(w->hosts);
     free(w->list);
 }
@@ -128,12 +123,29 @@ int engine_page_in(struct engine *e, uint32_t page, uint16_t *values)
 
 /* --- out ------------------------------------------------------------------------------------------ */
 
-static void *place_at(const struct engine *e, uint32_t place)
+static uint8_t *place_at(const struct engine *e, uint32_t place)
 {
-    return e->swap.memory + (size_t)place * page_size(e);
+    const struct engine_swap *w = &e->swap;
+    return w->slabs[place / w->slab_pages] + (size_t)(place % w->slab_pages) * page_size(e);
 }
 
-/* A place for the block; NULL: it is there already, as good as this. */
+static bool has_memory(struct engine *e, uint32_t place)
+{
+    struct engine_swap *w = &e->swap;
+    uint8_t **slab = &w->slabs[place / w->slab_pages];
+    if (!*slab && !w->refused) {
+        *slab = engine_take_host(e, w->slab_pages * page_size(e));
+        w->refused = !*slab;
+        if (w->refused)
+            log_warn(
+                "cloud",
+                "the GPU cannot reach more of this machine's memory: of --swap-memory, %u pages are used",
+                place);
+    }
+    return *slab;
+}
+
+/* A place for the block; NULL: there is none, or it is there already, as good as this. */
 static void *place_for(struct engine *e, struct prefix_entry entry)
 {
     static const struct kv_block_id none;
@@ -142,7 +154,7 @@ static void *place_for(struct engine *e, struct prefix_entry entry)
     if (known && known->layers >= entry.layers && !kv_quality_better(entry.quality, known->quality))
         return NULL;
     uint32_t place = prefix_cache_alloc(w->blocks);
-    if (place == PAGE_NONE)
+    if (place == PAGE_NONE || !has_memory(e, place)) /* then it stays taken: nobody is given it again */
         return NULL;
     entry.page = place;
     prefix_cache_put(w->blocks, &entry, &none);

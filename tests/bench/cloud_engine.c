@@ -111,7 +111,7 @@ static void run_round(const struct options *o, struct engine *engine, const stru
         nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
     double all = (double)(clock_mono_us() - begun) * 1e-6, first = (double)(r.all_first_us - begun) * 1e-6,
            decode = r.first_done_us > r.all_first_us ? (double)(r.first_done_us - r.all_first_us) * 1e-6 : 0;
-    uint64_t steps = r.steps_at_done - r.steps_at_first;
+    uint64_t steps = decode > 0 ? r.steps_at_done - r.steps_at_first : 0;
     printf("round %u: %u streams, all first tokens after %.3f s, %.0f tokens/s of prompts, %u tokens cached; "
            "decode "
            "%.0f tokens/s, %.3f ms a step (%llu steps); all done after %.3f s\n",

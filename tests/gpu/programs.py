@@ -20,7 +20,7 @@ import time
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "e2e"))
 from harness import Cloud, Edge  # noqa: E402
 
-STREAMS, TOKENS, KILLS = 64, 96, 4
+STREAMS, TOKENS, KILLS = 64, 256, 4
 PAGES, PROMPTS = 40, 16  # of the run that is short of pages: its prompts have 5 or 6 blocks each
 failures = []
 

@@ -31,9 +31,10 @@ struct twin {
     int32_t *zeros;
     struct twin_swap swaps[TWIN_SWAPS_MAX];
     int64_t given, done;
-    uint32_t taken; /* pieces of memory that are out */
+    uint32_t taken, refused; /* pieces of memory that are out; that were not given */
     uint64_t drawn, pieces, swapped_out, swapped_in;
-    int failed; /* set by a test: nothing works any more */
+    bool refuses; /* set by a test: there is no more memory */
+    int failed;   /* the same: nothing works any more */
 };
 
 /* --- drawing -------------------------------------------------------------------------------------- */
@@ -177,7 +178,12 @@ static inline int twin_swap_done(struct backend *b, int64_t ticket, bool wait)
 
 static inline void *twin_host_take(struct backend *b, size_t size)
 {
-    ((struct twin *)b)->taken++;
+    struct twin *t = (struct twin *)b;
+    if (t->refuses) {
+        t->refused++;
+        return NULL;
+    }
+    t->taken++;
     return malloc(size);
 }
 

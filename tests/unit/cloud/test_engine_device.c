@@ -43,7 +43,25 @@ static void tokens_are_drawn_by_the_device(void **state)
     rig_close(r);
 }
 
-/* An edge's prompt, k = 2, with pieces of `codec`; one of them broken beyond what its sender's CRC knows. */
+/* What the device's list has no room for, or no meaning, is drawn by the host, with its words. */
+static void the_host_draws_what_the_device_cannot(void **state)
+{
+    (void)state;
+    static struct client c;
+    int32_t ids[10];
+    struct rig *r = rig_open((struct rig_options){.device = true});
+    struct engine_generate generate = rig_sampling(4, 1);
+    generate.sampling.bias_count = 1;
+    generate.sampling.bias[0] = (struct sampler_bias){(int32_t)r->model->params.vocab_count, 1.0f};
+    rig_ids(ids, 10, VOCAB, 3);
+    client_direct(r, &c, ids, 10, generate);
+    rig_until(r, c.done || c.failed);
+    assert_int_equal(c.fail_code, -TD_ERR_ARG);
+    assert_int_equal(twin_of(r)->drawn, 0);
+    rig_close(r);
+}
+
+/* An edge's prompt, k = 1, with pieces of `codec`; one of them broken beyond what its sender's CRC knows. */
 static void run_edge(struct rig *r, struct client *c, const int32_t *ids, uint32_t count, uint8_t codec,
                      bool broken)
 {
@@ -209,12 +227,31 @@ static void a_lost_device_fails_what_runs(void **state)
     rig_close(r);
 }
 
+/* Host memory is taken as it is needed, and where there is no more of it what was to go there is dropped. */
+static void memory_is_taken_late_and_may_be_refused(void **state)
+{
+    (void)state;
+    enum { PROMPT = 4 * 64 + 8 };
+    static struct client c;
+    struct rig *r = rig_open((struct rig_options){.device = true, .pages = 10, .swap_pages = 30});
+    assert_int_equal(twin_of(r)->taken, 0);
+    ask(r, &c, 1, PROMPT, 2);
+    assert_int_equal(twin_of(r)->taken, 0);
+    twin_of(r)->refuses = true;
+    for (uint32_t seed = 2; seed <= 5; seed++)
+        ask(r, &c, seed, PROMPT, 2);
+    assert_int_equal(twin_of(r)->taken + twin_of(r)->swapped_out, 0);
+    assert_int_equal(twin_of(r)->refused, 1);
+    ask(r, &c, 1, PROMPT, 2);
+    assert_int_equal(c.done_event.done.cached_tokens, 0);
+    rig_close(r);
+}
+
 static void no_swaps_no_memory(void **state)
 {
     (void)state;
     struct rig *r = rig_open((struct rig_options){.pages = 10, .swap_pages = 30});
     assert_null(r->engine->swap.blocks);
-    assert_null(r->engine->swap.memory);
     assert_null(r->engine->writes);
     assert_null(r->engine->requests);
     rig_close(r);
@@ -224,11 +261,13 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(tokens_are_drawn_by_the_device),
+        cmocka_unit_test(the_host_draws_what_the_device_cannot),
         cmocka_unit_test(pieces_go_to_the_device),
         cmocka_unit_test(what_the_device_has_no_room_for_comes_back),
         cmocka_unit_test(preempted_ones_come_back),
         cmocka_unit_test(leaving_on_the_way),
         cmocka_unit_test(a_lost_device_fails_what_runs),
+        cmocka_unit_test(memory_is_taken_late_and_may_be_refused),
         cmocka_unit_test(no_swaps_no_memory),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
