@@ -16,11 +16,10 @@
 #define LIMIT_UNAUTHENTICATED_PER_PEER 16u
 #define LIMIT_STREAMS                  64u         /* open streams a connection */
 #define LIMIT_CONNECTION_WINDOW        (16u << 20) /* unread bulk bytes a connection */
-#define LIMIT_STREAM_WINDOW                                                                                  \
-    (4u                                                                                                      \
-     << 20) /* unread bulk bytes a stream: what a fast link brings during a step, and rows that wait to run */
-#define LIMIT_CONTROL_FRAMES_PER_S 1000u  /* non-bulk frames that a peer may send */
-#define LIMIT_UPLOAD_IDLE_MS       30000u /* an upload without progress is freed */
+/* What a fast link brings during a step, and rows that wait to run. */
+#define LIMIT_STREAM_WINDOW        (4u << 20) /* unread bulk bytes a stream */
+#define LIMIT_CONTROL_FRAMES_PER_S 1000u      /* non-bulk frames that a peer may send */
+#define LIMIT_UPLOAD_IDLE_MS       30000u     /* an upload without progress is freed */
 #define LIMIT_SEND_QUEUE_SIZE                                                                                \
     (64u << 20) /* bulk bytes queued in one link before link_send_bulk answers FULL */
 #define LIMIT_CONTROL_QUEUE_SIZE                                                                             \
