@@ -12,12 +12,12 @@
 #define DIRECT_VECTORS 4
 
 struct split_scratch {
-    size_t width;     /* head_dim rounded up to 16 */
-    float *k, *v;     /* [width][64], [64][width] */
-    float *p;         /* [VECTORS][64] scores, then probabilities */
-    float *o;         /* [VECTORS][width] of this split */
-    float *q;         /* [vectors][width] */
-    float *max, *sum; /* [vectors] running */
+    size_t width;                     /* head_dim rounded up to 16 */
+    float *k, *v;                     /* [width][64], [64][width] */
+    float *p;                         /* [VECTORS][64] scores, then probabilities */
+    float *o;                         /* [VECTORS][width] of this split */
+    float *q;                         /* [vectors][width] */
+    struct attention_running *before; /* [vectors] */
 };
 
 static size_t vectors_max(uint32_t group)
@@ -41,8 +41,7 @@ static struct split_scratch split_scratch_at(void *memory, uint32_t head_dim, ui
     s.p = s.v + KV_BLOCK_TOKENS * width;
     s.o = s.p + VECTORS * KV_BLOCK_TOKENS;
     s.q = s.o + VECTORS * width;
-    s.max = s.q + vectors * width;
-    s.sum = s.max + align_up(vectors, 16);
+    s.before = (void *)(s.q + vectors * width);
     return s;
 }
 
@@ -320,29 +319,37 @@ static float *out_vector(const struct attention_job *job, uint32_t vector)
 }
 
 AVX512 static void combine(const struct attention_job *job, uint32_t vector, bool is_first, float max,
-                           float sum, const float *o, const struct split_scratch *s)
+                           float sum, const float *o, struct attention_running *before)
 {
     float *out = out_vector(job, vector);
     if (is_first) {
         memcpy(out, o, sizeof(float) * job->head_dim);
-        s->max[vector] = max;
-        s->sum[vector] = sum;
+        *before = (struct attention_running){max, sum};
         return;
     }
-    float new_max = s->max[vector] > max ? s->max[vector] : max;
+    float new_max = before->max > max ? before->max : max;
     const __m512 both = avx512_exp(
-        _mm512_mask_blend_ps(2, _mm512_set1_ps(s->max[vector] - new_max), _mm512_set1_ps(max - new_max)));
+        _mm512_mask_blend_ps(2, _mm512_set1_ps(before->max - new_max), _mm512_set1_ps(max - new_max)));
     const __m512 a = _mm512_broadcastss_ps(_mm512_castps512_ps128(both)),
                  b = _mm512_permutexvar_ps(_mm512_set1_epi32(1), both);
-    s->sum[vector] = _mm_cvtss_f32(_mm_fmadd_ss(_mm_set_ss(s->sum[vector]), _mm512_castps512_ps128(a),
-                                                _mm_mul_ss(_mm_set_ss(sum), _mm512_castps512_ps128(b))));
-    s->max[vector] = new_max;
+    before->sum = _mm_cvtss_f32(_mm_fmadd_ss(_mm_set_ss(before->sum), _mm512_castps512_ps128(a),
+                                             _mm_mul_ss(_mm_set_ss(sum), _mm512_castps512_ps128(b))));
+    before->max = new_max;
     for (uint32_t i = 0; i < job->head_dim; i += 16) {
         const __mmask16 mask = avx512_first(job->head_dim - i);
         __m512 old = _mm512_maskz_loadu_ps(mask, out + i);
         _mm512_mask_storeu_ps(out + i, mask,
                               _mm512_fmadd_ps(old, a, _mm512_mul_ps(_mm512_loadu_ps(o + i), b)));
     }
+}
+
+static void finish(const struct attention_job *job, uint32_t vector, uint32_t split, float max, float sum,
+                   const float *o, const struct split_scratch *s)
+{
+    if (job->partial)
+        attention_keep(job, split, vector, max, sum, o);
+    else
+        combine(job, vector, split == 0, max, sum, o, &s->before[vector]);
 }
 
 /* Vectors [begin, begin + rows), which all see `count` positions of the split whose K is at k; next: K of the next. */
@@ -365,7 +372,7 @@ static void run_vectors(const struct attention_job *job, uint32_t begin, uint32_
     else
         product(rows, p, KV_BLOCK_TOKENS, s->v, s->width, count, (uint32_t)s->width, o, s->width);
     for (uint32_t r = 0; r < rows; r++)
-        combine(job, begin + r, first == 0, max[r], sum[r], o + r * s->width, s);
+        finish(job, begin + r, first / KV_BLOCK_TOKENS, max[r], sum[r], o + r * s->width, s);
 }
 
 static void ask_for(const uint16_t *values, uint32_t head_dim)
@@ -411,10 +418,24 @@ void avx512_attention(const struct attention_job *job, void *scratch)
         memcpy(s.q + i * s.width,
                job->q + i / job->group * job->q_stride + (size_t)(i % job->group) * job->head_dim,
                sizeof(float) * job->head_dim);
-    uint32_t last = job->positions[(job->vector_count - 1) / job->group];
-    for (uint32_t first = 0; first <= last; first += KV_BLOCK_TOKENS)
-        run_split(job, first, &s);
-    for (uint32_t i = 0; i < job->vector_count; i++)
-        scale_vector(out_vector(job, i), 1.0f / s.sum[i], job->head_dim);
+    const uint32_t splits = attention_splits(job), begin = job->partial ? job->split_begin : 0,
+                   end = job->partial ? TD_MIN(job->split_end, splits) : splits;
+    for (uint32_t split = begin; split < end; split++)
+        run_split(job, split * KV_BLOCK_TOKENS, &s);
+    for (uint32_t i = 0; i < job->vector_count && !job->partial; i++)
+        scale_vector(out_vector(job, i), 1.0f / s.before[i].sum, job->head_dim);
+}
+
+void avx512_attention_reduce(const struct attention_job *job)
+{
+    const uint32_t splits = attention_splits(job);
+    for (uint32_t i = 0; i < job->vector_count; i++) {
+        struct attention_running before = {0}, state;
+        for (uint32_t split = 0; split < splits; split++) {
+            const float *o = attention_kept(job, split, i, &state);
+            combine(job, i, split == 0, state.max, state.sum, o, &before);
+        }
+        scale_vector(out_vector(job, i), 1.0f / before.sum, job->head_dim);
+    }
 }
 #endif

@@ -12,11 +12,11 @@
 #define COLUMNS 16
 
 struct split_scratch {
-    float *k, *v;     /* [head_dim][64], [64][head_dim] */
-    float *p;         /* [vectors][64] scores, then probabilities */
-    float *o;         /* [vectors][head_dim] of this split */
-    float *q;         /* [vectors][head_dim] */
-    float *max, *sum; /* [vectors] running */
+    float *k, *v;                     /* [head_dim][64], [64][head_dim] */
+    float *p;                         /* [vectors][64] scores, then probabilities */
+    float *o;                         /* [vectors][head_dim] of this split */
+    float *q;                         /* [vectors][head_dim] */
+    struct attention_running *before; /* [vectors] */
 };
 
 static size_t vectors_max(uint32_t group)
@@ -40,8 +40,7 @@ static struct split_scratch split_scratch_at(void *memory, uint32_t head_dim, ui
     s.p = s.v + (size_t)KV_BLOCK_TOKENS * head_dim;
     s.o = s.p + vectors * KV_BLOCK_TOKENS;
     s.q = s.o + vectors * head_dim;
-    s.max = s.q + vectors * head_dim;
-    s.sum = s.max + align_up(vectors, 16);
+    s.before = (void *)(s.q + vectors * head_dim);
     return s;
 }
 
@@ -181,22 +180,29 @@ static float *out_vector(const struct attention_job *job, uint32_t vector)
 }
 
 static void combine(const struct attention_job *job, uint32_t vector, bool is_first, float max, float sum,
-                    const struct split_scratch *s)
+                    const float *o, struct attention_running *before)
 {
-    const float *o = s->o + (size_t)vector * job->head_dim;
     float *out = out_vector(job, vector);
     if (is_first) {
         memcpy(out, o, sizeof(float) * job->head_dim);
-        s->max[vector] = max;
-        s->sum[vector] = sum;
+        *before = (struct attention_running){max, sum};
         return;
     }
-    const float new_max = s->max[vector] > max ? s->max[vector] : max;
-    const float a = numerics_exp(s->max[vector] - new_max), b = numerics_exp(max - new_max);
-    s->sum[vector] = __builtin_fmaf(s->sum[vector], a, sum * b);
-    s->max[vector] = new_max;
+    const float new_max = before->max > max ? before->max : max;
+    const float a = numerics_exp(before->max - new_max), b = numerics_exp(max - new_max);
+    before->sum = __builtin_fmaf(before->sum, a, sum * b);
+    before->max = new_max;
     for (uint32_t i = 0; i < job->head_dim; i += 4)
         vst1q_f32(out + i, vfmaq_n_f32(vmulq_n_f32(vld1q_f32(o + i), b), vld1q_f32(out + i), a));
+}
+
+static void finish(const struct attention_job *job, uint32_t vector, uint32_t split, float max, float sum,
+                   const float *o, const struct split_scratch *s)
+{
+    if (job->partial)
+        attention_keep(job, split, vector, max, sum, o);
+    else
+        combine(job, vector, split == 0, max, sum, o, &s->before[vector]);
 }
 
 /* Vectors [begin, begin + rows), which all see `count` positions of the split whose K is at k. */
@@ -215,7 +221,7 @@ static void run_vectors(const struct attention_job *job, uint32_t begin, uint32_
     else
         product_f16(rows, p, KV_BLOCK_TOKENS, k + job->v_offset, dim, count, dim, o, dim);
     for (uint32_t r = 0; r < rows; r++)
-        combine(job, begin + r, first == 0, max[r], sum[r], s);
+        finish(job, begin + r, first / KV_BLOCK_TOKENS, max[r], sum[r], o + (size_t)r * dim, s);
 }
 
 static void run_split(const struct attention_job *job, uint32_t first, const struct split_scratch *s)
@@ -232,6 +238,12 @@ static void run_split(const struct attention_job *job, uint32_t first, const str
     }
 }
 
+static void scale_vector(float *x, float factor, uint32_t count)
+{
+    for (uint32_t i = 0; i < count; i++)
+        x[i] = x[i] * factor;
+}
+
 void neon_attention(const struct attention_job *job, void *scratch)
 {
     struct split_scratch s = split_scratch_at(scratch, job->head_dim, job->group);
@@ -239,13 +251,24 @@ void neon_attention(const struct attention_job *job, void *scratch)
         memcpy(s.q + (size_t)i * job->head_dim,
                job->q + i / job->group * job->q_stride + (size_t)(i % job->group) * job->head_dim,
                sizeof(float) * job->head_dim);
-    uint32_t last = job->positions[(job->vector_count - 1) / job->group];
-    for (uint32_t first = 0; first <= last; first += KV_BLOCK_TOKENS)
-        run_split(job, first, &s);
+    const uint32_t splits = attention_splits(job), begin = job->partial ? job->split_begin : 0,
+                   end = job->partial ? TD_MIN(job->split_end, splits) : splits;
+    for (uint32_t split = begin; split < end; split++)
+        run_split(job, split * KV_BLOCK_TOKENS, &s);
+    for (uint32_t i = 0; i < job->vector_count && !job->partial; i++)
+        scale_vector(out_vector(job, i), 1.0f / s.before[i].sum, job->head_dim);
+}
+
+void neon_attention_reduce(const struct attention_job *job)
+{
+    const uint32_t splits = attention_splits(job);
     for (uint32_t i = 0; i < job->vector_count; i++) {
-        float *out = out_vector(job, i), inverse = 1.0f / s.sum[i];
-        for (uint32_t k = 0; k < job->head_dim; k++)
-            out[k] = out[k] * inverse;
+        struct attention_running before = {0}, state;
+        for (uint32_t split = 0; split < splits; split++) {
+            const float *o = attention_kept(job, split, i, &state);
+            combine(job, i, split == 0, state.max, state.sum, o, &before);
+        }
+        scale_vector(out_vector(job, i), 1.0f / before.sum, job->head_dim);
     }
 }
 #endif

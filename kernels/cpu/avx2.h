@@ -12,6 +12,7 @@ void avx2_matmul(const struct cpu_matrix *m, const struct activations *a, uint32
                  uint32_t row_count, float *const *out, uint32_t tile_begin, uint32_t tile_end);
 size_t avx2_attention_scratch(uint32_t head_dim, uint32_t group);
 void avx2_attention(const struct attention_job *job, void *scratch);
+void avx2_attention_reduce(const struct attention_job *job);
 
 /* numerics_exp, eight at a time. */
 AVX2_INLINE __m256 avx2_exp(__m256 x)

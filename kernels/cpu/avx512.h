@@ -17,6 +17,7 @@ void avx512_matmul(const struct cpu_matrix *m, const struct activations *a, uint
                    uint32_t row_count, float *const *out, uint32_t tile_begin, uint32_t tile_end);
 size_t avx512_attention_scratch(uint32_t head_dim, uint32_t group);
 void avx512_attention(const struct attention_job *job, void *scratch);
+void avx512_attention_reduce(const struct attention_job *job);
 
 /* numerics_exp, sixteen at a time. */
 AVX512_INLINE __m512 avx512_exp(__m512 x)

@@ -77,8 +77,7 @@ static void carve_work(struct cpu_backend *b, struct carver *c)
     b->wide_stride =
         row_stride(TD_MAX(TD_MAX((size_t)q_size(p) + 2 * kv_size(p), (size_t)2 * p->ffn_size), p->embd_size),
                    sizeof(float));
-    b->scratch_stride =
-        align_up(b->ops->attention_scratch(p->head_dim, p->head_count / p->kv_head_count), 4096);
+    b->scratch_stride = align_up(b->ops->attention_scratch(p->head_dim, head_group(p)), 4096);
     b->x = carve(c, rows * p->embd_size, sizeof(float));
     b->cos_sin = carve(c, rows * p->rope_dim, sizeof(float));
     a->x = carve(c, rows * a->x_stride, sizeof(float));
@@ -92,6 +91,9 @@ static void carve_work(struct cpu_backend *b, struct carver *c)
         *lists[i] = carve(c, rows, sizeof(uint32_t));
     b->seq_row = carve(c, BATCH_SEQS_MAX, sizeof(uint32_t));
     b->chunks = carve(c, rows, sizeof *b->chunks);
+    if (workers_count(b->workers) > 1)
+        b->splits_max = TD_MIN(b->base.page_count, (p->context_max + KV_BLOCK_TOKENS - 1) / KV_BLOCK_TOKENS);
+    b->partials = carve(c, b->splits_max, sizeof(float) * p->head_count * ATTENTION_PARTIAL(p->head_dim));
     for (size_t i = 0; i < TD_COUNT(b->out_rows); i++)
         b->out_rows[i] = carve(c, rows, sizeof(float *));
     b->scratch = carve(c, workers_count(b->workers), b->scratch_stride);

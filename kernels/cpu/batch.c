@@ -23,10 +23,10 @@ static uint32_t rows_kept(const struct batch_seq *s, uint32_t layer)
 static void add_chunks(struct cpu_backend *b, uint32_t seq, uint32_t kept_begin, uint32_t count)
 {
     const struct model_params *p = &b->base.model->params;
-    uint32_t step = TD_MAX(1u, ATTENTION_VECTORS / (p->head_count / p->kv_head_count));
+    uint32_t step = TD_MAX(1u, ATTENTION_VECTORS / head_group(p));
     for (uint32_t at = 0; at < count; at += step)
         b->chunks[b->chunk_count++] =
-            (struct attention_chunk){seq, kept_begin + at, TD_MIN(step, count - at)};
+            (struct attention_chunk){seq, kept_begin + at, TD_MIN(step, count - at), 1, 0};
 }
 
 /* Later rows see more positions and cost more: they come first in each worker's run of chunks, so that what is left for
@@ -42,6 +42,28 @@ static void turn_runs(struct cpu_backend *b)
             b->chunks[begin] = b->chunks[end - 1];
             b->chunks[end - 1] = c;
         }
+    }
+}
+
+/* With few chunks, which is decode of few sequences, heads alone are too few tasks: those of one row are cut by ranges of
+ * pages, as far as there is room for their splits. */
+static void cut_chunks(struct cpu_backend *b)
+{
+    const uint32_t heads = b->base.model->params.kv_head_count;
+    const bool are_few = (uint64_t)b->chunk_count * heads < (uint64_t)workers_count(b->workers) * CUT_BELOW;
+    b->attention_tasks = b->cut_splits = 0;
+    for (uint32_t i = 0; i < b->chunk_count; i++) {
+        struct attention_chunk *c = &b->chunks[i];
+        const uint32_t splits = b->kept_position[c->kept_begin] / KV_BLOCK_TOKENS + 1;
+        if (are_few && c->row_count == 1 && splits > SPLITS_PER_RANGE &&
+            splits <= b->splits_max - b->cut_splits) {
+            c->ranges = (splits + SPLITS_PER_RANGE - 1) / SPLITS_PER_RANGE;
+            c->first_split = b->cut_splits;
+            b->cut_splits += splits;
+            for (uint32_t h = 0; h < heads; h++)
+                atomic_store_explicit(&b->ranges_left[i * heads + h], c->ranges, memory_order_relaxed);
+        }
+        b->attention_tasks += c->ranges * heads;
     }
 }
 
@@ -64,4 +86,5 @@ void batch_map_layer(struct cpu_backend *b, uint32_t layer)
         add_chunks(b, i, kept_begin, kept);
     }
     turn_runs(b);
+    cut_chunks(b);
 }

@@ -10,6 +10,7 @@
 #include "kernels/batch.h"
 #include "kernels/cpu/ops.h"
 #include "kernels/cpu/profile.h"
+#include <stdatomic.h>
 
 struct cpu_layer {
     struct cpu_matrix q, k, v, o, gate, up, down;
@@ -18,8 +19,13 @@ struct cpu_layer {
     const float *q_norm, *k_norm;          /* or NULL */
 };
 
+#define SPLITS_PER_RANGE 2 /* of attention that is cut by pages too: as many make a task */
+#define CUT_BELOW        4 /* tasks of attention for each worker */
+
 struct attention_chunk { /* consecutive kept rows of one sequence */
     uint32_t seq, kept_begin, row_count;
+    uint32_t ranges;      /* tasks of each KV head: 1, or one row's pages are cut */
+    uint32_t first_split; /* then: its splits lie behind those of the chunks before in `partials` */
 };
 
 struct cpu_backend {
@@ -56,14 +62,18 @@ struct cpu_backend {
         *kept; /* compact lists: rows that run the layer; those that go on after its K and V are written */
     uint32_t *kept_from, *kept_position; /* index in `all`, and position, of each kept row */
     struct attention_chunk *chunks;      /* [rows] */
-    float **out_rows[3];                 /* [rows] each */
-    uint8_t *scratch;                    /* of each worker */
+    float *partials;     /* [splits_max][q heads][ATTENTION_PARTIAL]: splits of chunks that are cut */
+    uint32_t splits_max; /* as one sequence may have */
+    _Atomic uint32_t
+        ranges_left[CUT_BELOW * WORKERS_MAX]; /* of each KV head of each chunk, where some are cut */
+    float **out_rows[3];                      /* [rows] each */
+    uint8_t *scratch;                         /* of each worker */
     size_t scratch_stride;
 
     /* the step in progress, for the tasks */
     const struct batch *batch;
     const struct cpu_layer *layer;
-    uint32_t layer_index, row_count, all_count, kept_count, chunk_count;
+    uint32_t layer_index, row_count, all_count, kept_count, chunk_count, attention_tasks, cut_splits;
 
     struct cpu_profile *profile; /* borrowed; NULL: nothing is timed */
 };
@@ -71,6 +81,10 @@ struct cpu_backend {
 static inline uint32_t q_size(const struct model_params *p)
 {
     return p->head_count * p->head_dim;
+}
+static inline uint32_t head_group(const struct model_params *p) /* query heads of a KV head */
+{
+    return p->head_count / p->kv_head_count;
 }
 static inline uint32_t kv_size(const struct model_params *p)
 {

@@ -212,12 +212,12 @@ static void rope_row(struct cpu_backend *b, uint32_t index)
     write_kv(b, row, k, v);
 }
 
-static void attention_task(void *ctx, size_t task, unsigned worker)
+/* Of one KV head of a chunk. */
+static struct attention_job attention_job_of(const struct cpu_backend *b, const struct attention_chunk *c,
+                                             uint32_t kv_head)
 {
-    struct cpu_backend *b = ctx;
     const struct model_params *p = &b->base.model->params;
-    const struct attention_chunk *c = &b->chunks[task / p->kv_head_count];
-    uint32_t kv_head = (uint32_t)(task % p->kv_head_count), group = p->head_count / p->kv_head_count;
+    const uint32_t group = head_group(p);
     size_t head = (size_t)kv_head * group * p->head_dim, k = page_offset(p, b->layer_index, false, kv_head);
     struct attention_job job = {
         .q = wide_row(b, b->kept_from[c->kept_begin]) + head,
@@ -233,7 +233,36 @@ static void attention_task(void *ctx, size_t task, unsigned worker)
         .page_stride = b->page_values,
         .v_offset = page_offset(p, b->layer_index, true, kv_head) - k,
     };
+    if (c->ranges > 1) {
+        const size_t splits = attention_splits(&job), values = group * ATTENTION_PARTIAL(p->head_dim);
+        job.partial = b->partials + (c->first_split * (size_t)p->kv_head_count + splits * kv_head) * values;
+    }
+    return job;
+}
+
+static void attention_task(void *ctx, size_t task, unsigned worker)
+{
+    struct cpu_backend *b = ctx;
+    const uint32_t heads = b->base.model->params.kv_head_count;
+    const struct attention_chunk *c = b->chunks;
+    if (b->cut_splits == 0) {
+        c += task / heads;
+        task %= heads;
+    } else { /* few chunks */
+        for (; task >= (size_t)c->ranges * heads; c++)
+            task -= (size_t)c->ranges * heads;
+    }
+    const uint32_t kv_head = (uint32_t)(task / c->ranges);
+    struct attention_job job = attention_job_of(b, c, kv_head);
+    job.split_begin = (uint32_t)(task % c->ranges) * SPLITS_PER_RANGE;
+    job.split_end = job.split_begin + SPLITS_PER_RANGE;
     b->ops->attention(&job, b->scratch + worker * b->scratch_stride);
+    if (c->ranges == 1)
+        return;
+    /* whoever finishes a head's last range combines them all */
+    _Atomic uint32_t *left = &b->ranges_left[(uint32_t)(c - b->chunks) * heads + kv_head];
+    if (atomic_fetch_sub_explicit(left, 1, memory_order_acq_rel) == 1)
+        b->ops->attention_reduce(&job);
 }
 
 /* Two products of 2 * head_dim operations for every position that a query vector sees; K and V are read once a chunk. */
@@ -291,7 +320,7 @@ static void run_layer(struct cpu_backend *b, uint32_t index)
     for_rows(b, CPU_ROPE, b->all_count, rope_row);
     if (b->kept_count == 0)
         return;
-    run(b, CPU_ATTENTION, (size_t)b->chunk_count * b->base.model->params.kv_head_count, attention_task, b);
+    run(b, CPU_ATTENTION, b->attention_tasks, attention_task, b);
     if (b->profile)
         count_attention(b);
     if (weight_is_quantised(l->o.type))

@@ -14,6 +14,7 @@ void neon_dotprod_matmul(const struct cpu_matrix *m, const struct activations *a
                          uint32_t row_count, float *const *out, uint32_t tile_begin, uint32_t tile_end);
 size_t neon_attention_scratch(uint32_t head_dim, uint32_t group);
 void neon_attention(const struct attention_job *job, void *scratch);
+void neon_attention_reduce(const struct attention_job *job);
 
 NEON_INLINE float32x4_t neon_load_f16(const void *four)
 {

@@ -40,8 +40,47 @@ struct attention_job {
     const uint32_t *pages;        /* the sequence's */
     const uint16_t *kv;           /* page 0, this layer's K of this KV head: [token][head_dim] */
     size_t page_stride, v_offset; /* in values: to the next page; from K to V of the same head */
+    /* Not NULL: only splits [split_begin, split_end) are computed, each to its place here, and nothing to `out`;
+     * attention_reduce combines them all later. [split][vector_count][ATTENTION_PARTIAL(head_dim)] */
+    float *partial;
+    uint32_t split_begin, split_end;
 };
 #define ATTENTION_VECTORS 64 /* most vectors of a job, or one row's group if that is more */
+#define ATTENTION_PARTIAL(head_dim)                                                                          \
+    (align_up(head_dim, 16) + 16) /* values: o, then max and sum of the split */
+
+static inline float *attention_partial(const struct attention_job *job, uint32_t split, uint32_t vector)
+{
+    return job->partial + ((size_t)split * job->vector_count + vector) * ATTENTION_PARTIAL(job->head_dim);
+}
+
+/* What the splits so far have given to a vector. */
+struct attention_running {
+    float max, sum;
+};
+
+static inline void attention_keep(const struct attention_job *job, uint32_t split, uint32_t vector, float max,
+                                  float sum, const float *o)
+{
+    float *to = attention_partial(job, split, vector), *state = to + align_up(job->head_dim, 16);
+    if (to != o)
+        memcpy(to, o, sizeof(float) * job->head_dim);
+    state[0] = max, state[1] = sum;
+}
+
+static inline const float *attention_kept(const struct attention_job *job, uint32_t split, uint32_t vector,
+                                          struct attention_running *state)
+{
+    const float *from = attention_partial(job, split, vector);
+    memcpy(state, from + align_up(job->head_dim, 16), sizeof *state);
+    return from;
+}
+
+/* Splits that the last vector of a job sees. */
+static inline uint32_t attention_splits(const struct attention_job *job)
+{
+    return job->positions[(job->vector_count - 1) / job->group] / KV_BLOCK_TOKENS + 1;
+}
 
 struct cpu_ops {
     const char *name;
@@ -64,6 +103,8 @@ struct cpu_ops {
                        float *out);                                 /* exp((x - shift) * scale) */
     size_t (*attention_scratch)(uint32_t head_dim, uint32_t group); /* bytes, 64-byte aligned, one a thread */
     void (*attention)(const struct attention_job *job, void *scratch);
+    void (*attention_reduce)(
+        const struct attention_job *job); /* all splits of `partial` to `out`, of one row */
     /* For the bench, or NULL: `rounds` of this instruction set's best integer dot product (which must be its products'
      * too) or fma on registers. Returns the operations done, multiplications and additions. */
     double (*spin_dot)(uint32_t rounds);

@@ -164,6 +164,7 @@ const struct cpu_ops cpu_ops_avx2 = {
     .exp_scaled = exp_scaled,
     .attention_scratch = avx2_attention_scratch,
     .attention = avx2_attention,
+    .attention_reduce = avx2_attention_reduce,
     .spin_dot = spin_dot,
     .spin_fma = spin_fma,
 };

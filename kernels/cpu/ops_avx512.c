@@ -126,6 +126,7 @@ const struct cpu_ops cpu_ops_avx512 = {
     .exp_scaled = exp_scaled,
     .attention_scratch = avx512_attention_scratch,
     .attention = avx512_attention,
+    .attention_reduce = avx512_attention_reduce,
     .spin_dot = spin_dot,
     .spin_fma = spin_fma,
 };

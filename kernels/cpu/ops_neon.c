@@ -105,6 +105,7 @@ static void exp_scaled(const float *x, float shift, float scale, size_t count, f
         .name = its_name, .tile_rows = TILE_ROWS, .pack_size = pack_size, .pack = pack,                      \
         .matmul = its_matmul, .quantise = quantise, .norm = norm, .swiglu = swiglu,                          \
         .exp_scaled = exp_scaled, .attention_scratch = neon_attention_scratch, .attention = neon_attention,  \
+        .attention_reduce = neon_attention_reduce,                                                           \
     }
 const struct cpu_ops cpu_ops_neon = TABLE("neon", neon_matmul);
 const struct cpu_ops cpu_ops_neon_dotprod = TABLE("neon-dotprod", neon_dotprod_matmul);

@@ -169,41 +169,77 @@ static void split_values(const float *p, const float *v, uint32_t head_dim, uint
             o[i] = fmaf(p[t], v[t * head_dim + i], o[i]);
 }
 
-static void attention_vector(const struct attention_job *job, const float *q, uint32_t position, float *out,
-                             float *scratch)
+static void combine(struct attention_running *before, bool is_first, float max, float sum, const float *o,
+                    uint32_t dim, float *out)
 {
-    uint32_t dim = job->head_dim;
-    float *o = scratch, *k = o + dim, *v = k + KV_BLOCK_TOKENS * dim, total_max = 0.0f, total = 0.0f;
-    for (uint32_t first = 0; first <= position; first += KV_BLOCK_TOKENS) {
-        const uint16_t *keys = job->kv + job->pages[first / KV_BLOCK_TOKENS] * job->page_stride;
-        uint32_t count = TD_MIN(position + 1 - first, (uint32_t)KV_BLOCK_TOKENS);
+    if (is_first) {
+        *before = (struct attention_running){max, sum};
+        memcpy(out, o, sizeof(float) * dim);
+        return;
+    }
+    float new_max = before->max > max ? before->max : max;
+    float a = numerics_exp(before->max - new_max), b = numerics_exp(max - new_max);
+    *before = (struct attention_running){new_max, fmaf(before->sum, a, sum * b)};
+    for (uint32_t i = 0; i < dim; i++)
+        out[i] = fmaf(out[i], a, o[i] * b);
+}
+
+static void divide(float *out, float sum, uint32_t dim)
+{
+    float inverse = 1.0f / sum;
+    for (uint32_t i = 0; i < dim; i++)
+        out[i] = out[i] * inverse;
+}
+
+static void attention_vector(const struct attention_job *job, uint32_t vector, const float *q,
+                             uint32_t position, float *out, float *scratch)
+{
+    uint32_t dim = job->head_dim, splits = position / KV_BLOCK_TOKENS + 1;
+    float *o = scratch, *k = o + dim, *v = k + KV_BLOCK_TOKENS * dim;
+    struct attention_running before = {0};
+    uint32_t begin = job->partial ? job->split_begin : 0,
+             end = job->partial ? TD_MIN(job->split_end, splits) : splits;
+    for (uint32_t split = begin; split < end; split++) {
+        const uint16_t *keys = job->kv + job->pages[split] * job->page_stride;
+        uint32_t count = TD_MIN(position + 1 - split * KV_BLOCK_TOKENS, (uint32_t)KV_BLOCK_TOKENS);
         float p[KV_BLOCK_TOKENS], max;
         f16_to_f32_row(keys, k, (size_t)count * dim);
         f16_to_f32_row(keys + job->v_offset, v, (size_t)count * dim);
         float sum = split_probabilities(q, k, dim, count, p, &max);
-        split_values(p, v, dim, count, first == 0 ? out : o);
-        if (first == 0) {
-            total_max = max, total = sum;
+        if (job->partial) {
+            float *to = attention_partial(job, split, vector);
+            split_values(p, v, dim, count, to);
+            attention_keep(job, split, vector, max, sum, to);
             continue;
         }
-        float new_max = total_max > max ? total_max : max;
-        float a = numerics_exp(total_max - new_max), b = numerics_exp(max - new_max);
-        total = fmaf(total, a, sum * b);
-        for (uint32_t i = 0; i < dim; i++)
-            out[i] = fmaf(out[i], a, o[i] * b);
-        total_max = new_max;
+        split_values(p, v, dim, count, o);
+        combine(&before, split == 0, max, sum, o, dim, out);
     }
-    float inverse = 1.0f / total;
-    for (uint32_t i = 0; i < dim; i++)
-        out[i] = out[i] * inverse;
+    if (!job->partial)
+        divide(out, before.sum, dim);
 }
 
 static void attention(const struct attention_job *job, void *scratch)
 {
     for (uint32_t i = 0; i < job->vector_count; i++) {
         size_t row = i / job->group, head = (size_t)(i % job->group) * job->head_dim;
-        attention_vector(job, job->q + row * job->q_stride + head, job->positions[row],
+        attention_vector(job, i, job->q + row * job->q_stride + head, job->positions[row],
                          job->out + row * job->out_stride + head, scratch);
+    }
+}
+
+static void attention_reduce(const struct attention_job *job)
+{
+    uint32_t dim = job->head_dim, splits = attention_splits(job);
+    for (uint32_t i = 0; i < job->vector_count; i++) {
+        float *out = job->out + (size_t)i * dim;
+        struct attention_running before = {0};
+        for (uint32_t split = 0; split < splits; split++) {
+            struct attention_running state;
+            const float *o = attention_kept(job, split, i, &state);
+            combine(&before, split == 0, state.max, state.sum, o, dim, out);
+        }
+        divide(out, before.sum, dim);
     }
 }
 
@@ -219,4 +255,5 @@ const struct cpu_ops cpu_ops_portable = {
     .exp_scaled = exp_scaled,
     .attention_scratch = attention_scratch,
     .attention = attention,
+    .attention_reduce = attention_reduce,
 };

@@ -123,6 +123,38 @@ static void a_crowd_changes_nothing(void **state)
     }
 }
 
+/* Decode of a few sequences cuts their attention by pages, as far as there is room for the splits of eight pages: three
+ * sequences with three each are one too many. */
+static void a_few_sequences_decode_side_by_side(void **state)
+{
+    (void)state;
+    enum { FEW = 3, FIRST = 135 };
+    struct reference f;
+    struct run r;
+    reference_open(&f, "llama-gqa-untied");
+    run_open(&r, "llama-gqa-untied", 3, NULL);
+    float *logits = new_logits(&r, TOKENS);
+    for (uint32_t i = 0; i < FEW; i++) /* each a few tokens behind the one before */
+        run_chunks(&r, f.ids, FIRST - i * 5, TOKENS, r.pages + 3 * (size_t)i, logits);
+    for (uint32_t step = 0; step < TOKENS - FIRST; step++) {
+        struct batch_seq seqs[FEW];
+        for (uint32_t i = 0; i < FEW; i++) {
+            const uint32_t at = FIRST - i * 5 + step;
+            seqs[i] = (struct batch_seq){.layer_end = f.layer_count,
+                                         .position = at,
+                                         .row_count = 1,
+                                         .ids = f.ids + at,
+                                         .logits = logits + (size_t)i * f.vocab_count,
+                                         .logit_count = 1,
+                                         .pages = r.pages + 3 * (size_t)i};
+        }
+        assert_int_equal(run_batch(&r, seqs, FEW), 0);
+        for (uint32_t i = 0; i < FEW; i++)
+            check_rows(&f, logits + (size_t)i * f.vocab_count, FIRST - i * 5 + step, 1, "side by side");
+    }
+    free(logits), run_close(&r), reference_close(&f);
+}
+
 /* --- where the prefix comes from ------------------------------------------------------------------------------- */
 
 /* A second sequence reads the first one's full blocks through its own page table and computes only the rest. */
@@ -475,6 +507,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(chunks_threads_and_instruction_sets),
         cmocka_unit_test(a_crowd_changes_nothing),
+        cmocka_unit_test(a_few_sequences_decode_side_by_side),
         cmocka_unit_test(a_shared_prefix_equals_a_computed_one),
         cmocka_unit_test(a_prefix_written_as_blocks_equals_a_computed_one),
         cmocka_unit_test(a_split_between_two_machines_changes_nothing),

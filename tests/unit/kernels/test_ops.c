@@ -337,8 +337,9 @@ static void make_case(struct attention_case *c, uint32_t head_dim, uint32_t grou
         }
     for (uint32_t r = 0; r < rows; r++)
         c->positions[r] = first_position + r;
-    c->job = (struct attention_job){c->q,  c->out,   stride,   stride, c->positions, rows * group,
-                                    group, head_dim, c->pages, c->kv,  values * 2,   values};
+    c->job = (struct attention_job){c->q,         c->out, stride,   stride,   c->positions,
+                                    rows * group, group,  head_dim, c->pages, c->kv,
+                                    values * 2,   values, NULL,     0,        0};
 }
 
 static void free_case(struct attention_case *c)
@@ -372,6 +373,26 @@ static void check_attention(const struct attention_case *c, uint32_t row, uint32
     }
 }
 
+/* A row alone, its splits `count` at a time, the last first, each kept; then all combined. */
+static void check_in_ranges(const struct attention_case *c, const struct cpu_ops *ops, uint32_t row,
+                            uint32_t count)
+{
+    struct attention_job job = c->job;
+    size_t values = (size_t)c->group * c->head_dim;
+    float *out = allocate(sizeof(float) * values);
+    void *scratch = allocate(ops->attention_scratch(c->head_dim, c->group));
+    job.q += row * c->job.q_stride, job.positions += row, job.vector_count = c->group, job.out = out;
+    uint32_t splits = attention_splits(&job);
+    job.partial = allocate(sizeof(float) * splits * c->group * ATTENTION_PARTIAL(c->head_dim));
+    for (uint32_t begin = (splits - 1) / count * count + count; begin > 0;) {
+        job.split_end = begin, begin -= count, job.split_begin = begin;
+        ops->attention(&job, scratch);
+    }
+    ops->attention_reduce(&job);
+    assert_memory_equal(out, c->out + row * c->job.out_stride, sizeof(float) * values);
+    free(out), free(scratch), free(job.partial);
+}
+
 static void attention_is_right_and_the_same(void **state)
 {
     (void)state;
@@ -398,9 +419,11 @@ static void attention_is_right_and_the_same(void **state)
             free(scratch);
         }
         assert_memory_equal(c.out, c.other, sizeof(float) * c.job.out_stride * c.rows);
-        for (uint32_t r = 0; r < c.rows; r++)
+        for (uint32_t r = 0; r < c.rows; r++) {
             for (uint32_t h = 0; h < c.group; h += 2)
                 check_attention(&c, r, h);
+            check_in_ranges(&c, table, r, 1 + r % 3);
+        }
         free_case(&c);
     }
 }
