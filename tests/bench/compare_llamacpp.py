@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Tandem's CPU engine beside llama.cpp's: same GGUF file, same threads, same lengths, runs that alternate.
 
-usage: compare_llamacpp.py --model FILE.gguf [--model ...] [--threads 2] [--pairs 5] [--quick] [--json]
-                           [--only prefill-512 ...] [--python PYTHON] [--tandem PROGRAM]
+usage: compare_llamacpp.py --model FILE.gguf[=TEST,TEST...] [--model ...] [--threads 2] [--pairs 5] [--seconds N] [--quick]
+                           [--json] [--only prefill-512 ...] [--python PYTHON] [--tandem PROGRAM]
 
 llama.cpp comes through llama-cpp-python, which the interpreter given by --python must have (this script itself needs
 nothing). It must be built for the machine that it runs on; its source package does that by default:
@@ -14,15 +14,16 @@ nothing). It must be built for the machine that it runs on; its source package d
 what llama.cpp says of itself with what the CPU has, and warns.
 
 How it measures. Each run is a process of its own, Tandem's and llama.cpp's in turn (A B A B ...), because other work on the
-machine comes and goes over seconds. Inside a run both do the same: load the file, then the work as often as `repeats`
+machine comes and goes over seconds; each round has one pair of every test, because its placement changes over minutes. Inside a run both do the same: load the file, then the work as often as `repeats`
 below says, median of these. Reported: the median over the runs, the half of the distance between the quartiles as a
 percentage of it, and the median of the ratios of the pairs, with the lowest and the highest. llama.cpp gets its defaults: steps
 of 512 rows, f16 KV in one buffer, its own choice about flash attention; logits for the last row of a prompt and for each
-decoded one, as in Tandem. `load` is from opening the file to the logits of one token, the file in the page cache.
+decoded one, as in Tandem. `load` is from opening the file to the logits of one token, the file in the page cache. The last
+column is of Tandem's own bench: of a prompt, which part of the arithmetic's peak its products reached; of decoding, which part of the
+memory's read rate; both beside ceilings measured in the same run.
 """
 
 import argparse
-import itertools
 import json
 import os
 import platform
@@ -137,7 +138,11 @@ def run_tandem(options, model, test):
     command = [options.tandem, "bench", "engine", "--model", model, "--threads", options.threads, "--prompt", prompt, "--gen", gen,
                "--batch", sequences, "--repeat", repeats, "--chunk", CHUNK, "--json"]
     r = output_of([str(c) for c in command], options.tandem)
-    return {"prefill": r["prefill_tps"], "decode": r["decode_tps"], "load": r["load_s"] * 1e3 + r["prefill_ms"], "isa": r["isa"]}
+    key, part = ("decode_families", "of_read") if test[4] == "decode" else ("prefill_families", "of_peak")
+    products = [f for f in r[key] if f["name"].startswith("products")]
+    return {"prefill": r["prefill_tps"], "decode": r["decode_tps"], "load": r["load_s"] * 1e3 + r["prefill_ms"], "isa": r["isa"],
+            "part": max(products, key=lambda f: f["ms"])[part] if products else 0.0,
+            "ceilings": [r["dot_gop_s"], r["fma_gflop_s"], r["read_gb_s"]]}
 
 
 def spread(values):
@@ -167,21 +172,33 @@ class Progress:
             print("\r\033[K", end="", file=sys.stderr, flush=True)
 
 
-def measure(options, model, name, progress):
-    test, mine, theirs = TESTS[name], [], []
-    for pair in range(options.pairs):
-        label = f"{os.path.basename(model)} {name}, pair {pair + 1}"
-        progress.step(f"{label}: tandem")
-        mine.append(run_tandem(options, model, test))
-        progress.step(f"{label}: llama.cpp")
-        theirs.append(run_llama(options, model, test))
+def measure(options, cases, progress):
+    """Round by round, a pair of each case; ends after options.pairs rounds or behind the pair in which the time is up."""
+    runs = {case: ([], []) for case in cases}
+    for _ in range(options.pairs):
+        for model, name in cases:
+            if options.seconds and time.monotonic() - progress.start > options.seconds:
+                return runs
+            mine, theirs = runs[model, name]
+            label = f"{os.path.basename(model)} {name}, pair {len(mine) + 1}"
+            progress.step(f"{label}: tandem")
+            mine.append(run_tandem(options, model, TESTS[name]))
+            progress.step(f"{label}: llama.cpp")
+            theirs.append(run_llama(options, model, TESTS[name]))
+    return runs
+
+
+def result_of(model, name, mine, theirs):
+    test = TESTS[name]
     key = test[4]
     a, b = [r[key] for r in mine], [r[key] for r in theirs]
     ratios = [y / x if key == "load" else x / y for x, y in zip(a, b)]  # above 1: Tandem is faster
-    return {"model": os.path.basename(model), "test": name, "unit": test[5],
+    return {"model": os.path.basename(model), "test": name, "unit": test[5], "pairs": len(ratios),
             "tandem": statistics.median(a), "tandem_spread_percent": spread(a), "tandem_runs": a,
             "llamacpp": statistics.median(b), "llamacpp_spread_percent": spread(b), "llamacpp_runs": b,
             "ratio": statistics.median(ratios), "ratio_min": min(ratios), "ratio_max": max(ratios),
+            "part": statistics.median(r["part"] for r in mine), "part_runs": [r["part"] for r in mine],
+            "ceilings": [statistics.median(c) for c in zip(*(r["ceilings"] for r in mine))],
             "isa": mine[0]["isa"], "llamacpp_version": theirs[0]["version"], "llamacpp_system": theirs[0]["system"]}
 
 
@@ -206,20 +223,36 @@ def missing_instructions(system, flags):
 
 
 def print_head(options, cpu_name, first):
-    print(f"{cpu_name}, {options.threads} threads, {options.pairs} pairs; tandem {first['isa']}; {first['llamacpp_version']}: {first['llamacpp_system']}")
-    print(f"{'model':<36} {'test':<13} {'tandem':>10} {'±':>5} {'llama.cpp':>10} {'±':>5}  {'unit':<9} {'ratio':>6}  lowest..highest")
+    print(f"{cpu_name}, {options.threads} threads; tandem {first['isa']}; {first['llamacpp_version']}: {first['llamacpp_system']}")
+    print(f"{'model':<28} {'test':<12} {'n':>2} {'tandem':>9} {'±':>4} {'llama.cpp':>10} {'±':>4}  {'unit':<9} {'ratio':>6}  "
+          f"{'lowest..highest':<15}  int8 GOP/s, f32 GFLOP/s, GB/s; part")
 
 
 def print_row(r):
-    print(f"{r['model'][:36]:<36} {r['test']:<13} {r['tandem']:>10.1f} {r['tandem_spread_percent']:>4.0f}% {r['llamacpp']:>10.1f} "
-          f"{r['llamacpp_spread_percent']:>4.0f}%  {r['unit']:<9} {r['ratio']:>5.2f}x  {r['ratio_min']:.2f}..{r['ratio_max']:.2f}", flush=True)
+    what = {"tokens/s": "of peak" if r["test"].startswith("prefill") else "of read rate"}.get(r["unit"], "")
+    part = f"{100 * r['part']:.0f}% {what}" if what else ""
+    print(f"{r['model'][-28:]:<28} {r['test']:<12} {r['pairs']:>2} {r['tandem']:>9.1f} {r['tandem_spread_percent']:>3.0f}% "
+          f"{r['llamacpp']:>10.1f} {r['llamacpp_spread_percent']:>3.0f}%  {r['unit']:<9} {r['ratio']:>5.2f}x  "
+          f"{r['ratio_min']:>5.2f}..{r['ratio_max']:<8.2f}  {r['ceilings'][0]:.0f}, {r['ceilings'][1]:.0f}, {r['ceilings'][2]:.0f}; {part}")
+
+
+def cases_of(options):
+    """(file, test) of each --model."""
+    usual = options.only or [n for n in TESTS if not (options.quick and n == "prefill-2048")]
+    cases = []
+    for model in options.model:
+        path, _, names = model.partition("=")
+        cases += [(path, name) for name in (names.split(",") if names else usual)]
+    return cases
 
 
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", action="append", required=True, metavar="FILE", help="a GGUF file; may be given several times")
+    parser.add_argument("--model", action="append", required=True, metavar="FILE[=TEST,...]",
+                        help="a GGUF file, and its tests if not those of --only; may be given several times")
     parser.add_argument("--threads", type=int, default=os.cpu_count(), metavar="N", help="compute threads of each (default: all cores)")
     parser.add_argument("--pairs", type=int, default=5, metavar="N", help="runs of each program and test (default: 5)")
+    parser.add_argument("--seconds", type=float, metavar="N", help="begin no pair after so long, whatever --pairs says")
     parser.add_argument("--only", action="append", choices=TESTS, metavar="TEST", help="only this one: " + ", ".join(TESTS))
     parser.add_argument("--quick", action="store_true", help="two pairs, and no prompt of 2048")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
@@ -229,32 +262,32 @@ def arguments():
     options = parser.parse_args()
     if options.quick:
         options.pairs = min(options.pairs, 2)
-    for path in [*options.model, options.tandem]:
+    options.cases = cases_of(options)
+    for path in [*(model for model, _ in options.cases), options.tandem]:
         if not os.path.exists(path):
             parser.error(f"{path} is not there")
+    for _, name in options.cases:
+        if name not in TESTS:
+            parser.error(f"there is no test {name}: {', '.join(TESTS)}")
     return options
 
 
 def main():
     options = arguments()
-    names = options.only or [n for n in TESTS if not (options.quick and n == "prefill-2048")]
     cpu_name, flags = cpu()
-    progress = Progress(len(options.model) * len(names) * options.pairs * 2)
-    results, lacking = [], []
-    for model, name in itertools.product(options.model, names):
-        results.append(measure(options, model, name, progress))
-        progress.end()
-        if len(results) == 1:
-            lacking = missing_instructions(results[0]["llamacpp_system"], flags)
-            if lacking:
-                print(f"warning: this llama.cpp is not built for this machine (it lacks {', '.join(lacking)}): see --help", file=sys.stderr)
-            if not options.json:
-                print_head(options, cpu_name, results[0])
-        if not options.json:
-            print_row(results[-1])
+    progress = Progress(len(options.cases) * options.pairs * 2)
+    runs = measure(options, options.cases, progress)
+    progress.end()
+    results = [result_of(model, name, *pair) for (model, name), pair in runs.items() if pair[1]]
+    lacking = missing_instructions(results[0]["llamacpp_system"], flags)
+    if lacking:
+        print(f"warning: this llama.cpp is not built for this machine (it lacks {', '.join(lacking)}): see --help", file=sys.stderr)
     if options.json:
-        print(json.dumps({"cpu": cpu_name, "threads": options.threads, "pairs": options.pairs, "llamacpp_native": not lacking,
-                          "results": results}, indent=1))
+        print(json.dumps({"cpu": cpu_name, "threads": options.threads, "llamacpp_native": not lacking, "results": results}, indent=1))
+        return
+    print_head(options, cpu_name, results[0])
+    for r in results:
+        print_row(r)
 
 
 if __name__ == "__main__":
