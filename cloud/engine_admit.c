@@ -183,6 +183,7 @@ static uint32_t pages_promised(const struct engine *e)
 struct prefix {                  /* what is cached of a prompt */
     uint32_t blocks, first;      /* first: the first one that is not in memory; blocks: none */
     uint32_t counts[TIER_COUNT]; /* of those that are to be read */
+    bool both_ends;              /* read some of them while others are computed */
     uint32_t declined;           /* blocks that were found and are computed all the same */
     struct kv_block_id declined_id;
 };
@@ -234,7 +235,10 @@ static void cut_prefix(struct engine *e, struct sequence *s, uint32_t blocks, ui
 /* Blocks that would be read later than they are computed are as good as not there. */
 static void choose_what_to_read(struct engine *e, struct sequence *s, struct prefix *p)
 {
-    if (p->first == p->blocks || engine_load_pays(e, p->first, p->blocks, p->counts))
+    if (p->first == p->blocks)
+        return;
+    p->both_ends = engine_meet_pays(e, s, p->first, p->blocks, engine_load_us(e, p->counts));
+    if (p->both_ends || engine_load_pays(e, p->first, p->blocks, p->counts))
         return;
     p->declined = p->blocks - p->first;
     p->declined_id = *engine_cached_id(s, p->first);
@@ -336,7 +340,7 @@ static bool admit_one(struct engine *e, struct sequence *s)
         return false;
     }
     fetch_swapped(e, s, &p);
-    count_look_up(e, s, p.blocks);
+    count_look_up(e, s, p.both_ends ? p.first : p.blocks);
     touch_chain(e, s);
     uint64_t now = e->clock();
     e->running_count++;
@@ -348,6 +352,8 @@ static bool admit_one(struct engine *e, struct sequence *s)
     }
     if (p.first == p.blocks && s->swap_ticket == 0)
         engine_run_from(e, s, p.blocks);
+    else if (p.both_ends)
+        engine_meet_begin(e, s, p.first, p.blocks, engine_load_us(e, p.counts));
     else
         engine_load_begin(e, s, p.first, p.blocks, p.counts);
     return true;

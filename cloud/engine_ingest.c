@@ -16,6 +16,8 @@ void engine_do_plan(struct engine *e, struct sequence *s, uint32_t epoch, const 
     if (rc < 0) {
         metric_add(e->metrics.rejected, 1);
         engine_fail(e, s, rc, err.text);
+    } else if (s->state == SEQ_RUNNING && s->load_id && !sequence_is_own_work(s, s->load_end)) {
+        engine_meet_stop(s);
     }
 }
 

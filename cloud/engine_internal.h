@@ -5,6 +5,7 @@
  *   engine_open.c     open, re-open, generate, cancel, detach, finish: a sequence's life
  *   engine_admit.c    prefix look-up, who runs, pages, preemption
  *   engine_load.c     blocks from the store's tiers: whether to read them, and reading
+ *   engine_meet.c     reading a prompt's blocks from the end while computing them from the front
  *   engine_swap.c     pages to and from host memory; blocks that a device has no page for
  *   engine_ingest.c   HIDDEN and KV pieces
  *   engine_step.c     one forward() and what comes of it
@@ -34,6 +35,7 @@
     1000000                    /* blocks are read for so long while it is not known what computing takes */
 #define LOAD_LOSS_PERCENT 4    /* of what computing takes, is the most that reading in vain may cost … */
 #define LOAD_SLACK_US     3000 /* … but so much at least */
+#define LOAD_GRACE_BLOCKS 8    /* where reading was measured to be worth it: what so many take */
 #define ENGINE_STEP_TARGET_US                                                                                \
     150000 /* a step's length that prefill aims at beside decode, or while an edge sends */
 #define ENGINE_IDLE_US  1000000
@@ -223,7 +225,22 @@ void engine_load_try(struct engine *e, const struct sequence *s, const struct kv
                      uint32_t block);
 void engine_load_begin(struct engine *e, struct sequence *s, uint32_t first, uint32_t blocks,
                        const uint32_t counts[TIER_COUNT]);
+/* To compute `count` blocks from `first` on; 0: nothing has been measured yet. */
+uint64_t engine_compute_us(const struct engine *e, uint32_t first, uint32_t count);
+/* Ask the loader for a block. owner: a load_id, or 0. False: no buffer is free. */
+bool engine_load_ask(struct engine *e, const struct sequence *s, const struct kv_block_id *id, uint32_t block,
+                     uint64_t owner);
 void engine_take_loads(struct engine *e); /* what the loader has finished; deadlines; the next reads */
+
+/* engine_meet.c */
+/* Is it sooner to read blocks [first, end) from the end while computing them from the front? load_us: reading all. */
+bool engine_meet_pays(const struct engine *e, const struct sequence *s, uint32_t first, uint32_t end,
+                      uint64_t load_us);
+void engine_meet_begin(struct engine *e, struct sequence *s, uint32_t first, uint32_t end, uint64_t load_us);
+void engine_meet_take(struct engine *e, struct sequence *s, const struct loader_block *b);
+void engine_meet_turn(struct engine *e, struct sequence *s);
+void engine_meet_stop(struct sequence *s); /* what is not computed yet will be */
+void engine_meet_limit(struct engine *e, struct sequence *s, struct seq_job *job);
 
 /* engine_swap.c */
 int engine_swap_init(struct engine *e); /* 0 or -TD_ERR_NOMEM */

@@ -1,8 +1,8 @@
 /* engine_load: blocks of a prompt that are in the store's tiers: read them, or compute them again? Whichever is sooner, by what both were measured to
  * take, and never slower than computing by more than LOAD_LOSS_PERCENT, whatever the disk then does.
  *
- * Blocks are read from the first on, because what was read is only of use as a prefix. With costs that do not fall along a prompt, reading
- * all of them or none is then the best choice, so that is what is decided when a sequence is admitted. While it reads, one invariant is kept:
+ * Decided when a sequence is admitted: all are read here, or some while others are computed (engine_meet.c), or none. Here they are read from the
+ * first on, because what was read is only of use as a prefix, and one invariant is kept:
  *
  *     time spent reading  <=  time to compute what is here so far  +  slack
  *
@@ -14,8 +14,7 @@
 
 /* ---- estimates ---------------------------------------------------------------------------------------------- */
 
-/* To compute `count` blocks from `first` on; 0: nothing has been measured yet. */
-static uint64_t compute_us(const struct engine *e, uint32_t first, uint32_t count)
+uint64_t engine_compute_us(const struct engine *e, uint32_t first, uint32_t count)
 {
     double tokens = (double)count * KV_BLOCK_TOKENS, middle = ((double)first + count / 2.0) * KV_BLOCK_TOKENS;
     return (uint64_t)(tokens * e->model.shape.layer_count * line_at(&e->prefill_cost, middle) / 1e3);
@@ -39,8 +38,8 @@ static void measure(struct engine *e, const struct loader_block *b)
 
 /* ---- beginning ---------------------------------------------------------------------------------------------- */
 
-static bool ask_for(struct engine *e, const struct sequence *s, const struct kv_block_id *id, uint32_t block,
-                    uint64_t owner)
+bool engine_load_ask(struct engine *e, const struct sequence *s, const struct kv_block_id *id, uint32_t block,
+                     uint64_t owner)
 {
     struct loader_block *b = e->forgetting ? NULL : loader_take(e->loader);
     if (!b)
@@ -61,13 +60,13 @@ static bool ask_for(struct engine *e, const struct sequence *s, const struct kv_
 bool engine_load_pays(const struct engine *e, uint32_t first, uint32_t blocks,
                       const uint32_t counts[TIER_COUNT])
 {
-    uint64_t load_us = engine_load_us(e, counts), all_us = compute_us(e, first, blocks - first);
+    uint64_t load_us = engine_load_us(e, counts), all_us = engine_compute_us(e, first, blocks - first);
     return load_us == 0 || all_us == 0 || load_us <= all_us;
 }
 
 void engine_load_try(struct engine *e, const struct sequence *s, const struct kv_block_id *id, uint32_t block)
 {
-    ask_for(e, s, id, block, 0);
+    engine_load_ask(e, s, id, block, 0);
 }
 
 /* When the invariant will be broken if nothing more comes. */
@@ -76,11 +75,11 @@ static uint64_t deadline(const struct engine *e, const struct sequence *s)
     uint32_t first = s->load_first, here = first;
     while (here < s->load_cut && !s->blocks[here].on_disk)
         here++;
-    uint64_t all_us = compute_us(e, first, s->load_end - first);
+    uint64_t all_us = engine_compute_us(e, first, s->load_end - first);
     if (all_us == 0)
         return s->admitted_us + ENGINE_LOAD_FLOOR_US;
     uint64_t slack_us = TD_MAX(all_us * LOAD_LOSS_PERCENT / 100, LOAD_SLACK_US);
-    return s->admitted_us + compute_us(e, first, here - first) + TD_MAX(slack_us, s->load_grace_us);
+    return s->admitted_us + engine_compute_us(e, first, here - first) + TD_MAX(slack_us, s->load_grace_us);
 }
 
 void engine_load_begin(struct engine *e, struct sequence *s, uint32_t first, uint32_t blocks,
@@ -92,7 +91,7 @@ void engine_load_begin(struct engine *e, struct sequence *s, uint32_t first, uin
     s->load_next = s->load_first = first;
     s->load_grace_us = 0;
     for (int kind = 0; kind < TIER_COUNT; kind++)
-        s->load_grace_us = TD_MAX(s->load_grace_us, counts[kind] ? 2 * LOADER_BUFFERS * e->load_us[kind] : 0);
+        s->load_grace_us = TD_MAX(s->load_grace_us, counts[kind] ? LOAD_GRACE_BLOCKS * e->load_us[kind] : 0);
     s->deadline_us = deadline(e, s);
 }
 
@@ -156,7 +155,7 @@ static void take_load(struct engine *e, struct sequence *s, const struct loader_
 static struct sequence *find_load(struct engine *e, uint64_t load_id)
 {
     for (uint32_t i = 0; i < e->live_count; i++)
-        if (e->live[i]->state == SEQ_LOADING && e->live[i]->load_id == load_id)
+        if (load_id && e->live[i]->load_id == load_id)
             return e->live[i];
     return NULL;
 }
@@ -165,7 +164,7 @@ static void ask_for_blocks(struct engine *e, struct sequence *s)
 {
     for (; s->load_next < s->load_cut; s->load_next++)
         if (s->blocks[s->load_next].on_disk &&
-            !ask_for(e, s, engine_cached_id(s, s->load_next), s->load_next, s->load_id))
+            !engine_load_ask(e, s, engine_cached_id(s, s->load_next), s->load_next, s->load_id))
             return;
 }
 
@@ -184,12 +183,16 @@ void engine_take_loads(struct engine *e)
         struct sequence *s = find_load(e, b->owner);
         measure(e, b);
         e->loads_in_flight--;
-        if (s)
+        if (s && s->state == SEQ_LOADING)
             take_load(e, s, b);
+        else if (s)
+            engine_meet_take(e, s, b);
         loader_release(e->loader, b);
     }
     for (uint32_t i = 0; i < e->live_count; i++) {
         struct sequence *s = e->live[i];
+        if (s->state == SEQ_RUNNING && s->load_id)
+            engine_meet_turn(e, s);
         if (s->state != SEQ_LOADING)
             continue;
         s->deadline_us = deadline(e, s);

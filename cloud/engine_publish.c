@@ -22,17 +22,19 @@ static bool store_has(struct engine *e, const struct sequence *s, const struct k
            info.layer_end == e->model.shape.layer_count && !kv_quality_better(quality, info.quality);
 }
 
+/* A block that was read is in a tier already. */
 static void offer_block(struct engine *e, struct sequence *s, uint32_t block)
 {
+    bool loaded = s->blocks[block].loaded;
     struct prefix_entry entry = {.id = *id_of(s, block),
                                  .page = s->pages[block],
-                                 .quality = s->quality,
+                                 .quality = loaded ? s->blocks[block].quality : s->quality,
                                  .layers = e->model.shape.layer_count};
     struct kv_block_id parent = {{0}};
     if (block > 0)
         parent = *id_of(s, block - 1);
     prefix_cache_put(e->cache, &entry, &parent);
-    if (!e->persist || store_has(e, s, &entry.id, entry.quality))
+    if (loaded || !e->persist || store_has(e, s, &entry.id, entry.quality))
         return;
     if (e->pending_count == e->backend->page_count) { /* a page can be in two sequences' pending blocks */
         metric_add(e->metrics.persist_dropped, 1);
@@ -58,7 +60,7 @@ void engine_publish(struct engine *e, struct sequence *s)
         struct kv_quality quality = {.fidelity = b->fidelity,
                                      .numerics = b->numerics ? b->numerics : (uint8_t)e->model.numerics,
                                      .provenance = b->from_device ? KV_FROM_DEVICE : KV_FROM_CLOUD};
-        s->quality = kv_quality_worst(s->quality, quality);
+        s->quality = kv_quality_worst(s->quality, b->loaded ? b->quality : quality);
         if (!s->generate.no_persist)
             offer_block(e, s, s->published);
     }

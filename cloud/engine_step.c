@@ -40,6 +40,7 @@ static bool find_job(struct engine *e, struct sequence *s, uint64_t now_us, stru
     *job = sequence_next(s, &e->model, now_us, e->config.kv_stall_ms * UINT64_C(1000));
     if (s->complete / KV_BLOCK_TOKENS > s->published)
         engine_publish(e, s);
+    engine_meet_limit(e, s, job);
     return wait_for_generate(e, s, now_us, job);
 }
 

@@ -5,7 +5,7 @@
 #define TANDEM_CLOUD_LOADER_H
 #include "store/tiers.h"
 
-#define LOADER_BUFFERS 4
+#define LOADER_BUFFERS 8
 
 struct loader_block {
     char tenant[STORE_TENANT_MAX + 1];

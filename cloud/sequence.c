@@ -231,7 +231,7 @@ void sequence_restart(struct sequence *s, const struct seq_model *m)
         struct seq_block *b = &s->blocks[i];
         b->edge_layers = b->missing = 0;
         b->fidelity = b->numerics = 0;
-        b->from_device = b->closed = b->on_disk = b->swapped = false;
+        b->from_device = b->closed = b->on_disk = b->swapped = b->loaded = false;
     }
     memset(s->have, 0, (size_t)s->block_capacity * s->have_words * sizeof *s->have);
     s->high = s->complete = s->cached_count = s->published = s->hidden_next = 0;
@@ -250,4 +250,19 @@ void sequence_set_cached(struct sequence *s, uint32_t count)
         s->blocks[i].closed = true;
         s->blocks[i].edge_layers = s->blocks[i].missing = 0;
     }
+}
+
+void sequence_skip(struct sequence *s, uint32_t count)
+{
+    for (uint32_t i = s->high / KV_BLOCK_TOKENS; i < count; i++)
+        s->blocks[i].closed = s->blocks[i].loaded = true;
+    s->high = s->complete = count * KV_BLOCK_TOKENS;
+}
+
+bool sequence_is_own_work(const struct sequence *s, uint32_t count)
+{
+    for (uint32_t i = 0; i < s->range_count; i++)
+        if (s->ranges[i].layers > 0 && s->ranges[i].first_token < count * KV_BLOCK_TOKENS)
+            return false;
+    return s->planned;
 }

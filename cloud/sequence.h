@@ -43,7 +43,8 @@ struct seq_block {
     uint8_t fidelity;               /* worst level of what a device sent into it */
     uint8_t numerics;               /* of what a device sent into it; 0: nothing yet */
     bool from_device, closed;
-    bool on_disk, swapped;     /* while LOADING: to be read; on its way from host memory */
+    bool on_disk, swapped;     /* to be read; on its way from host memory */
+    bool loaded;               /* read while blocks before it were computed: engine_meet.c */
     struct kv_quality quality; /* of a cached block */
     uint16_t missing;          /* pieces of [0, edge_layers) that have not come */
 };
@@ -109,6 +110,8 @@ struct sequence {
     uint32_t load_first;                    /* the first that is to be read */
     int64_t swap_ticket;                    /* of pages on their way from host memory; 0: none */
     uint64_t load_grace_us; /* may be lost on reading where it has been measured to be worth it */
+    uint64_t load_each_us,
+        load_seen_us; /* from both ends: what a block took to read; when the last one came */
 
     /* plan and what came of it */
     bool planned;
@@ -206,6 +209,10 @@ void sequence_advance(struct sequence *s, const struct seq_model *m, const struc
 void sequence_restart(struct sequence *s, const struct seq_model *m);
 /* The first count blocks are in their pages, read from cache or disk. */
 void sequence_set_cached(struct sequence *s, uint32_t count);
+/* The pass, which ends with a block, goes on behind the first count blocks: those in between were read. */
+void sequence_skip(struct sequence *s, uint32_t count);
+/* Does the plan leave the first count blocks to the cloud? */
+bool sequence_is_own_work(const struct sequence *s, uint32_t count);
 
 static inline uint32_t sequence_blocks(uint32_t tokens)
 {
