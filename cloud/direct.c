@@ -382,6 +382,7 @@ static void on_event(struct engine_listener *l, const struct engine_event *e)
         on_opened(c, e);
         break;
     case ENGINE_INGESTED: /* nothing is uploaded here */
+    case ENGINE_NEED:
         break;
     case ENGINE_TOKENS:
         on_tokens(c, e);

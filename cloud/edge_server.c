@@ -78,6 +78,7 @@ static int welcome(struct edge_connection *c)
     m.codec_mask = KV_CODEC_MASK;
     m.hidden_mask = 1u << HIDDEN_F32 | 1u << HIDDEN_F16 | 1u << HIDDEN_INT8;
     m.node = (char *)s->node;
+    m.features = WIRE_FEATURE_PRIVATE;
     int rc = link_send(c->link, FRAME_WELCOME, 0, &m.base, NULL, 0);
     c->ready = rc == 0;
     return rc;

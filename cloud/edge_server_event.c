@@ -74,6 +74,14 @@ static void on_ingested(struct edge_stream *s, const struct engine_event *e)
     sent(c, link_send(c->link, FRAME_INGESTED, s->id, &m.base, NULL, 0));
 }
 
+static void on_need(struct edge_stream *s, const struct engine_event *e)
+{
+    Tandem__Need m = TANDEM__NEED__INIT;
+    m.epoch = e->need.epoch;
+    m.first_token = e->need.first_token;
+    sent(s->connection, link_send(s->connection->link, FRAME_NEED, s->id, &m.base, NULL, 0));
+}
+
 struct logprob_buffers { /* one TOKEN frame's, on the stack: no allocation per token */
     Tandem__TokenLogprobs messages[LOGPROBS_A_FRAME];
     Tandem__TokenLogprobs *pointers[LOGPROBS_A_FRAME];
@@ -192,6 +200,9 @@ void edge_stream_event(struct engine_listener *l, const struct engine_event *e)
         break;
     case ENGINE_INGESTED:
         on_ingested(s, e);
+        break;
+    case ENGINE_NEED:
+        on_need(s, e);
         break;
     case ENGINE_TOKENS:
         on_tokens(s, e);

@@ -234,6 +234,40 @@ static int decode_ids(struct span payload, uint32_t vocab_count, int32_t **out)
     return 0;
 }
 
+/* A name is the device's own; under the principal's key it becomes one that nobody else's can equal, whoever knows it. */
+static void name_private(const struct edge_connection *c, const uint8_t name[TD_HASH_SIZE],
+                         struct kv_block_id *out)
+{
+    static const char label[] = "tandem-private-block"; /* with its NUL */
+    struct span parts[] = {{(const uint8_t *)label, sizeof label}, {name, TD_HASH_SIZE}};
+    hmac_sha256(c->own_key, parts, TD_COUNT(parts), out->bytes);
+}
+
+/* A private prompt: names of its whole blocks, and the reply tokens that the edge holds, which came from here. */
+static int decode_private(const struct edge_connection *c, const Tandem__Open *m, struct span payload,
+                          uint32_t vocab_count, struct engine_open *open)
+{
+    uint32_t blocks = m->prompt_count / KV_BLOCK_TOKENS;
+    struct span held = {payload.data + (size_t)blocks * TD_HASH_SIZE, m->held_count * sizeof(uint32_t)};
+    int32_t *reply = NULL;
+    int rc = decode_ids(held, vocab_count, &reply);
+    if (rc < 0)
+        return rc;
+    open->ids = malloc(((size_t)m->prompt_count + m->held_count) * sizeof *open->ids);
+    open->names = malloc((blocks + 1) * sizeof *open->names);
+    if (open->ids && open->names) {
+        memset(open->ids, 0xff, m->prompt_count * sizeof *open->ids);
+        memcpy(open->ids + m->prompt_count, reply, held.size);
+        for (uint32_t i = 0; i < blocks; i++)
+            name_private(c, payload.data + (size_t)i * TD_HASH_SIZE, &open->names[i]);
+        memcpy(open->prompt_tag, m->prompt_tag.data, sizeof open->prompt_tag);
+    } else {
+        rc = -TD_ERR_NOMEM; /* what there is of the two, the caller frees */
+    }
+    free(reply);
+    return rc;
+}
+
 static int check_open(const struct edge_connection *c, const Tandem__Open *m, const char **text)
 {
     const struct service *s = c->server->service;
@@ -265,6 +299,7 @@ static void fill_open(struct engine_open *open, const struct edge_connection *c,
                                  .accept = (enum kv_accept)m->accept,
                                  .edge_numerics = (uint8_t)c->numerics,
                                  .no_cache = m->no_cache,
+                                 .is_private = m->private_prompt,
                                  .resumes = m->resumes};
     memcpy(open->tenant, c->who.tenant, sizeof open->tenant);
     memcpy(open->principal, c->who.principal, sizeof open->principal);
@@ -309,17 +344,20 @@ static int on_open(struct edge_connection *c, const struct wire_frame *f)
     fill_open(&open, c, m);
     struct edge_stream *s = NULL;
     int rc = check_open(c, m, &text);
-    if (rc == 0 && (rc = decode_ids(f->payload, service->vocab_count, &open.ids)) < 0)
+    if (rc == 0 && (rc = m->private_prompt ? decode_private(c, m, f->payload, service->vocab_count, &open)
+                                           : decode_ids(f->payload, service->vocab_count, &open.ids)) < 0)
         text = rc == -TD_ERR_FORMAT ? "OPEN carries a token id that the model does not have"
                                     : "not enough memory";
-    if (rc == 0 && !held_as_promised(m, open.ids, f->payload.size / 4))
+    size_t ids_count = m->private_prompt ? (size_t)m->prompt_count + m->held_count : f->payload.size / 4;
+    if (rc == 0 && !held_as_promised(m, open.ids, ids_count))
         rc = -TD_ERR_CHECKSUM, text = "OPEN carries other reply tokens than it says";
     if (rc == 0 && !(s = stream_create(c, f->stream, m)))
         rc = -TD_ERR_NOMEM, text = "not enough memory";
     if (rc < 0) {
         if (open.ids)
-            crypto_wipe(open.ids, f->payload.size);
+            crypto_wipe(open.ids, ids_count * sizeof *open.ids);
         free(open.ids);
+        free(open.names);
         send_error(c, f->stream, rc, text, rc == -TD_ERR_CLOSED || rc == -TD_ERR_NOMEM ? EDGE_RETRY_MS : 0);
     } else if (m->conversation_length == 0) {
         edge_stream_begin(s, &open);

@@ -119,6 +119,7 @@ static void free_command(struct engine_command *c)
             crypto_wipe(c->open.ids,
                         ((size_t)c->open.prompt_count + c->open.held_count) * sizeof *c->open.ids);
         free(c->open.ids);
+        free(c->open.names);
         crypto_wipe(&c->open, sizeof c->open); /* keys */
     }
     if (c->type == COMMAND_HIDDEN && c->hidden.message) {
@@ -419,11 +420,14 @@ int engine_open(struct engine *e, struct engine_open *open, uint64_t *sequence)
             atomic_fetch_sub(&e->open_count, 1);
         crypto_wipe(open->ids, ((size_t)open->prompt_count + open->held_count) * sizeof *open->ids);
         free(open->ids);
+        free(open->names);
         open->ids = NULL;
+        open->names = NULL;
         return rc < 0 ? rc : -TD_ERR_FULL;
     }
     c->open = *open;
     open->ids = NULL;
+    open->names = NULL;
     *sequence = c->sequence = atomic_fetch_add(&e->next_handle, 1); /* before the first event can come */
     rc = push(e, c);
     if (rc < 0)

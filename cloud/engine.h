@@ -15,6 +15,8 @@
  *   - A prefix hit is capped at prompt_count - 1; whole blocks only. Quality must satisfy the request's `accept`; the quality of what is computed on top is no better than what it was computed from.
  *   - Edge range with k layers: layers [k, L) run as soon as HIDDEN rows are there in order; decode needs KV of [0, k) of all earlier positions: what has not come when it is needed (stall limit) or
  *     came damaged is recomputed from the token ids; pieces outside the plan, of a wrong shape or non-finite are refused (protocol error of that stream).
+ *   - A private prompt's ids are not known here. Its device names the blocks; what would have to be computed from ids is asked of the device (ENGINE_NEED),
+ *     or the request fails. Penalties see the reply alone. The blocks that the reply fills have no names, and are not kept.
  *   - No text, ids or block ids are logged. */
 #ifndef TANDEM_CLOUD_ENGINE_H
 #define TANDEM_CLOUD_ENGINE_H
@@ -40,7 +42,14 @@ struct engine_config {
         kv_stall_ms; /* KV pieces that make no progress for so long when they are needed are recomputed; 0: 2000 */
 };
 
-enum engine_event_type { ENGINE_OPENED, ENGINE_INGESTED, ENGINE_TOKENS, ENGINE_DONE, ENGINE_FAILED };
+enum engine_event_type {
+    ENGINE_OPENED,
+    ENGINE_INGESTED,
+    ENGINE_NEED,
+    ENGINE_TOKENS,
+    ENGINE_DONE,
+    ENGINE_FAILED
+};
 struct engine_event { /* borrowed for the call */
     enum engine_event_type type;
     uint64_t sequence; /* handle given by engine_open */
@@ -63,6 +72,10 @@ struct engine_event { /* borrowed for the call */
             uint32_t queue_tokens, layer_ns, layer_slope_ns;
             uint32_t consumed_size; /* bulk payload bytes that left the staging area since the last event */
         } ingested;
+        struct
+        { /* a private prompt lacks what only its device can make, from this token on: another plan is waited for */
+            uint32_t epoch, first_token;
+        } need;
         struct {
             uint32_t index, count;
             const int32_t *ids;
@@ -98,6 +111,10 @@ struct engine_open {
     uint64_t attempt;
     int32_t *ids; /* malloc'ed, taken over: prompt, then held reply tokens */
     uint32_t prompt_count, held_count;
+    bool is_private; /* the prompt's ids are not known here, and stand as -1; the next two then do for them */
+    struct kv_block_id
+        *names; /* malloc'ed, taken over: of the prompt's whole blocks, in the principal's namespace */
+    uint8_t prompt_tag[TD_HASH_SIZE];
     enum kv_accept accept;
     uint8_t edge_numerics; /* enum kv_numerics of the edge's rows and KV; 0: no edge */
     bool no_cache;

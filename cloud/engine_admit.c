@@ -67,7 +67,7 @@ const struct kv_block_id *engine_cached_id(const struct sequence *s, uint32_t bl
 /* Whole blocks that a prefix hit may cover: the last token is always computed. */
 static uint32_t hit_blocks_max(const struct sequence *s)
 {
-    return s->no_cache ? 0 : (s->ids_count - 1) / KV_BLOCK_TOKENS;
+    return s->no_cache ? 0 : TD_MIN((s->ids_count - 1) / KV_BLOCK_TOKENS, s->chain_count);
 }
 
 /* Blocks from `first` on are not here: perhaps another node has put them where all can read them. */
@@ -235,7 +235,7 @@ static void cut_prefix(struct engine *e, struct sequence *s, uint32_t blocks, ui
 /* Blocks that would be read later than they are computed are as good as not there. */
 static void choose_what_to_read(struct engine *e, struct sequence *s, struct prefix *p)
 {
-    if (p->first == p->blocks)
+    if (p->first == p->blocks || s->is_private) /* of a private prompt nothing can be computed instead */
         return;
     p->both_ends = engine_meet_pays(e, s, p->first, p->blocks, engine_load_us(e, p->counts));
     if (p->both_ends || engine_load_pays(e, p->first, p->blocks, p->counts))

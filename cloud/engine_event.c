@@ -53,6 +53,12 @@ void engine_emit_done(struct sequence *s)
                                                    .ids_count = s->ids_count}});
 }
 
+void engine_emit_need(struct sequence *s)
+{
+    engine_emit(
+        s, &(struct engine_event){.type = ENGINE_NEED, .need = {.epoch = s->epoch, .first_token = s->high}});
+}
+
 void engine_emit_failed(struct sequence *s, int code, const char *text, uint32_t retry_after_ms)
 {
     engine_emit(

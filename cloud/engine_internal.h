@@ -40,6 +40,7 @@
     150000 /* a step's length that prefill aims at beside decode, or while an edge sends */
 #define ENGINE_IDLE_US  1000000
 #define ENGINE_SWAP_US  200  /* pages are on their way */
+#define ENGINE_ASKS_MAX 8u   /* that a device is asked for what a private prompt's plan did not bring */
 #define ENGINE_RETRY_US 2000 /* nothing could run for want of pages that somebody is about to let go of */
 
 enum command_type {
@@ -289,6 +290,7 @@ void engine_update_stats(struct engine *e);
 void engine_emit(struct sequence *s, struct engine_event *event);
 void engine_emit_tokens(struct sequence *s, uint32_t index, uint32_t count);
 void engine_emit_done(struct sequence *s);
+void engine_emit_need(struct sequence *s);
 void engine_emit_failed(struct sequence *s, int code, const char *text, uint32_t retry_after_ms);
 void engine_emit_ingested(struct engine *e, struct sequence *s); /* when there is news */
 uint32_t engine_queue_tokens(const struct engine *e, const struct sequence *before);

@@ -76,7 +76,7 @@ static uint64_t deadline(const struct engine *e, const struct sequence *s)
     while (here < s->load_cut && !s->blocks[here].on_disk)
         here++;
     uint64_t all_us = engine_compute_us(e, first, s->load_end - first);
-    if (all_us == 0)
+    if (all_us == 0 || s->is_private)
         return s->admitted_us + ENGINE_LOAD_FLOOR_US;
     uint64_t slack_us = TD_MAX(all_us * LOAD_LOSS_PERCENT / 100, LOAD_SLACK_US);
     return s->admitted_us + engine_compute_us(e, first, here - first) + TD_MAX(slack_us, s->load_grace_us);

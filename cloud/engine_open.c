@@ -106,8 +106,8 @@ void engine_close(struct engine *e, struct sequence *s)
 /* Does the last token fill a block whose other rows are all there? Then one more row makes the block whole, and the next turn finds it. */
 static bool last_row_fills_block(const struct sequence *s)
 {
-    return s->state == SEQ_RUNNING && !s->generate.no_persist && s->ids_count % KV_BLOCK_TOKENS == 0 &&
-           s->high + 1 == s->ids_count && s->complete == s->high;
+    return s->state == SEQ_RUNNING && !s->generate.no_persist && !s->is_private &&
+           s->ids_count % KV_BLOCK_TOKENS == 0 && s->high + 1 == s->ids_count && s->complete == s->high;
 }
 
 void engine_finish(struct engine *e, struct sequence *s, uint32_t finish)
@@ -177,7 +177,7 @@ static int check_open(const struct engine *e, const struct engine_open *open, st
             err, -TD_ERR_LIMIT,
             "the prompt has %u tokens, the node's KV memory holds %u; shorten it or give the node more",
             open->prompt_count, e->page_context);
-    for (uint64_t i = 0; i < count; i++)
+    for (uint64_t i = open->is_private ? open->prompt_count : 0; i < count; i++)
         if (open->ids[i] < 0 || (uint32_t)open->ids[i] >= e->model.vocab_count)
             return td_fail(err, -TD_ERR_ARG,
                            "the prompt has a token id that the model's vocabulary of %u lacks",
@@ -320,7 +320,10 @@ void engine_do_open(struct engine *e, uint64_t handle, struct engine_open *open)
         refuse(e, handle, open, rc, err.text);
         return;
     }
-    ids_hash(open->ids, open->prompt_count, hash);
+    if (open->is_private)
+        memcpy(hash, open->prompt_tag, sizeof hash);
+    else
+        ids_hash(open->ids, open->prompt_count, hash);
     switch (open_generation(e, open, hash, &g)) {
     case GEN_REPLACE:
         give_way(e, g->owner);

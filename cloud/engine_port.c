@@ -224,6 +224,7 @@ int engine_port_open(struct engine_port *p, struct engine_open *open, struct eng
     if (!p->engine) {
         crypto_wipe(open->ids, (open->prompt_count + open->held_count) * sizeof *open->ids);
         free(open->ids);
+        free(open->names);
         return -TD_ERR_CLOSED;
     }
     int rc = engine_open(p->engine, open, &l->sequence);

@@ -53,7 +53,8 @@ void engine_publish(struct engine *e, struct sequence *s)
 {
     if (!s->started)
         return;
-    for (; s->published < s->complete / KV_BLOCK_TOKENS; s->published++) {
+    uint32_t end = TD_MIN(s->complete / KV_BLOCK_TOKENS, s->chain_count);
+    for (; s->published < end; s->published++) {
         const struct seq_block *b = &s->blocks[s->published];
         if (b->from_device)
             s->own_from = TD_MIN(s->own_from, s->published);

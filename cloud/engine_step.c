@@ -29,6 +29,26 @@ static bool wait_for_generate(struct engine *e, struct sequence *s, uint64_t now
     return true;
 }
 
+/* A private prompt cannot go on without its device: it is asked for another plan. One that is away finds it parked; of one that is silent, or sends what is of
+ * no use again and again, the request ends. False: s has left `live`. */
+static bool ask_device(struct engine *e, struct sequence *s, uint64_t now_us)
+{
+    if (s->handle == 0) {
+        engine_park(e, s);
+        return false;
+    }
+    uint64_t heard_us = TD_MAX(s->upload_us, s->kv_us);
+    if (now_us >= heard_us + LIMIT_UPLOAD_IDLE_MS * UINT64_C(1000) || s->asked == ENGINE_ASKS_MAX) {
+        engine_fail(e, s, -TD_ERR_TIMEOUT,
+                    "the device's part of a private prompt did not come, and nothing here can compute it");
+        return false;
+    }
+    sequence_ask_again(s);
+    s->upload_us = now_us;
+    engine_emit_need(s);
+    return true;
+}
+
 /* The job of one running sequence, if it has any now. False: s has left `live`. */
 static bool find_job(struct engine *e, struct sequence *s, uint64_t now_us, struct seq_job *job)
 {
@@ -40,6 +60,8 @@ static bool find_job(struct engine *e, struct sequence *s, uint64_t now_us, stru
     *job = sequence_next(s, &e->model, now_us, e->config.kv_stall_ms * UINT64_C(1000));
     if (s->complete / KV_BLOCK_TOKENS > s->published)
         engine_publish(e, s);
+    if (s->device_wanted)
+        return ask_device(e, s, now_us);
     engine_meet_limit(e, s, job);
     return wait_for_generate(e, s, now_us, job);
 }
@@ -106,11 +128,25 @@ static void take_pages(struct engine *e, struct sequence *s, struct seq_job *job
     }
 }
 
+/* What penalties see: prompt and reply; of a private prompt the reply alone, as nothing else is known. */
+struct seen {
+    const int32_t *ids;
+    uint32_t count, prompt_count;
+};
+
+static struct seen seen_ids(const struct sequence *s)
+{
+    if (s->is_private)
+        return (struct seen){s->ids + s->prompt_count, s->ids_count - s->prompt_count, 0};
+    return (struct seen){s->ids, s->ids_count, s->prompt_count};
+}
+
 /* The token behind the last row, or what it is drawn from. `at`: place in the batch. */
 static void want_token(struct engine *e, const struct sequence *s, uint32_t at, struct batch_seq *b)
 {
     struct sample_adjust *adjust = e->adjust + (size_t)at * SAMPLE_ADJUST_MAX;
-    int count = e->requests ? sampler_adjust(&s->generate.sampling, s->ids, s->ids_count, s->prompt_count,
+    struct seen seen = seen_ids(s);
+    int count = e->requests ? sampler_adjust(&s->generate.sampling, seen.ids, seen.count, seen.prompt_count,
                                              e->sampler, adjust)
                             : -TD_ERR_UNSUPPORTED;
     b->logit_count = 1;
@@ -264,9 +300,10 @@ static void take_token(struct engine *e, struct sequence *s, const struct sample
 
 static int draw(struct engine *e, const struct sequence *s, const struct batch_seq *b, struct sampled *out)
 {
+    struct seen seen = seen_ids(s);
     if (!b->sample)
-        return sampler_draw(&s->generate.sampling, b->logits, e->model.vocab_count, s->ids, s->ids_count,
-                            s->prompt_count, e->sampler, out);
+        return sampler_draw(&s->generate.sampling, b->logits, e->model.vocab_count, seen.ids, seen.count,
+                            seen.prompt_count, e->sampler, out);
     metric_add(e->metrics.drawn_by_device, 1);
     *out = *b->sample->out;
     return b->sample->status;

@@ -18,6 +18,8 @@ static int take_memory(struct sequence *s, const struct seq_model *m, uint32_t t
 static void extend_chains(struct sequence *s, const struct seq_model *m)
 {
     static const struct kv_block_id root;
+    if (s->is_private)
+        return;
     for (; s->chain_count < s->ids_count / KV_BLOCK_TOKENS; s->chain_count++) {
         struct seq_block *b = &s->blocks[s->chain_count];
         const int32_t *ids = s->ids + (size_t)s->chain_count * KV_BLOCK_TOKENS;
@@ -26,6 +28,19 @@ static void extend_chains(struct sequence *s, const struct seq_model *m)
         kv_block_id_next(s->own_key, s->chain_count ? &b[-1].own : &root, m->fingerprint, m->layout_hash, ids,
                          &b->own);
     }
+}
+
+/* Blocks of a private prompt have one name each, which is the principal's own in any case: the only place to look for it, and to put it. */
+static void take_names(struct sequence *s, struct engine_open *open)
+{
+    s->is_private = open->is_private;
+    if (!s->is_private)
+        return;
+    s->chain_count = s->prompt_count / KV_BLOCK_TOKENS;
+    for (uint32_t i = 0; i < s->chain_count; i++)
+        s->blocks[i].shared = s->blocks[i].own = open->names[i];
+    free(open->names);
+    open->names = NULL;
 }
 
 static struct kv_quality fresh_quality(const struct seq_model *m)
@@ -73,6 +88,7 @@ struct sequence *sequence_create(const struct seq_model *m, struct engine_open *
         s->planned = true;
         s->ids_until = UINT32_MAX;
     }
+    take_names(s, open);
     extend_chains(s, m);
     return s;
 }
@@ -224,6 +240,23 @@ void sequence_void_plan(struct sequence *s)
     s->pieces_lost = true;
 }
 
+void sequence_ask_again(struct sequence *s)
+{
+    uint32_t first = s->complete / KV_BLOCK_TOKENS;
+    drop_staged(s);
+    for (uint32_t i = first; i < s->block_capacity; i++) {
+        struct seq_block *b = &s->blocks[i];
+        b->edge_layers = b->missing = 0;
+        b->closed = false;
+        memset(s->have + (size_t)i * s->have_words, 0, s->have_words * sizeof *s->have);
+    }
+    s->high = s->complete = s->hidden_next = first * KV_BLOCK_TOKENS;
+    s->planned = s->pieces_lost = s->device_wanted = false;
+    s->ids_until = s->range_count = 0;
+    s->blocked_us = s->idle_since_us = 0;
+    s->asked++;
+}
+
 void sequence_restart(struct sequence *s, const struct seq_model *m)
 {
     sequence_void_plan(s);
@@ -240,6 +273,7 @@ void sequence_restart(struct sequence *s, const struct seq_model *m)
     s->quality = fresh_quality(m);
     s->load_id = 0;
     s->blocked_us = s->idle_since_us = 0;
+    s->device_wanted = false;
 }
 
 void sequence_set_cached(struct sequence *s, uint32_t count)

@@ -75,6 +75,10 @@ struct sequence {
     enum kv_accept accept;
     uint8_t edge_numerics; /* of the edge that is attached, or was last; enum kv_numerics */
     bool no_cache, direct;
+    bool
+        is_private; /* the prompt's ids are not known: they stand as -1, and its blocks have the edge's names */
+    bool device_wanted; /* what comes next could only be computed from those ids */
+    uint32_t asked;     /* how often the device was asked for it */
     enum seq_state state;
 
     /* tokens: prompt, then reply */
@@ -190,6 +194,8 @@ uint32_t sequence_record(const struct sequence *s, struct plan_range out[LIMIT_R
 bool sequence_wants_data(const struct sequence *s, const struct seq_model *m);
 /* It was started again while nobody listened; the edge will send its plan once more. */
 void sequence_want_plan(struct sequence *s);
+/* A private prompt: back to the last block that is whole, to wait for another plan of the edge. */
+void sequence_ask_again(struct sequence *s);
 /* Nothing more will come from the edge (socket lost, upload idle, preempted): the rest is computed from ids; staged data is dropped. */
 void sequence_void_plan(struct sequence *s);
 /* Rows of HIDDEN, and pieces, below these positions have arrived or are not wanted. */
@@ -197,7 +203,7 @@ uint32_t sequence_hidden_tokens(const struct sequence *s, const struct seq_model
 uint32_t sequence_kv_tokens(const struct sequence *s);
 
 /* ---- work */
-/* What can run now; rows may be cut by the caller. Sets deadline_us when it waits for the edge. */
+/* What can run now; rows may be cut by the caller. Sets deadline_us when it waits for the edge; device_wanted when nothing here can go on. */
 struct seq_job sequence_next(struct sequence *s, const struct seq_model *m, uint64_t now_us,
                              uint64_t stall_us);
 /* Decode the rows of a JOB_HIDDEN or JOB_LAST into rows[job->rows][embd]. They were checked when they came. */

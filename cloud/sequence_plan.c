@@ -13,6 +13,10 @@ static int check_range(const struct sequence *s, const struct seq_model *m, cons
     if (r->layers > m->shape.layer_count)
         return td_fail(err, -TD_ERR_PROTOCOL, "the plan has a range of %u layers, the model has %u",
                        r->layers, m->shape.layer_count);
+    if (s->is_private && r->first_token < s->prompt_count && (r->layers == 0 || r->codec == PLAN_CODEC_NONE))
+        return td_fail(err, -TD_ERR_PROTOCOL,
+                       "the plan leaves a part of a private prompt to be computed from token ids, which are "
+                       "not known here");
     if (r->layers == 0)
         return 0;
     if (!last && plan_range_end(r) % KV_BLOCK_TOKENS != 0)
@@ -174,6 +178,8 @@ static void set_ranges(struct sequence *s, const struct plan_range *ranges, uint
 int sequence_plan(struct sequence *s, const struct seq_model *m, uint32_t epoch,
                   const struct plan_range *ranges, uint32_t count, struct td_error *err)
 {
+    if (s->ids_until == UINT32_MAX && s->is_private)
+        s->epoch = TD_MAX(s->epoch, epoch); /* it came too late: the device will be asked for another */
     if (s->ids_until == UINT32_MAX || (s->planned && epoch <= s->epoch))
         return 0; /* resumed, or an older plan than the one at hand */
     int rc = check_plan(s, m, ranges, count, err);
@@ -339,12 +345,12 @@ bool sequence_wants_data(const struct sequence *s, const struct seq_model *m)
 
 void sequence_want_plan(struct sequence *s)
 {
-    bool edge = false;
+    bool edge = s->is_private;
     for (uint32_t i = 0; i < s->record_count; i++)
         edge |= s->record[i].layers > 0;
     if (!edge)
         return;
-    s->planned = s->pieces_lost = false;
+    s->planned = s->pieces_lost = s->device_wanted = false;
     s->ids_until = 0;
     s->range_count = 0; /* what the edge sent of them is gone: they say nothing until they come again */
 }

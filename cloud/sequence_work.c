@@ -110,7 +110,7 @@ static struct seq_job refill_or_wait(struct sequence *s, uint64_t now_us, uint64
 {
     if (s->blocked_us == 0)
         s->blocked_us = now_us;
-    uint64_t patience = s->away ? TD_MAX(stall_us, UPLOAD_IDLE_US) : stall_us;
+    uint64_t patience = s->away || s->is_private ? TD_MAX(stall_us, UPLOAD_IDLE_US) : stall_us;
     uint64_t deadline = TD_MAX(s->blocked_us, s->kv_us) + patience;
     if (s->pieces_lost || s->blocks[s->complete / KV_BLOCK_TOKENS].closed || now_us >= deadline)
         return refill_job(s);
@@ -184,6 +184,13 @@ static struct seq_job edge_job(struct sequence *s, const struct seq_model *m, co
     return job;
 }
 
+/* Not without the ids of a private prompt. */
+static bool only_device_can(const struct sequence *s, const struct seq_job *job)
+{
+    return s->is_private &&
+           (job->kind == JOB_REFILL || (job->kind == JOB_IDS && job->position < s->prompt_count));
+}
+
 struct seq_job sequence_next(struct sequence *s, const struct seq_model *m, uint64_t now_us,
                              uint64_t stall_us)
 {
@@ -198,6 +205,10 @@ struct seq_job sequence_next(struct sequence *s, const struct seq_model *m, uint
     }
     const struct plan_range *r = edge_range_at(s, s->high);
     struct seq_job job = r ? edge_job(s, m, r, now_us, stall_us) : ids_job(s, m, now_us, stall_us);
+    if (only_device_can(s, &job)) {
+        s->device_wanted = true;
+        return (struct seq_job){.kind = JOB_NONE};
+    }
     if (job.kind != JOB_NONE && s->idle_since_us != 0) {
         s->ingest_wait_us += now_us - s->idle_since_us;
         s->idle_since_us = 0;

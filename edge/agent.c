@@ -165,6 +165,7 @@ static void on_ready(void *ctx, const Tandem__Welcome *w)
         a->context_max = TD_MIN(a->context_max, w->context_max);
     a->codec_mask = w->codec_mask;
     a->hidden_mask = w->hidden_mask;
+    a->features = w->features;
     a->has_key = true;
     probe_link(a);
     each_flight(a, flight_kick);

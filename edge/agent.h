@@ -15,7 +15,8 @@
 #include "protocol/link.h"
 #include "shared/kv_record.h"
 
-#define AGENT_FLIGHTS_MAX 256u
+#define AGENT_FLIGHTS_MAX    256u
+#define AGENT_PRIVATE_LAYERS 8 /* private_min_layers, where nobody says otherwise */
 
 struct agent_config { /* strings are borrowed for the agent's life */
     const char *model_path;
@@ -28,7 +29,9 @@ struct agent_config { /* strings are borrowed for the agent's life */
     uint32_t edge_layers; /* k, or PLANNER_AUTO */
     enum planner_local local;
     enum planner_prefer prefer;
-    double cloud_price; /* planner.h */
+    bool prefer_private;         /* for requests that name no preference */
+    uint32_t private_min_layers; /* of private prompts, computed here */
+    double cloud_price;          /* planner.h */
     const struct kv_level *codec;
     bool codec_unchecked; /* whatever the model's quality record says */
     uint8_t hidden_dtype;

@@ -72,7 +72,7 @@ struct agent {
     uint8_t principal_key[32]; /* the cloud's: names requests, the same on every device */
     uint8_t device_key
         [32]; /* of this device and principal: names its own KV and hashes histories. It never leaves, and outlives the cloud's keys */
-    uint32_t context_max, codec_mask, hidden_mask;
+    uint32_t context_max, codec_mask, hidden_mask, features;
 
     struct flight *flights;
     uint32_t flight_count;
@@ -101,6 +101,8 @@ struct flight {
     struct api_sampling sampling;
     uint32_t token_count_max; /* asked for; after prepare: what fits */
     bool ignore_end, no_cache;
+    bool is_private; /* the cloud is not told the prompt's ids, and so computes nothing of it from them */
+    enum planner_prefer prefer;
     enum kv_accept accept;
 
     /* the generation */
@@ -120,6 +122,7 @@ struct flight {
     bool cancel_sent;     /* of a reply that ended here */
     uint32_t ack_cached;  /* what OPEN_ACK said */
     uint32_t epoch;       /* of the last plan; never reused */
+    uint32_t sent_epoch;  /* of the last PLAN on this stream; 0: none */
     uint32_t valid_since; /* rows and pieces made under this epoch or a later one are still wanted */
     struct plan plan;
     struct plan_range record
@@ -178,6 +181,8 @@ void plan_stop(struct flight *f);
 int plan_again(struct flight *f);
 /* The cloud has the generation and waits for the rest of its prompt: the plan that it names goes on. */
 int plan_go_on(struct flight *f, const Tandem__OpenAck *m);
+/* plan_again or plan_go_on did not succeed: wait for the link, or end a private prompt that this device cannot do its part of. It may be gone then. */
+void plan_failed(struct flight *f, int code);
 /* Does the plan that went out with OPEN still do, now that the answer is here? */
 bool plan_fits_ack(struct flight *f);
 void plan_settle(struct flight *f); /* INGESTED has come */

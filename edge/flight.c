@@ -193,6 +193,7 @@ static void move_generation(struct flight *f, struct flight *old)
     f->acked = old->acked;
     f->ack_cached = old->ack_cached;
     f->epoch = old->epoch;
+    f->sent_epoch = old->sent_epoch;
     f->valid_since = old->valid_since;
     f->plan = old->plan;
     memcpy(f->record, old->record, sizeof f->record);
@@ -223,7 +224,7 @@ static void move_generation(struct flight *f, struct flight *old)
 
 static void take_over(struct flight *f, struct flight *old)
 {
-    if (!same_prompt(f, old)) {
+    if (f->is_private != old->is_private || !same_prompt(f, old)) {
         flight_fail(f, -TD_ERR_CONFLICT, "this Idempotency-Key belongs to a request with another prompt", 0);
         return;
     }
@@ -429,6 +430,18 @@ void flight_kick(struct flight *f)
 
 /* ---- the owner's calls ---- */
 
+static bool wants_private(const struct agent *a, const struct api_request *r)
+{
+    return r->prefer == API_PREFER_PRIVATE || (r->prefer == API_PREFER_NONE && a->config.prefer_private);
+}
+
+static enum planner_prefer wish_of(const struct agent *a, const struct api_request *r)
+{
+    if (r->prefer == API_PREFER_NONE)
+        return a->config.prefer;
+    return r->prefer == API_PREFER_CLOUD_COST ? PREFER_CLOUD_COST : PREFER_LATENCY;
+}
+
 int agent_begin(struct agent *a, const struct api_request *request, const char *principal,
                 const char *idempotency_key, const struct agent_sink *sink, void *ctx, struct flight **out,
                 struct td_error *err)
@@ -439,6 +452,13 @@ int agent_begin(struct agent *a, const struct api_request *request, const char *
         return td_fail(err, -TD_ERR_FULL, "too many requests at once (%u); try again", AGENT_FLIGHTS_MAX);
     if (uplink_refused(a->uplink) && uplink_state(a->uplink) != UPLINK_READY)
         return td_fail(err, -TD_ERR_CLOSED, "%s", uplink_why(a->uplink));
+    uint32_t layers = !a->pipeline ? 0 : a->layers_wanted == PLANNER_AUTO ? a->layers : a->layers_wanted;
+    if (wants_private(a, request) && layers < a->config.private_min_layers)
+        return td_fail(
+            err, -TD_ERR_ARG,
+            "a private prompt needs its first %u layers computed on this device, which computes %u; "
+            "see --private-min-layers, --edge-layers and the model file",
+            a->config.private_min_layers, layers);
     struct flight *f = calloc(1, sizeof *f);
     int rc = f ? edge_turn_init(&f->turn, &a->env, request, principal) : -TD_ERR_NOMEM;
     if (rc < 0) {
@@ -458,6 +478,8 @@ int agent_begin(struct agent *a, const struct api_request *request, const char *
     f->token_count_max = request->max_tokens;
     f->ignore_end = request->ignore_end;
     f->no_cache = request->no_cache;
+    f->is_private = wants_private(a, request);
+    f->prefer = wish_of(a, request);
     f->accept = request->has_accept ? (enum kv_accept)request->accept : a->config.accept;
     snprintf(f->key, sizeof f->key, "%s", idempotency_key ? idempotency_key : "");
     f->next = a->flights;

@@ -160,7 +160,8 @@ static void fill_state(const struct flight *f, struct planner_state *s)
         .codec_mask = a->codec_mask,
         .hidden_mask = a->hidden_mask,
         .rows_need_f32 = f->rows_need_f32,
-        .prefer = a->config.prefer,
+        .prefer = f->prefer,
+        .private_layers = f->is_private ? a->config.private_min_layers : 0,
         .cloud_price = a->config.cloud_price,
     };
     fill_model(f, s);
@@ -212,10 +213,37 @@ static void plan_as_recorded(struct flight *f)
     f->plan.range_count = plan_merge(none, 0, f->record, f->record_count, 0, f->plan.ranges);
     while (f->plan.range_count > 0 && plan_range_end(&f->plan.ranges[0]) <= begin)
         memmove(f->plan.ranges, f->plan.ranges + 1, --f->plan.range_count * sizeof *f->plan.ranges);
-    if (f->plan.range_count > 0 && f->plan.ranges[0].first_token < begin) {
+    bool lost = f->is_private && f->plan.range_count > 0 && f->plan.ranges[0].first_token > begin;
+    if (lost || (f->plan.range_count > 0 &&
+                 f->plan.ranges[0].first_token < begin)) { /* lost: what the cloud had cached then */
         f->plan.ranges[0].count = plan_range_end(&f->plan.ranges[0]) - begin;
         f->plan.ranges[0].first_token = begin;
     }
+}
+
+/* A private prompt's plan leaves nothing of it to be computed from token ids. */
+static bool covers_private(const struct flight *f)
+{
+    const struct plan *p = &f->plan;
+    if (p->range_count == 0 || p->ranges[0].first_token > f->ack_cached)
+        return false;
+    for (uint32_t i = 0; i < p->range_count; i++)
+        if (p->ranges[i].first_token < f->turn.ids_count &&
+            (p->ranges[i].layers == 0 || p->ranges[i].codec == PLAN_CODEC_NONE))
+            return false;
+    return plan_range_end(&p->ranges[p->range_count - 1]) >= f->turn.ids_count;
+}
+
+void plan_failed(struct flight *f, int code)
+{
+    if (code == -TD_ERR_UNSUPPORTED)
+        flight_fail(
+            f, code,
+            "a private prompt needs its first layers computed on this device, which cannot do it now: "
+            "too little memory (--kv-memory), or no form of KV and rows that the cloud takes",
+            0);
+    else
+        flight_wait_again(f);
 }
 
 static uint32_t most_layers(const struct plan *p)
@@ -288,6 +316,7 @@ static int carry_plan_out(struct flight *f, uint32_t rows_begin, uint32_t kv_beg
     if (rc < 0)
         return rc;
     f->planned = true;
+    f->sent_epoch = f->epoch;
     f->leaving = false;
     f->shown.plan_count++;
     rows_begin = first_row(f, rows_begin);
@@ -362,6 +391,8 @@ int plan_again(struct flight *f)
         f->no_edge |= !f->work; /* no memory for the job: the cloud does it */
         make_plan(f, &f->plan);
     }
+    if (f->is_private && !covers_private(f))
+        return -TD_ERR_UNSUPPORTED;
     show_plan(f);
     return carry_plan_out(f, f->plan.send_begin, f->plan.send_begin);
 }
@@ -377,7 +408,7 @@ static void leave_if_better(struct flight *f, const struct plan_progress *at)
 {
     struct planner_state state;
     struct plan left;
-    if (f->agent->layers_wanted != PLANNER_AUTO)
+    if (f->agent->layers_wanted != PLANNER_AUTO || f->is_private)
         return;
     fill_state(f, &state);
     if (!planner_reconsider(&state, &f->plan, at, &left))
@@ -406,6 +437,8 @@ int plan_go_on(struct flight *f, const Tandem__OpenAck *m)
                                                 .hidden_dtype = (uint8_t)m->ranges[i]->hidden_dtype};
     set_record(f, f->plan.ranges, f->plan.range_count);
     cap_plan(f);
+    if (f->is_private && !covers_private(f))
+        return plan_again(f);
     struct plan_progress at = {
         .computed = m->hidden_tokens, .rows = m->hidden_tokens, .kv = TD_MIN(m->kv_tokens, m->hidden_tokens)};
     leave_if_better(f, &at);
@@ -484,7 +517,7 @@ bool plan_reconsider(struct flight *f, uint64_t now_us)
         restart_link(a, now_us); /* the cloud has not heard of it yet */
         return true;
     }
-    if (a->layers_wanted != PLANNER_AUTO || !under_way(f))
+    if (a->layers_wanted != PLANNER_AUTO || f->is_private || !under_way(f))
         return false;
     if (now_us - f->reconsidered_us < RECONSIDER_US)
         return true;

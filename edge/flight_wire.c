@@ -34,17 +34,44 @@ void wire_leave_stream(struct flight *f)
 
 /* ---- opening ---- */
 
+/* Instead of ids: the device's own names for the whole blocks, under a key that it alone has, and the reply tokens, which came from the cloud. */
+static int send_private_open(struct flight *f, Tandem__Open *open)
+{
+    static const char label[] = "tandem-private-prompt"; /* with its NUL */
+    uint32_t blocks = f->turn.ids_count / KV_BLOCK_TOKENS, held = f->receiver.count;
+    uint8_t hash[TD_HASH_SIZE], tag[TD_HASH_SIZE];
+    size_t names_size = (size_t)blocks * sizeof *f->turn.chain, size = names_size + held * sizeof(uint32_t);
+    uint8_t *payload = malloc(size + 1);
+    if (!payload)
+        return -TD_ERR_NOMEM;
+    ids_hash(f->turn.ids, f->turn.ids_count, hash);
+    struct span parts[] = {{(const uint8_t *)label, sizeof label}, {hash, sizeof hash}};
+    hmac_sha256(f->turn.principal_key, parts, TD_COUNT(parts), tag);
+    open->private_prompt = true;
+    open->prompt_tag = (ProtobufCBinaryData){sizeof tag, tag};
+    if (blocks > 0)
+        memcpy(payload, f->turn.chain, names_size);
+    for (uint32_t i = 0; i < held; i++)
+        store_le32(payload + names_size + (size_t)i * 4, (uint32_t)f->receiver.ids[i]);
+    int rc = uplink_open(f->agent->uplink, f, open, payload, size, &f->stream);
+    free(payload);
+    if (rc == 0)
+        f->receiver.confirmed = held;
+    return rc;
+}
+
 static int send_open(struct flight *f)
 {
     struct gen_receiver *r = &f->receiver;
     uint32_t known = 0, held = r->count, prompt = f->turn.ids_count;
     uint8_t known_hash[TD_HASH_SIZE], held_hash[TD_HASH_SIZE];
     Tandem__Open open = TANDEM__OPEN__INIT;
-    if (f->turn.has_turn && f->turn.turn.version > 0 && !f->whole_ids && held == 0)
+    if (f->turn.has_turn && f->turn.turn.version > 0 && !f->whole_ids && held == 0 && !f->is_private)
         known = f->turn.known_count;
     open.request_id = (ProtobufCBinaryData){GEN_REQUEST_ID_SIZE, r->request_id};
     open.attempt = r->attempt;
-    open.conversation = f->turn.conversation;
+    if (!f->is_private)
+        open.conversation = f->turn.conversation;
     open.prompt_count = prompt;
     open.held_count = held;
     open.accept = (uint32_t)f->accept;
@@ -59,6 +86,11 @@ static int send_open(struct flight *f)
         ids_hash(r->ids, held, held_hash);
         open.held_hash = (ProtobufCBinaryData){TD_HASH_SIZE, held_hash};
     }
+    f->open_count = prompt + held;
+    f->sent_epoch = 0;
+    f->ingested = (Tandem__Ingested)TANDEM__INGESTED__INIT;
+    if (f->is_private)
+        return send_private_open(f, &open);
     size_t size = ((size_t)prompt - known + held) * 4;
     uint8_t *ids = malloc(size + 1);
     if (!ids)
@@ -70,10 +102,8 @@ static int send_open(struct flight *f)
     int rc = uplink_open(f->agent->uplink, f, &open, ids, size, &f->stream);
     crypto_wipe(ids, size);
     free(ids);
-    f->open_count = prompt + held;
     if (rc == 0)
         r->confirmed = held;
-    f->ingested = (Tandem__Ingested)TANDEM__INGESTED__INIT;
     return rc;
 }
 
@@ -109,6 +139,11 @@ int wire_try_open(struct flight *f)
     bool first = !f->opened; /* else the cloud may still have it: OPEN_ACK tells */
     if (uplink_state(f->agent->uplink) != UPLINK_READY)
         return -TD_ERR_CLOSED;
+    if (f->is_private && !(f->agent->features & WIRE_FEATURE_PRIVATE)) {
+        flight_fail(f, -TD_ERR_UNSUPPORTED, "this cloud node does not take private prompts; it is too old",
+                    0);
+        return -TD_ERR_UNSUPPORTED;
+    }
     int rc = send_open(f);
     if (rc < 0) {
         f->stream = 0;
@@ -116,7 +151,7 @@ int wire_try_open(struct flight *f)
     }
     f->state = FLIGHT_OPEN;
     f->opened = true;
-    if (first)
+    if (first && !f->is_private) /* where nothing can be mended from ids, what is cached is heard first */
         rc = plan_again(f);
     if (rc == 0)
         rc = send_generate(f);
@@ -161,8 +196,9 @@ static void account(struct flight *f, const struct pipeline_message *m)
 static void give_prompt_up(struct flight *f)
 {
     f->no_edge = true;
-    if (f->stream && plan_again(f) < 0)
-        flight_wait_again(f);
+    int rc = f->stream ? plan_again(f) : 0;
+    if (rc < 0)
+        plan_failed(f, rc);
 }
 
 void wire_flush(struct flight *f)
@@ -216,8 +252,9 @@ void wire_pipeline_event(struct flight *f, struct pipeline_event *e)
     case PIPELINE_FAILED:
         if (e->rows_do_not_fit) {
             f->rows_need_f32 = true;
-            if (plan_again(f) < 0)
-                flight_wait_again(f);
+            int rc = plan_again(f);
+            if (rc < 0)
+                plan_failed(f, rc);
         } else {
             log_warn(MODULE, "the device cannot prefill this prompt (%s): the cloud computes it",
                      td_status_text(e->code));
@@ -233,10 +270,23 @@ void wire_pipeline_event(struct flight *f, struct pipeline_event *e)
 
 /* ---- frames of the cloud ---- */
 
+static void break_off(struct flight *f, const char *what)
+{
+    char text[160];
+    snprintf(text, sizeof text, "the cloud sent %s", what);
+    log_warn(MODULE, "%s; the request ends", text);
+    flight_fail(f, -TD_ERR_PROTOCOL, text, 0);
+}
+
 static int on_open_ack(struct flight *f, const Tandem__OpenAck *m)
 {
+    int rc = 0;
     if (m->attempt != f->receiver.attempt)
         return 0;
+    if (m->need_ids && f->is_private) {
+        break_off(f, "a wish for the ids of a private prompt");
+        return 0;
+    }
     if (m->need_ids) {
         wire_stream_ended(f);
         f->whole_ids = true;
@@ -264,15 +314,15 @@ static int on_open_ack(struct flight *f, const Tandem__OpenAck *m)
         metric_add(f->agent->metrics.resumed, 1);
         if (!m->plan_wanted) {
             plan_stop(f);
-        } else if (plan_go_on(f, m) < 0) {
-            flight_wait_again(f);
-            return 0;
+        } else {
+            rc = plan_go_on(f, m);
         }
     } else if (!plan_fits_ack(f)) {
-        if (plan_again(f) < 0) {
-            flight_wait_again(f);
-            return 0;
-        }
+        rc = plan_again(f);
+    }
+    if (rc < 0) {
+        plan_failed(f, rc);
+        return 0;
     }
     flight_start_sink(f);
     return 0;
@@ -297,14 +347,6 @@ static bool deliver_with_logprobs(struct flight *f, const Tandem__Token *m, cons
         };
     }
     return flight_deliver(f, ids, count, in);
-}
-
-static void break_off(struct flight *f, const char *what)
-{
-    char text[160];
-    snprintf(text, sizeof text, "the cloud sent %s", what);
-    log_warn(MODULE, "%s; the request ends", text);
-    flight_fail(f, -TD_ERR_PROTOCOL, text, 0);
 }
 
 static int on_token(struct flight *f, const Tandem__Token *m, struct span payload)
@@ -388,6 +430,21 @@ static int on_error(struct flight *f, const Tandem__Error *m)
     return 0;
 }
 
+/* A private prompt: something has not arrived, or what the cloud had of it has gone. A plan that is on its way already may be what is wanted. */
+static int on_need(struct flight *f, const Tandem__Need *m)
+{
+    if (!f->is_private || !f->acked || m->first_token % KV_BLOCK_TOKENS != 0 ||
+        m->first_token > f->turn.ids_count)
+        return -TD_ERR_PROTOCOL;
+    if (f->sent_epoch > m->epoch)
+        return 0;
+    f->ack_cached = m->first_token;
+    int rc = plan_again(f);
+    if (rc < 0)
+        plan_failed(f, rc);
+    return 0;
+}
+
 int wire_frame(struct flight *f, const struct wire_frame *frame)
 {
     if (f->state != FLIGHT_OPEN)
@@ -405,9 +462,8 @@ int wire_frame(struct flight *f, const struct wire_frame *frame)
         wire_stream_ended(f);
         flight_fail(f, -TD_ERR_CANCELLED, "the cloud cancelled the request", 0);
         return 0;
-    case FRAME_NEED: /* something was damaged on its way: the cloud has the ids, it is the sooner one */
-        give_prompt_up(f);
-        return 0;
+    case FRAME_NEED:
+        return on_need(f, frame->need);
     case FRAME_INGESTED:
         f->ingested = *frame->ingested; /* numbers only */
         f->queue_tokens = f->ingested.queue_tokens;

@@ -239,6 +239,8 @@ static json_t *request_json(const struct tandem_request *r)
         json_object_set_new(root, "conversation", json_string(r->conversation));
     if (r->fidelity)
         json_object_set_new(root, "fidelity", json_string(r->fidelity));
+    if (r->prefer)
+        json_object_set_new(root, "prefer", json_string(r->prefer));
     if (r->stop_count) {
         json_t *stops = json_array();
         for (size_t i = 0; i < r->stop_count; i++)
@@ -426,6 +428,7 @@ static int take_options(struct tandem *t, const struct tandem_options *o, struct
     c->tls = !o->plain;
     c->edge_layers = o->edge_layers < 0 ? PLANNER_AUTO : (uint32_t)o->edge_layers;
     c->local = LOCAL_AUTO;
+    c->private_min_layers = AGENT_PRIVATE_LAYERS;
     c->threads = (unsigned)o->threads;
     c->kv_memory = o->kv_memory ? o->kv_memory : KV_MEMORY;
     c->kv_disk = o->kv_disk < 0 ? 0 : o->kv_disk ? (uint64_t)o->kv_disk : KV_DISK;

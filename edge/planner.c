@@ -134,6 +134,12 @@ static struct candidate candidate(const struct planner_state *s, struct plan *sc
     return c;
 }
 
+/* KV that is not sent is computed in the cloud: at a cost, and from token ids. */
+static bool sends_all(const struct planner_state *s)
+{
+    return s->prefer == PREFER_CLOUD_COST || s->private_layers > 0;
+}
+
 /* How much KV to send: what takes longer than computing it in the cloud behind the first token is not sent. T16 falls and then rises with it, so
  * halving finds the least. Counted in blocks, behind what is cached. */
 static struct candidate best_of_layers(const struct planner_state *s, struct plan *scratch, uint32_t layers)
@@ -141,7 +147,7 @@ static struct candidate best_of_layers(const struct planner_state *s, struct pla
     uint32_t begin = s->cached_tokens / KV_BLOCK_TOKENS;
     uint32_t low = begin, high = (s->prompt_count + KV_BLOCK_TOKENS - 1) / KV_BLOCK_TOKENS;
     struct candidate best = candidate(s, scratch, layers, s->prompt_count);
-    if (s->prefer == PREFER_CLOUD_COST || layers == 0)
+    if (sends_all(s) || layers == 0)
         return best;
     while (high - low > 1) {
         uint32_t mid = (low + high) / 2;
@@ -185,7 +191,7 @@ static struct candidate best_restoring(const struct planner_state *s, struct pla
 {
     uint32_t low = s->cached_tokens / KV_BLOCK_TOKENS, high = end / KV_BLOCK_TOKENS;
     struct candidate best = restoring(s, scratch, layers, low, end);
-    while (s->prefer != PREFER_CLOUD_COST && high - low > 1) {
+    while (!sends_all(s) && high - low > 1) {
         uint32_t mid = (low + high) / 2;
         struct candidate a = restoring(s, scratch, layers, mid, end),
                          b = restoring(s, scratch, layers, mid + 1, end);
@@ -262,9 +268,29 @@ static struct plan_times race(const struct plan_times *device, const struct plan
 static bool wants_race(const struct planner_state *s, const struct plan_times *cloud,
                        const struct plan_times *race)
 {
-    bool may = s->local != LOCAL_OFF && s->layers_held == s->layer_count && s->prefer == PREFER_LATENCY;
+    bool may = s->local != LOCAL_OFF && s->layers_held == s->layer_count && s->prefer == PREFER_LATENCY &&
+               s->private_layers == 0; /* the cloud cannot do everything of a private prompt */
     return may && (s->local == LOCAL_ALWAYS || race->first_us < PLANNER_GAIN * cloud->first_us ||
                    race->t16_us < PLANNER_GAIN * cloud->t16_us);
+}
+
+/* Among the plans that leave nothing to be computed from token ids. */
+static struct candidate soonest_private(const struct planner_state *s, const struct candidate *all,
+                                        size_t count)
+{
+    struct candidate best = all[0];
+    for (size_t i = 1; i < count; i++)
+        if (all[i].layers >= s->private_layers &&
+            (best.layers < s->private_layers || score(s, &all[i].times) < score(s, &best.times)))
+            best = all[i];
+    return best;
+}
+
+static struct candidate pick(const struct planner_state *s, const struct candidate *all, size_t count)
+{
+    if (s->private_layers > 0)
+        return soonest_private(s, all, count);
+    return s->prefer == PREFER_CLOUD_COST ? cheapest(all, count) : soonest(s, all, count);
 }
 
 static void choose(const struct planner_state *s, struct plan *out)
@@ -286,7 +312,7 @@ static void choose(const struct planner_state *s, struct plan *out)
         all[0].local = true;
         count = s->local == LOCAL_ALWAYS ? 1 : count;
     }
-    struct candidate best = s->prefer == PREFER_CLOUD_COST ? cheapest(all, count) : soonest(s, all, count);
+    struct candidate best = pick(s, all, count);
     out->local = best.local;
     build(s, &best, out);
     out->chosen = true;
@@ -321,7 +347,7 @@ void planner_plan(const struct planner_state *s, struct plan *out)
         possible.layers_held = 0; /* nothing can be sent */
         k = 0;
     }
-    if (k != PLANNER_AUTO && k > 0 &&
+    if (k != PLANNER_AUTO && k > 0 && s->private_layers == 0 &&
         !planner_catch_up_pays(planner_held(s, k), s->cached_tokens, s->prompt_count))
         k = 0;
     if (k == PLANNER_AUTO)

@@ -7,6 +7,8 @@
  *                 behind it was put off, so that a gap follows, is worth nothing
  *     cloud-cost  least computing in the cloud, both at most PLANNER_COST_PATIENCE times as late as the best
  *
+ * A private prompt has no k = 0: the soonest of what is left is taken, whatever the cloud alone would need.
+ *
  * A plan must promise PLANNER_GAIN over k = 0, whose estimate has the fewest assumptions.
  *
  * `local`: a device that holds the whole model can make tokens itself. It then runs the prompt through all layers and goes on decoding, while the cloud does
@@ -61,6 +63,8 @@ struct planner_state {
 
     /* for a choice */
     enum planner_prefer prefer;
+    uint32_t
+        private_layers; /* k is at least this, and all KV is sent: the cloud cannot compute what it does not get; 0: it can */
     double cloud_price;       /* seconds of waiting that a second of the cloud is worth */
     enum planner_local local; /* off: the device cannot make tokens, or may not */
     double local_queue_us;    /* of other requests, before the device can begin */

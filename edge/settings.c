@@ -21,7 +21,8 @@ static const struct config_option options[] = {
     {.name = "plain", OPTION(plain, CONFIG_BOOL), .help = "no TLS to the cloud; for tests on one machine"},
     {.name = "edge-layers", OPTION(edge_layers, CONFIG_STRING), .fallback = "auto", .metavar = "K", .help = "layers that this device computes of each prompt, 0 to those that it holds; auto: as many as pay, by what link, device and cloud are measured to do"},
     {.name = "local", OPTION(local, CONFIG_STRING), .fallback = "auto", .metavar = "WHEN", .help = "with auto and the whole model: make first tokens on this device while the cloud begins: auto (where that is sooner), always, off"},
-    {.name = "prefer", OPTION(prefer, CONFIG_STRING), .fallback = "latency", .metavar = "WISH", .help = "with auto: latency (the soonest reply) or cloud-cost (the least computing in the cloud, for a first token up to a fifth later)"},
+    {.name = "prefer", OPTION(prefer, CONFIG_STRING), .fallback = "latency", .metavar = "WISH", .help = "of requests that name none: latency (the soonest reply), cloud-cost (the least computing in the cloud, for a first token up to a fifth later), both with auto; or private (the cloud is not sent the prompt's token ids)"},
+    {.name = "private-min-layers", OPTION(private_min_layers, CONFIG_INT), .fallback = "8", .min = 1, .max = KV_LAYERS_MAX, .metavar = "K", .help = "layers that this device computes of a private prompt, at least"},
     {.name = "cloud-price", OPTION(cloud_price, CONFIG_FLOAT), .fallback = "0", .max = 1000, .metavar = "S", .help = "with auto: seconds of waiting that a second of computing in the cloud is worth"},
     {.name = "codec", OPTION(codec, CONFIG_STRING), .fallback = "l1", .metavar = "CODEC", .help = "of KV on the wire: raw, l0 (lossless), l1 (8 bits); for requests that accept any fidelity also l2 (4 bits), l2-k5 (K: 5 bits), l2-5bit: the others get l1 then"},
     {.name = "codec-unchecked", OPTION(codec_unchecked, CONFIG_BOOL), .help = "use --codec also where the model has no quality record (tandem bench codec) that shows no visible loss"},
@@ -116,10 +117,12 @@ static int parse_layers(const char *text, uint32_t *out)
     return 0;
 }
 
-static int parse_prefer(const char *text, enum planner_prefer *out)
+static int parse_prefer(const char *text, enum planner_prefer *out, bool *is_private)
 {
     static const struct named names[] = {{"latency", PREFER_LATENCY}, {"cloud-cost", PREFER_CLOUD_COST}};
-    int value, rc = find_name(names, TD_COUNT(names), text, &value);
+    int value = PREFER_LATENCY;
+    *is_private = strcmp(text, "private") == 0;
+    int rc = *is_private ? 0 : find_name(names, TD_COUNT(names), text, &value);
     if (rc == 0)
         *out = (enum planner_prefer)value;
     return rc;
@@ -141,8 +144,8 @@ static int check_names(struct edge_settings *s, struct td_error *err)
                        s->edge_layers, KV_LAYERS_MAX);
     if (parse_local(s->local, &s->local_id) < 0)
         return td_fail(err, -TD_ERR_ARG, "--local %s: want auto, always or off", s->local);
-    if (parse_prefer(s->prefer, &s->prefer_id) < 0)
-        return td_fail(err, -TD_ERR_ARG, "--prefer %s: want latency or cloud-cost", s->prefer);
+    if (parse_prefer(s->prefer, &s->prefer_id, &s->prefer_private) < 0)
+        return td_fail(err, -TD_ERR_ARG, "--prefer %s: want latency, cloud-cost or private", s->prefer);
     if (edge_codec_parse(s->codec, &s->level_kv) < 0)
         return td_fail(err, -TD_ERR_ARG, "--codec %s: want %s", s->codec, KV_LEVEL_NAMES);
     if (edge_hidden_parse(s->hidden, &s->hidden_id) < 0)
@@ -310,6 +313,8 @@ void edge_settings_agent(const struct edge_settings *s, struct agent_config *out
         .edge_layers = s->layers,
         .local = s->local_id,
         .prefer = s->prefer_id,
+        .prefer_private = s->prefer_private,
+        .private_min_layers = (uint32_t)s->private_min_layers,
         .cloud_price = s->cloud_price,
         .codec = s->level_kv,
         .codec_unchecked = s->codec_unchecked,

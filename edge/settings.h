@@ -16,10 +16,10 @@ struct edge_settings {
     const char *model, *model_name, *chat_template, *cloud, *ca, *client_cert, *client_key, *token_file,
         *token, *edge_layers, *local, *prefer, *codec, *hidden, *fidelity, *listen, *unix_socket,
         *api_key_file, *allow_origin, *words_file, *data, *log_level;
-    int64_t chunk, listen_port, threads, cloud_timeout;
+    int64_t private_min_layers, chunk, listen_port, threads, cloud_timeout;
     uint64_t kv_memory, kv_disk;
     double cloud_price;
-    bool plain, filter, codec_unchecked, kv_whole;
+    bool plain, filter, codec_unchecked, kv_whole, prefer_private;
 
     /* checked */
     char cloud_host[256];

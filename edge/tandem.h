@@ -113,11 +113,12 @@ struct tandem_request {
     uint64_t seed;
     const char *const *stops; /* texts that end the reply; at most 16 */
     size_t stop_count;
+    const char *prefer; /* "latency", "cloud-cost", "private"; NULL: "latency" */
 };
 #define TANDEM_REQUEST_INIT                                                                                  \
     {                                                                                                        \
         sizeof(struct tandem_request), NULL, 0, NULL, NULL, NULL, 0, -1.0f, 0.0f, 0.0f, 0, 0.0f, 0.0f, 0, 0, \
-            NULL, 0                                                                                          \
+            NULL, 0, NULL                                                                                    \
     }
 
 struct tandem_result { /* borrowed for the call of on_end */

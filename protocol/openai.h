@@ -19,6 +19,8 @@ struct api_sampling { /* same meaning as the Generate frame's fields */
     uint32_t top_logprobs;
 };
 
+enum api_prefer { API_PREFER_NONE, API_PREFER_LATENCY, API_PREFER_CLOUD_COST, API_PREFER_PRIVATE };
+
 struct api_request { /* one parsed /v1/chat/completions or /v1/completions body; owns its memory */
     bool chat;
     char *model;                   /* as sent, "" if absent */
@@ -38,7 +40,9 @@ struct api_request { /* one parsed /v1/chat/completions or /v1/completions body;
     char *conversation; /* extension field `conversation`, or the X-Conversation-Id header; NULL: none */
     char *user;
     bool no_cache, ignore_end; /* extensions for tests and benchmarks: "cache": false, "ignore_eos": true */
-    int accept;      /* extension "fidelity": "exact" | "visible-lossless" | "any" → enum kv_accept */
+    int accept; /* extension "fidelity": "exact" | "visible-lossless" | "any" → enum kv_accept */
+    enum api_prefer
+        prefer;      /* extension "prefer": "latency" | "cloud-cost" | "private"; NONE: it names none */
     bool has_accept; /* the request named one: the server's own default does not apply */
     bool
         has_tools_or_format; /* `tools`, `response_format` other than text: refused with 400 by the parser's caller */

@@ -212,6 +212,23 @@ static int parse_fidelity(struct parse *p)
                   "'fidelity' must be \"exact\", \"visible-lossless\" or \"any\"");
 }
 
+static int parse_prefer(struct parse *p)
+{
+    static const char *const names[] = {[API_PREFER_LATENCY] = "latency",
+                                        [API_PREFER_CLOUD_COST] = "cloud-cost",
+                                        [API_PREFER_PRIVATE] = "private"};
+    const json_t *v = field(p, "prefer");
+    p->out->prefer = API_PREFER_NONE;
+    if (!v)
+        return 0;
+    for (size_t i = API_PREFER_LATENCY; i < TD_COUNT(names); i++)
+        if (json_is_string(v) && strcmp(json_string_value(v), names[i]) == 0) {
+            p->out->prefer = (enum api_prefer)i;
+            return 0;
+        }
+    return refuse(p, -TD_ERR_ARG, "prefer", "'prefer' must be \"latency\", \"cloud-cost\" or \"private\"");
+}
+
 static int parse_extensions(struct parse *p)
 {
     struct api_request *r = p->out;
@@ -221,7 +238,8 @@ static int parse_extensions(struct parse *p)
         (code = get_string(p, "user", API_USER_SIZE, &r->user)) < 0 ||
         (code = get_string(p, "conversation", LIMIT_NAME_SIZE, &r->conversation)) < 0 ||
         (code = get_bool(p, "timings", &r->echo_timings)) < 0 || (code = get_bool(p, "cache", &cache)) < 0 ||
-        (code = get_bool(p, "ignore_eos", &r->ignore_end)) < 0 || (code = parse_fidelity(p)) < 0)
+        (code = get_bool(p, "ignore_eos", &r->ignore_end)) < 0 || (code = parse_fidelity(p)) < 0 ||
+        (code = parse_prefer(p)) < 0)
         return code;
     r->no_cache = !cache;
     if (!r->model && !(r->model = strdup("")))

@@ -37,6 +37,8 @@ enum frame_type {
     FRAME_GOAWAY,
     FRAME_TYPE_END
 };
+#define WIRE_FEATURE_PRIVATE 1u /* of Welcome.features: OPEN may be private */
+
 enum hidden_dtype { HIDDEN_F32 = 0, HIDDEN_F16 = 1, HIDDEN_INT8 = 2 /* f32 scale a row, then int8 values */ };
 enum finish_reason { FINISH_STOP = 0, FINISH_LENGTH = 1, FINISH_CANCELLED = 2, FINISH_ERROR = 3 };
 

@@ -1,6 +1,7 @@
 /* wire_check: what a frame of each type must look like, whoever sent it and whenever. The order of frames is the link's
  * matter; whether a plan or a piece fits the model is the owner's. */
 #include "protocol/wire_schema.h"
+#include "shared/kv_block.h"
 #include <math.h>
 
 _Static_assert(LIMIT_PROMPT_TOKENS * sizeof(uint32_t) + LIMIT_HEADER_SIZE + WIRE_HEAD_SIZE <=
@@ -53,6 +54,15 @@ static int check_welcome(const Tandem__Welcome *m)
     return check_version(m->version);
 }
 
+/* Names of the prompt's whole blocks instead of its ids; and nothing that would lead to them. */
+static int check_private_open(const Tandem__Open *m, size_t payload_size)
+{
+    size_t names = m->prompt_count / KV_BLOCK_TOKENS;
+    if (m->conversation[0] || m->conversation_length != 0 || !bytes_are(m->prompt_tag, TD_HASH_SIZE))
+        return -TD_ERR_PROTOCOL;
+    return payload_size == names * TD_HASH_SIZE + m->held_count * sizeof(uint32_t) ? 0 : -TD_ERR_PROTOCOL;
+}
+
 /* The payload holds the ids of prompt and held tokens, less those of the conversation's known beginning. */
 static int check_open(const Tandem__Open *m, size_t payload_size)
 {
@@ -61,6 +71,10 @@ static int check_open(const Tandem__Open *m, size_t payload_size)
     if (!bytes_are(m->request_id, 16) || m->prompt_count == 0 || m->conversation_length > m->prompt_count ||
         !bytes_are(m->held_hash, m->held_count ? TD_HASH_SIZE : 0) ||
         !bytes_are(m->conversation_hash, m->conversation_length ? TD_HASH_SIZE : 0))
+        return -TD_ERR_PROTOCOL;
+    if (m->private_prompt)
+        return check_private_open(m, payload_size);
+    if (m->prompt_tag.len != 0)
         return -TD_ERR_PROTOCOL;
     uint32_t sent = m->prompt_count - m->conversation_length + m->held_count;
     return payload_size == sent * sizeof(uint32_t) ? 0 : -TD_ERR_PROTOCOL;
