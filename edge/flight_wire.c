@@ -433,8 +433,11 @@ static int on_error(struct flight *f, const Tandem__Error *m)
 /* A private prompt: something has not arrived, or what the cloud had of it has gone. A plan that is on its way already may be what is wanted. */
 static int on_need(struct flight *f, const Tandem__Need *m)
 {
-    if (!f->is_private || !f->acked || m->first_token % KV_BLOCK_TOKENS != 0 ||
-        m->first_token > f->turn.ids_count)
+    if (!f->is_private) { /* the cloud has the ids, it is the sooner one */
+        give_prompt_up(f);
+        return 0;
+    }
+    if (!f->acked || m->first_token % KV_BLOCK_TOKENS != 0 || m->first_token > f->turn.ids_count)
         return -TD_ERR_PROTOCOL;
     if (f->sent_epoch > m->epoch)
         return 0;

@@ -67,6 +67,8 @@ def main():
                                  (8, 64), (9, 8192), (10, 3), (11, 7), (12, "node-1:7000")]))
     frame("open", 3, 1, fields(bytes(range(16)), 1700000000000, "conv", 2, hash_of(0x40), 4, 2, hash_of(0x50), 1, True),
           ids(300, 4, 5, 70000))
+    frame("open_private", 3, 1, fields(bytes(range(16)), 1700000000000, None, None, None, 130, 2, hash_of(0x50), 1) + field(12, True) +
+          field(13, hash_of(0x60)), hash_of(0x70) + hash_of(0x80) + ids(300, 70000))
     frame("open_ack", 4, 1, fields(1700000000000, False, 128, 64, 64, 2, True, 1500, 900, 4096))
     edge_range = fields(0, 128, 8, 1, 1)
     cloud_range = fields(128, 37)

@@ -172,6 +172,8 @@ struct client {
     bool opened, done, failed;
     struct engine_event open_event, done_event;
     struct engine_event ingested; /* the last */
+    struct engine_event need;     /* the last */
+    uint32_t need_count;
     uint64_t consumed_size, ingested_count;
     int fail_code;
     char fail_text[256];
@@ -196,6 +198,10 @@ static inline void client_sink(void *ctx, const struct engine_event *event)
         c->ingested = *event;
         c->ingested_count++;
         c->consumed_size += event->ingested.consumed_size;
+        break;
+    case ENGINE_NEED:
+        c->need = *event;
+        c->need_count++;
         break;
     case ENGINE_TOKENS:
         if (c->count == 0)
@@ -283,9 +289,9 @@ static inline void client_direct(struct rig *r, struct client *c, const int32_t 
 
 /* --- the reference -------------------------------------------------------------------------------- */
 
-/* The reply that the model gives when nothing else is going on: one chunk, then token by token. */
-static inline void rig_reference(const struct rig *r, const int32_t *prompt, uint32_t prompt_count,
-                                 struct engine_generate generate, int32_t *reply)
+/* The reply that the model gives when nothing else is going on: one chunk, then token by token. unseen: ids that penalties do not know of. */
+static inline void rig_reference_seen(const struct rig *r, const int32_t *prompt, uint32_t prompt_count,
+                                      struct engine_generate generate, int32_t *reply, uint32_t unseen)
 {
     const struct model_params *p = &r->model->params;
     uint32_t total = prompt_count + generate.token_count_max, page_count = sequence_blocks(total);
@@ -307,8 +313,8 @@ static inline void rig_reference(const struct rig *r, const int32_t *prompt, uin
                                 .pages = pages};
         struct sampled sampled;
         assert_int_equal(b->ops->forward(b, &(struct batch){&seq, 1}), 0);
-        assert_int_equal(sampler_draw(&generate.sampling, logits, p->vocab_count, ids, count, prompt_count,
-                                      scratch, &sampled),
+        assert_int_equal(sampler_draw(&generate.sampling, logits, p->vocab_count, ids + unseen,
+                                      count - unseen, prompt_count - unseen, scratch, &sampled),
                          0);
         ids[count] = reply[count - prompt_count] = sampled.id;
     }
@@ -317,6 +323,12 @@ static inline void rig_reference(const struct rig *r, const int32_t *prompt, uin
     free(ids);
     sampler_scratch_destroy(scratch);
     b->ops->destroy(b);
+}
+
+static inline void rig_reference(const struct rig *r, const int32_t *prompt, uint32_t prompt_count,
+                                 struct engine_generate generate, int32_t *reply)
+{
+    rig_reference_seen(r, prompt, prompt_count, generate, reply, 0);
 }
 
 static inline void assert_reply(const struct client *c, const int32_t *reply, uint32_t count)

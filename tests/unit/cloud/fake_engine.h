@@ -98,7 +98,7 @@ static inline bool fake_is_quiet(void)
 static inline void fake_reset(void)
 {
     for (unsigned i = 0; i < fake.count; i++)
-        free(fake.commands[i].open.ids);
+        free(fake.commands[i].open.ids), free(fake.commands[i].open.names);
     fake.count = fake.taken = fake.refuse_times = 0;
 }
 

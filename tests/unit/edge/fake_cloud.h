@@ -22,7 +22,9 @@ struct fake_open {
     uint8_t request_id[16];
     uint64_t attempt;
     uint32_t prompt_count, held_count, conversation_length, accept;
-    bool no_cache;
+    bool no_cache, is_private;
+    uint8_t payload[1024]; /* as it came */
+    size_t payload_size;
     char conversation[LIMIT_NAME_SIZE + 1];
     int32_t ids[1024];
     uint32_t ids_count;
@@ -64,6 +66,9 @@ struct fake_cloud {
     uint32_t wanted_beyond; /* … which reaches so many tokens beyond the prompt */
     bool wanted_deeper;     /* … which has two ranges, the second of one layer more */
     bool hold_done;         /* no DONE for a reply that ended at the edge */
+    uint32_t features;      /* of WELCOME */
+    uint32_t need_from;     /* NEED from this token on, once, before the first token; 0: none */
+    bool need_late;         /* … and before it one of the epoch before: a plan was on its way then */
     bool wait_for_rows;     /* no token before the rows of the whole prompt are here */
     uint32_t cut_after;     /* reply tokens after which the connection is cut, once */
     int error_code;         /* an ERROR instead of OPEN_ACK */
@@ -125,6 +130,7 @@ static inline void fake_hello(struct fake_conn *c, const Tandem__Hello *m)
     w.context_max = f->context_max;
     w.codec_mask = f->codec_mask;
     w.hidden_mask = f->hidden_mask;
+    w.features = f->features;
     fake_send(c, FRAME_WELCOME, 0, &w.base, NULL, 0);
 }
 
@@ -140,6 +146,9 @@ static inline void fake_on_open(struct fake_conn *c, const struct wire_frame *fr
     o->conversation_length = m->conversation_length;
     o->accept = m->accept;
     o->no_cache = m->no_cache;
+    o->is_private = m->private_prompt;
+    o->payload_size = frame->payload.size;
+    memcpy(o->payload, frame->payload.data, TD_MIN(frame->payload.size, sizeof o->payload));
     snprintf(o->conversation, sizeof o->conversation, "%s", m->conversation);
     o->ids_count = (uint32_t)(frame->payload.size / 4);
     for (uint32_t i = 0; i < o->ids_count && i < TD_COUNT(o->ids); i++)
@@ -330,6 +339,16 @@ static inline void fake_step(struct fake_conn *c)
         return;
     }
     uint32_t prompt = f->opens[(f->open_count - 1) % FAKE_OPENS].prompt_count;
+    if (f->need_from && c->rows_until == prompt) {
+        Tandem__Need need = TANDEM__NEED__INIT;
+        need.epoch = fake_epoch(f) - (uint32_t)f->need_late;
+        need.first_token = f->need_from;
+        f->need_from = f->need_late ? f->need_from : 0;
+        f->need_late = false;
+        c->rows_until = f->need_from ? prompt : 0;
+        fake_send(c, FRAME_NEED, c->stream, &need.base, NULL, 0);
+        return;
+    }
     if (f->silent || (f->wait_for_rows && !f->resumed && c->rows_until < prompt))
         return;
     if (f->cut_after && c->next == f->cut_after) {
@@ -421,8 +440,11 @@ static inline void *fake_run(void *arg)
 /* Listens on a free port; the loop runs after fake_cloud_run. */
 static inline int fake_cloud_make(struct fake_cloud *f, const uint8_t layout[32])
 {
-    *f = (struct fake_cloud){
-        .context_max = 512, .codec_mask = 0x8003, .hidden_mask = 7, .token_count = FAKE_REPLY};
+    *f = (struct fake_cloud){.features = WIRE_FEATURE_PRIVATE,
+                             .context_max = 512,
+                             .codec_mask = 0x8003,
+                             .hidden_mask = 7,
+                             .token_count = FAKE_REPLY};
     memcpy(f->layout, layout, 32);
     memset(f->principal_key, 7, sizeof f->principal_key);
     f->handler = (struct ws_handler){.on_open = fake_ws_open,

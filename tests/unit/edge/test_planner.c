@@ -556,6 +556,52 @@ static void a_fixed_split_restores_too(void **state)
     assert_int_equal(p.range_count, 1);
 }
 
+/* ---- private prompts ---- */
+
+/* Whatever the link and the machines: the device's layers, and all KV. */
+static void a_private_prompt_leaves_nothing_to_ids(void **state)
+{
+    (void)state;
+    for
+        EACH(a, mbits)
+        for
+            EACH(c, prompts)
+            for
+                EACH(d, speeds)
+            for (int fixed = 0; fixed < 2; fixed++) {
+                struct planner_state s = choosing(mbits[a], 10, prompts[c], speeds[d][0], speeds[d][1]);
+                struct plan p;
+                s.private_layers = 6;
+                s.layers_wanted = fixed ? 9 : PLANNER_AUTO;
+                s.cached_tokens =
+                    prompts[c] > 500 ? 1984 : 0; /* that the device lacks: all is to be caught up */
+                hold(&s, prompts[c] > 500 && a % 2 ? 2048 : 0);
+                planner_plan(&s, &p);
+                assert_true(fixed ? p.layers == 9 : p.layers >= 6);
+                assert_int_equal(p.ranges[0].first_token, s.cached_tokens);
+                assert_int_equal(plan_range_end(&p.ranges[p.range_count - 1]), prompts[c]);
+                for (uint32_t i = 0; i < p.range_count; i++)
+                    assert_true(p.ranges[i].layers >= 6 && p.ranges[i].codec != PLAN_CODEC_NONE);
+            }
+}
+
+static void the_soonest_of_private_plans_is_taken(void **state)
+{
+    (void)state;
+    struct planner_state s = choosing(5, 10, 2048, 31700, 31700); /* where k = 0 is the best */
+    struct plan p;
+    planner_plan(&s, &p);
+    assert_int_equal(p.layers, 0);
+    s.private_layers = 6;
+    planner_plan(&s, &p);
+    double best = 1e12;
+    for (uint32_t k = 6; k <= 30; k++) {
+        struct plan_times t = foretold(&s, k, 2048);
+        best = TD_MIN(best, t.t16_us + PLANNER_FIRST * t.first_us);
+    }
+    assert_true(p.times.t16_us + PLANNER_FIRST * p.times.first_us <= best);
+}
+
 /* ---- under way ---- */
 
 static void a_restore_on_a_link_that_breaks_down_is_left(void **state)
@@ -643,6 +689,8 @@ int main(void)
         cmocka_unit_test(a_middling_link_restores_the_end),
         cmocka_unit_test(nothing_is_restored_that_cannot_be),
         cmocka_unit_test(a_fixed_split_restores_too),
+        cmocka_unit_test(a_private_prompt_leaves_nothing_to_ids),
+        cmocka_unit_test(the_soonest_of_private_plans_is_taken),
         cmocka_unit_test(a_restore_on_a_link_that_breaks_down_is_left),
         cmocka_unit_test(a_link_that_breaks_down_leaves_the_rest_to_the_cloud),
         cmocka_unit_test(a_slow_device_leaves_the_rest_to_the_cloud),

@@ -319,6 +319,49 @@ static void test_open(void **state)
     assert_int_equal(judge(FRAME_OPEN, 1, &m.base, 4), -TD_ERR_LIMIT);
 }
 
+/* Names of whole blocks and held ids, and not one byte more: a prompt's ids have no place in it. */
+static void test_private_open(void **state)
+{
+    (void)state;
+    static uint8_t tag[TD_HASH_SIZE + 1];
+    static char conversation[] = "conv-1";
+    for (uint32_t prompt = 1; prompt <= 200; prompt += 21) {
+        Tandem__Open m = open_valid(prompt);
+        m.private_prompt = true;
+        m.prompt_tag = (ProtobufCBinaryData){TD_HASH_SIZE, tag};
+        m.held_count = 3;
+        m.held_hash = (ProtobufCBinaryData){TD_HASH_SIZE, tag};
+        size_t size = prompt / 64 * 32 + 12;
+        assert_int_equal(judge(FRAME_OPEN, 1, &m.base, size), 0);
+        assert_int_equal(judge(FRAME_OPEN, 1, &m.base, size + 4), -TD_ERR_PROTOCOL);
+        assert_int_equal(judge(FRAME_OPEN, 1, &m.base, size - 4), -TD_ERR_PROTOCOL);
+        assert_int_equal(judge(FRAME_OPEN, 1, &m.base, size + 4 * prompt), -TD_ERR_PROTOCOL);
+        m.private_prompt = false; /* the tag is nothing without it */
+        assert_int_equal(judge(FRAME_OPEN, 1, &m.base, 4 * prompt + 12), -TD_ERR_PROTOCOL);
+    }
+    for (int what = 0; what < 4; what++) {
+        Tandem__Open m = open_valid(64);
+        m.private_prompt = true;
+        m.prompt_tag = (ProtobufCBinaryData){TD_HASH_SIZE, tag};
+        assert_int_equal(judge(FRAME_OPEN, 1, &m.base, 32), 0);
+        if (what == 0)
+            m.conversation = conversation;
+        else if (what == 1)
+            m.prompt_tag.len = 0;
+        else if (what == 2)
+            m.prompt_tag.len = TD_HASH_SIZE + 1;
+        else
+            m.conversation_length = 64, m.conversation_hash = (ProtobufCBinaryData){TD_HASH_SIZE, tag};
+        assert_int_equal(judge(FRAME_OPEN, 1, &m.base, what == 3 ? 0 : 32), -TD_ERR_PROTOCOL);
+    }
+    Tandem__Open m = open_valid(LIMIT_PROMPT_TOKENS);
+    m.private_prompt = true;
+    m.prompt_tag = (ProtobufCBinaryData){TD_HASH_SIZE, tag};
+    assert_int_equal(judge(FRAME_OPEN, 1, &m.base, LIMIT_PROMPT_TOKENS / 64 * 32), 0);
+    m.prompt_count++;
+    assert_int_equal(judge(FRAME_OPEN, 1, &m.base, LIMIT_PROMPT_TOKENS / 64 * 32), -TD_ERR_LIMIT);
+}
+
 static void test_longest_prompt(void **state)
 {
     (void)state;
@@ -593,6 +636,7 @@ int main(void)
         cmocka_unit_test(test_hello),
         cmocka_unit_test(test_welcome),
         cmocka_unit_test(test_open),
+        cmocka_unit_test(test_private_open),
         cmocka_unit_test(test_longest_prompt),
         cmocka_unit_test(test_plan),
         cmocka_unit_test(test_parts),

@@ -2,7 +2,7 @@
  * message encodes to just these bytes, and these bytes decode to the message. */
 #include "frames.h"
 
-static uint8_t golden[4096], hashes[0x40 + TD_HASH_SIZE];
+static uint8_t golden[4096], hashes[0x70 + TD_HASH_SIZE];
 
 static size_t golden_load(const char *name)
 {
@@ -105,6 +105,17 @@ static void test_opening(void **state)
     open.prompt_count = 4, open.held_count = 2, open.held_hash = hash_of(0x50);
     open.accept = 1, open.no_cache = true;
     check_frame("open", FRAME_OPEN, 1, &open.base, payload, sizeof payload);
+    uint8_t private_payload[72];
+    memcpy(private_payload, hash_of(0x70).data, 32);
+    memcpy(private_payload + 32, hash_of(0x80).data, 32);
+    store_le32(private_payload + 64, 300);
+    store_le32(private_payload + 68, 70000);
+    tandem__open__init(&open);
+    open.request_id = (ProtobufCBinaryData){16, id};
+    open.attempt = UINT64_C(1700000000000);
+    open.prompt_count = 130, open.held_count = 2, open.held_hash = hash_of(0x50);
+    open.accept = 1, open.private_prompt = true, open.prompt_tag = hash_of(0x60);
+    check_frame("open_private", FRAME_OPEN, 1, &open.base, private_payload, sizeof private_payload);
     Tandem__OpenAck ack = TANDEM__OPEN_ACK__INIT;
     ack.attempt = UINT64_C(1700000000000);
     ack.cached_tokens = 128, ack.cached_memory = 64, ack.cached_disk = 64, ack.reply_count = 2,
