@@ -164,12 +164,28 @@ def parse_metrics(text):
     return values
 
 
+def unmasked(stream):
+    """The payloads of a WebSocket client's frames, behind the request that opened it."""
+    at, out = stream.find(b"\r\n\r\n") + 4, []
+    while at + 6 <= len(stream):
+        size, head = stream[at + 1] & 0x7F, 2
+        if size >= 126:
+            head = 4 if size == 126 else 10
+            size = int.from_bytes(stream[at + 2:at + head], "big")
+        key, body = stream[at + head:at + head + 4], stream[at + head + 4:at + head + 4 + size]
+        mask = (key * (len(body) // 4 + 1))[:len(body)]
+        out.append((int.from_bytes(body, "big") ^ int.from_bytes(mask, "big")).to_bytes(len(body), "big"))
+        at += head + 4 + size
+    return b"".join(out)
+
+
 class Relay:
     """Forwards TCP to a port. cut() drops every connection at once and refuses new ones until restore(). Records bytes when asked."""
 
     def __init__(self, target_port, delay_s=0.0, record=False):
         self.target, self.delay, self.is_cut = target_port, delay_s, False
         self.recorded = bytearray() if record else None
+        self.sent_streams = []  # of each connection, what went upward
         self.bytes_up = 0
         self.cut_after = None  # bytes upward after which the link is cut by itself
         self.rate = None  # bytes a second upward
@@ -199,10 +215,14 @@ class Relay:
                 threading.Thread(target=self._pump, args=(a, b, up, (near, far)), daemon=True).start()
 
     def _pump(self, source, sink, up, pair):
+        sent = bytearray()
+        if up and self.recorded is not None:
+            self.sent_streams.append(sent)
         try:
             while data := source.recv(16384 if self.rate else 65536):
                 if self.recorded is not None:
                     self.recorded += data
+                    sent += data
                 if up:
                     self.bytes_up += len(data)
                     if self.cut_after is not None and self.bytes_up >= self.cut_after:
@@ -230,6 +250,10 @@ class Relay:
             except OSError:
                 pass
             s.close()
+
+    def sent(self):
+        """What WebSocket clients sent: a client's frames are masked, and a scan of the record itself would find nothing in them."""
+        return b"".join(unmasked(bytes(s)) for s in self.sent_streams)
 
     def cut(self):
         self.is_cut = True

@@ -53,7 +53,8 @@ def test_personal_data_stays(plain_world, tmp_path):
     reply = r.choices[0].message.content
     secrets = [s.encode() for s in (EMAIL, PHONE, CARD, IBAN)]
     assert b"tandem.v1" in relay.recorded, "control: the record sees the link"
-    assert found(secrets, bytes(relay.recorded)) == []
+    assert b"tandem-edge/" in relay.sent(), "control: and what HELLO says in it"
+    assert found(secrets, relay.sent() + bytes(relay.recorded)) == []
     for path in files_of(tmp_path / "c") + [e.log_path]:
         assert found(secrets, path.read_bytes()) == [], path
     for path in files_of(tmp_path / "e"):
