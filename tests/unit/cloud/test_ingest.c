@@ -140,6 +140,45 @@ static void damage_is_told_from_deceit(void **state)
     assert_int_equal(status_of(make(&shape, 1, 0, KV_RAW, 64, 1, true)), -TD_ERR_FORMAT);
 }
 
+/* For a device pieces are checked and stay as they are; L0, which it cannot open, does not. */
+static void what_a_device_decodes_stays_encoded(void **state)
+{
+    (void)state;
+    static const uint8_t codecs[] = {KV_RAW, KV_L0, KV_L1, KV_L2};
+    struct kv_codec_scratch *scratch = kv_codec_scratch_create(&shape);
+    uint16_t want[64 * 2 * 16], got[64 * 2 * 16];
+    for (size_t i = 0; i < TD_COUNT(codecs); i++) {
+        struct ingest_piece *twin = make(&shape, 1, 0, codecs[i], 64, 5, false),
+                            *piece = make(&shape, 1, 0, codecs[i], 64, 5, false);
+        ingest_decode(twin, &shape, false, scratch);
+        memcpy(want, twin->values, sizeof want);
+        ingest_decode(piece, &shape, true, scratch);
+        assert_int_equal(piece->status, 0);
+        if (codecs[i] == KV_L0) {
+            assert_null(piece->wire);
+            memcpy(got, piece->values, sizeof got);
+        } else {
+            assert_null(piece->values);
+            assert_true(piece->payload.data == piece->wire + KV_PIECE_HEAD_SIZE);
+            assert_int_equal(kv_piece_decode(scratch, &piece->head, piece->payload, got, TD_COUNT(got)), 0);
+        }
+        assert_memory_equal(got, want, sizeof want);
+        ingest_piece_free(twin);
+        ingest_piece_free(piece);
+    }
+    struct ingest_piece *bad = make(&shape, 1, 0, KV_L1, 64, 5, false);
+    bad->wire[bad->wire_size - 1] ^= 1;
+    ingest_decode(bad, &shape, true, scratch);
+    assert_int_equal(bad->status, -TD_ERR_CHECKSUM);
+    assert_null(bad->wire);
+    ingest_piece_free(bad);
+    bad = make(&(struct kv_shape){4, 2, 8}, 1, 0, KV_L1, 64, 5, false);
+    ingest_decode(bad, &shape, true, scratch);
+    assert_int_equal(bad->status, -TD_ERR_SHAPE);
+    ingest_piece_free(bad);
+    kv_codec_scratch_destroy(scratch);
+}
+
 static void never_more_than_the_bound(void **state)
 {
     (void)state;
@@ -156,9 +195,8 @@ static void never_more_than_the_bound(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(values_come_back_in_order),
-        cmocka_unit_test(later_results_wait),
-        cmocka_unit_test(damage_is_told_from_deceit),
+        cmocka_unit_test(values_come_back_in_order),  cmocka_unit_test(later_results_wait),
+        cmocka_unit_test(damage_is_told_from_deceit), cmocka_unit_test(what_a_device_decodes_stays_encoded),
         cmocka_unit_test(never_more_than_the_bound),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

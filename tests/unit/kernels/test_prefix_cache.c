@@ -159,6 +159,35 @@ static void children_go_before_their_parents(void **state)
     tear_down(f);
 }
 
+/* Who takes an entry out has its page; looking without a mark keeps nothing from going. */
+static void what_goes_next_can_be_taken_out(void **state)
+{
+    (void)state;
+    struct fixture f = set_up(3);
+    uint32_t pages[3];
+    for (uint32_t n = 0; n < 3; n++)
+        pages[n] = put_alone(f, n, &root);
+    struct kv_block_id zero = id_of(0), one = id_of(1), none = id_of(9);
+    struct prefix_entry out;
+    assert_int_equal(prefix_cache_peek(f.cache, &zero)->page, pages[0]);
+    assert_null(prefix_cache_peek(f.cache, &none));
+    prefix_cache_find(f.cache, &one); /* marked: goes last */
+    static const uint32_t order[] = {0, 2, 1};
+    for (uint32_t i = 0; i < 3; i++) {
+        assert_true(prefix_cache_evict(f.cache, &out));
+        struct kv_block_id id = id_of(order[i]);
+        assert_memory_equal(&out.id, &id, sizeof id);
+        assert_int_equal(out.page, pages[order[i]]);
+        assert_int_equal(page_pool_references(f.pool, out.page), 1);
+        assert_null(prefix_cache_peek(f.cache, &id));
+    }
+    assert_int_equal(page_pool_free_count(f.pool), 0);
+    assert_false(prefix_cache_evict(f.cache, &out));
+    for (uint32_t n = 0; n < 3; n++)
+        page_pool_release(f.pool, pages[n]);
+    tear_down(f);
+}
+
 static void dropping_a_parent_frees_its_children(void **state)
 {
     (void)state;
@@ -328,6 +357,7 @@ int main(void)
         cmocka_unit_test(better_replaces_worse),
         cmocka_unit_test(least_recently_used_goes_first),
         cmocka_unit_test(children_go_before_their_parents),
+        cmocka_unit_test(what_goes_next_can_be_taken_out),
         cmocka_unit_test(dropping_a_parent_frees_its_children),
         cmocka_unit_test(held_pages_stay_and_keep_their_ancestors),
         cmocka_unit_test(agrees_with_a_naive_twin),
