@@ -1,5 +1,6 @@
-/* matmul_neon: products of tiles of 8 weight rows (tiles.h) with rows of activations, on 64-bit Arm. The body of two
- * files: matmul_neon.c for every processor, matmul_dotprod_neon.c for those with sdot. They define
+/* matmul_neon: products of tiles of 8 weight rows (tiles.h) with rows of activations, on 64-bit Arm. The body of three
+ * files: matmul_neon.c for every processor, matmul_dotprod_neon.c for those with sdot, matmul_i8mm_neon.c for those with smmla
+ * too. They define
  *   NEON_TARGET    the attribute that lets a function use their instructions
  *   NEON_MATMUL    the name of the function that is made
  *   NEON_DOT(acc, weights, q, lane)   acc[i] += sum over j < 4 of weights[4 * i + j] * q[4 * lane + j], in int32; `lane` is
@@ -83,28 +84,87 @@ TILE_INLINE float panel_float(const uint8_t *at)
     return f;
 }
 
+/* What the sums of row r begin with. */
+TILE_INLINE int32_t sum_start(const uint32_t type, const unsigned rows, const unsigned r,
+                              const uint8_t *panel)
+{
+    int32_t start = 0;
+    if (type == GGUF_Q4_0 || type == GGUF_Q5_0)
+        memcpy(&start, panel + PANEL_START(rows) + 4 * (size_t)r, sizeof start);
+    return start;
+}
+
+#ifdef NEON_MMLA
+/* Parts [begin, end) of block b for an even number of rows, two by two: a sum holds two weight rows by two rows, so the
+ * dwords of weights are turned before, and the sums after. sums: [rows][HALVES], added to. */
+TILE_INLINE void sums_by_pairs(const uint32_t type, const unsigned rows, const unsigned b,
+                               const unsigned begin, const unsigned end, const uint8_t *unit,
+                               const uint8_t *panel, int32x4_t *sums)
+{
+    int32x4_t square[2][HALVES]
+                    [2]; /* of rows 2 * pair and the next: weight rows 0 and 1, 2 and 3 of a half */
+#pragma GCC unroll 8
+    for (unsigned i = 0; i < rows / 2 * HALVES * 2; i++)
+        square[i / 4][i / 2 % 2][i % 2] = vdupq_n_s32(0);
+#pragma GCC unroll 8
+    for (unsigned g = 4 * begin; g < 4 * end; g += 2) { /* eight columns */
+        int8x16_t q[2];
+#pragma GCC unroll 2
+        for (unsigned pair = 0; pair < rows / 2; pair++)
+            q[pair] = vreinterpretq_s8_u8(
+                vcombine_u8(vld1_u8(panel + 64 * pair + 4 * g), vld1_u8(panel + 64 * pair + 32 + 4 * g)));
+#pragma GCC unroll 2
+        for (unsigned half = 0; half < HALVES; half++) {
+            const int32x4_t left = vreinterpretq_s32_s8(unit_codes(type, unit, b, g, half)),
+                            right = vreinterpretq_s32_s8(unit_codes(type, unit, b, g + 1, half));
+            const int8x16_t weights[2] = {vreinterpretq_s8_s32(vzip1q_s32(left, right)),
+                                          vreinterpretq_s8_s32(vzip2q_s32(left, right))};
+#pragma GCC unroll 4
+            for (unsigned i = 0; i < rows / 2 * 2; i++)
+                square[i / 2][half][i % 2] = NEON_MMLA(square[i / 2][half][i % 2], weights[i % 2], q[i / 2]);
+        }
+    }
+#pragma GCC unroll 8
+    for (unsigned i = 0; i < rows * HALVES; i++) {
+        const int32x4_t *two = square[i / HALVES / 2][i % HALVES];
+        sums[i] =
+            vaddq_s32(sums[i], i / HALVES % 2 ? vuzp2q_s32(two[0], two[1]) : vuzp1q_s32(two[0], two[1]));
+    }
+}
+#endif
+
+/* Parts [begin, end) of block b. sums: [rows][HALVES], added to. */
+TILE_INLINE void parts_sums(const uint32_t type, const unsigned rows, const unsigned b, const unsigned begin,
+                            const unsigned end, const uint8_t *unit, const uint8_t *panel, int32x4_t *sums)
+{
+#ifdef NEON_MMLA
+    if (rows % 2 == 0) {
+        sums_by_pairs(type, rows, b, begin, end, unit, panel, sums);
+        return;
+    }
+#endif
+#pragma GCC unroll 2
+    for (unsigned part = begin; part < end; part++)
+        part_sums(type, rows, b, part, unit, panel, sums);
+}
+
 /* isum of block b of a unit. scales: of the block, of Q6_K. */
 TILE_INLINE void block_sums(const uint32_t type, const unsigned rows, const unsigned b, const uint8_t *unit,
                             const uint8_t *scales, const uint8_t *panel, int32x4_t *isum)
 {
-    const bool centred = type == GGUF_Q4_0 || type == GGUF_Q5_0;
 #pragma GCC unroll 8
-    for (unsigned i = 0; i < rows * HALVES; i++) {
-        int32_t start = 0;
-        if (centred)
-            memcpy(&start, panel + PANEL_START(rows) + 4 * (size_t)(i / HALVES), sizeof start);
-        isum[i] = vdupq_n_s32(start);
-    }
-    part_sums(type, rows, b, 0, unit, panel, isum);
+    for (unsigned i = 0; i < rows * HALVES; i++)
+        isum[i] = vdupq_n_s32(sum_start(type, rows, i / HALVES, panel));
     if (type != GGUF_Q6_K) {
-        part_sums(type, rows, b, 1, unit, panel, isum);
+        parts_sums(type, rows, b, 0, 2, unit, panel, isum);
         return;
     }
     int32x4_t second[4 * HALVES];
 #pragma GCC unroll 8
     for (unsigned i = 0; i < rows * HALVES; i++)
         second[i] = vdupq_n_s32(0);
-    part_sums(type, rows, b, 1, unit, panel, second);
+    parts_sums(type, rows, b, 0, 1, unit, panel, isum);
+    parts_sums(type, rows, b, 1, 2, unit, panel, second);
 #pragma GCC unroll 8
     for (unsigned i = 0; i < rows * HALVES; i++) {
         isum[i] = vmulq_s32(isum[i], load_scales(scales + 4 * (size_t)(i % HALVES)));

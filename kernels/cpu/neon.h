@@ -1,6 +1,6 @@
 /* neon: what the files of the tables for 64-bit Arm share: cpu-v1's exp and fold on vectors of four. Everything here
- * is in every Armv8 processor, fused multiply-add and conversion from f16 included; what is not (sdot) is asked for at run
- * time and confined to matmul_dotprod_neon.c. Weights lie in tiles (tiles.h) of TILE_ROWS = 8 rows, two vectors. */
+ * is in every Armv8 processor, fused multiply-add and conversion from f16 included; what is not (sdot, smmla) is asked for at run
+ * time and confined to matmul_dotprod_neon.c and matmul_i8mm_neon.c. Weights lie in tiles (tiles.h) of TILE_ROWS = 8 rows, two vectors. */
 #ifndef TANDEM_KERNELS_CPU_NEON_H
 #define TANDEM_KERNELS_CPU_NEON_H
 #include "kernels/cpu/ops.h"
@@ -12,6 +12,8 @@ void neon_matmul(const struct cpu_matrix *m, const struct activations *a, uint32
                  uint32_t row_count, float *const *out, uint32_t tile_begin, uint32_t tile_end);
 void neon_dotprod_matmul(const struct cpu_matrix *m, const struct activations *a, uint32_t first_row,
                          uint32_t row_count, float *const *out, uint32_t tile_begin, uint32_t tile_end);
+void neon_i8mm_matmul(const struct cpu_matrix *m, const struct activations *a, uint32_t first_row,
+                      uint32_t row_count, float *const *out, uint32_t tile_begin, uint32_t tile_end);
 size_t neon_attention_scratch(uint32_t head_dim, uint32_t group);
 void neon_attention(const struct attention_job *job, void *scratch);
 void neon_attention_reduce(const struct attention_job *job);

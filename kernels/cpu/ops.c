@@ -24,6 +24,11 @@ static bool has_dotprod(void)
 {
     return getauxval(AT_HWCAP) & HWCAP_ASIMDDP;
 }
+
+static bool has_i8mm(void)
+{
+    return has_dotprod() && (getauxval(AT_HWCAP2) & HWCAP2_I8MM);
+}
 #endif
 
 static bool always(void)
@@ -39,6 +44,7 @@ static const struct {
               {&cpu_ops_avx512, has_avx512},
               {&cpu_ops_avx2, has_avx2},
 #elif defined(__aarch64__)
+              {&cpu_ops_neon_i8mm, has_i8mm},
               {&cpu_ops_neon_dotprod, has_dotprod},
               {&cpu_ops_neon, always},
 #endif

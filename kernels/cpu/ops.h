@@ -115,7 +115,7 @@ extern const struct cpu_ops cpu_ops_portable;
 #if defined(__x86_64__)
 extern const struct cpu_ops cpu_ops_avx2, cpu_ops_avx512;
 #elif defined(__aarch64__)
-extern const struct cpu_ops cpu_ops_neon, cpu_ops_neon_dotprod;
+extern const struct cpu_ops cpu_ops_neon, cpu_ops_neon_dotprod, cpu_ops_neon_i8mm;
 #endif
 /* The table of that name, NULL: the best that this CPU can run. NULL is returned for a name that is unknown
  * or cannot run here. */

@@ -1,6 +1,6 @@
 /* ops_neon: the tables for 64-bit Arm, and their operations on single rows. "neon" runs on every such processor,
- * "neon-dotprod" has the integer products of those with sdot (Armv8.2 and later). smmla (i8mm) has no table: its
- * gain could not be measured where this was written. */
+ * "neon-dotprod" has the integer products of those with sdot (Armv8.2 and later), "neon-i8mm" of those with smmla too (Armv8.6
+ * and later). What each gains could not be measured where this was written, which has no such processor. */
 #if defined(__aarch64__)
 #include "kernels/cpu/neon.h"
 #include "kernels/cpu/tiles.h"
@@ -109,4 +109,5 @@ static void exp_scaled(const float *x, float shift, float scale, size_t count, f
     }
 const struct cpu_ops cpu_ops_neon = TABLE("neon", neon_matmul);
 const struct cpu_ops cpu_ops_neon_dotprod = TABLE("neon-dotprod", neon_dotprod_matmul);
+const struct cpu_ops cpu_ops_neon_i8mm = TABLE("neon-i8mm", neon_i8mm_matmul);
 #endif

@@ -443,7 +443,9 @@ static void tables_by_name(void **state)
 #elif defined(__aarch64__)
     assert_non_null(cpu_ops_find("neon"));
     if (getauxval(AT_HWCAP) & HWCAP_ASIMDDP)
-        assert_string_equal(cpu_ops_find(NULL)->name, "neon-dotprod");
+        assert_non_null(cpu_ops_find("neon-dotprod"));
+    if (getauxval(AT_HWCAP2) & HWCAP2_I8MM)
+        assert_string_equal(cpu_ops_find(NULL)->name, "neon-i8mm");
 #endif
 }
 
