@@ -179,6 +179,12 @@ static double member(const json_t *o, const char *name)
 /* What the device decided, by which estimates, and what came of it. A node that is asked directly plans nothing. */
 static void print_plan(const struct chat *c)
 {
+    const json_t *offline = json_object_get(c->timings, "offline");
+    if (offline)
+        fprintf(stderr,
+                "[the cloud was away: %.0f tokens from token %.0f on made here; the first was expected in "
+                "%.0f ms]\n",
+                member(offline, "tokens"), member(offline, "from_token"), member(offline, "estimate_ms"));
     const json_t *plan = json_object_get(c->timings, "plan"), *e = json_object_get(plan, "estimates");
     if (!plan) {
         fprintf(stderr, "[no plan: no device had a part in this prompt]\n");

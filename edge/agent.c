@@ -14,6 +14,7 @@
 #define TICK_UPLOAD_US   50000u /* while the planner may have to act */
 #define CONV_ENTRIES_MAX 100000u
 #define KEY_FILE         "master.key"
+#define IDENTITY_FILE    "identity"
 
 /* ---- flights ---- */
 
@@ -138,35 +139,78 @@ uint32_t agent_flight_count(const struct agent *a)
 /* ---- the uplink's events ---- */
 
 /* Each principal of each tenant has names of its own on this device, too. */
-static int make_device_key(struct agent *a, const Tandem__Welcome *w)
+static int make_device_key(struct agent *a, const struct edge_identity *i)
 {
     uint8_t chain_key[CRYPTO_KEY_SIZE], tenant_key[CRYPTO_KEY_SIZE];
     struct td_error err;
     int rc = store_chain_key(a->store, EDGE_TENANT, chain_key, &err);
     if (rc < 0)
         return rc;
-    kv_principal_key(chain_key, w->tenant, tenant_key);
-    kv_principal_key(tenant_key, w->principal, a->device_key);
+    kv_principal_key(chain_key, i->tenant, tenant_key);
+    kv_principal_key(tenant_key, i->principal, a->device_key);
     crypto_wipe(chain_key, sizeof chain_key);
     crypto_wipe(tenant_key, sizeof tenant_key);
+    return 0;
+}
+
+static int take_identity(struct agent *a, const struct edge_identity *i)
+{
+    int rc = make_device_key(a, i);
+    if (rc < 0) {
+        log_error(MODULE, "the store of this device has no keys: requests wait until it can be read again");
+        return rc;
+    }
+    a->identity = *i;
+    memcpy(a->principal_key, i->principal_key, sizeof a->principal_key);
+    a->context_max = a->model->params.context_max;
+    if (i->context_max)
+        a->context_max = TD_MIN(a->context_max, i->context_max);
+    a->codec_mask = i->codec_mask;
+    a->hidden_mask = i->hidden_mask;
+    a->has_key = true;
+    return 0;
+}
+
+static bool identity_path(const struct agent *a, char path[PATH_SIZE_MAX])
+{
+    int n = snprintf(path, PATH_SIZE_MAX, "%s/" IDENTITY_FILE, a->config.data_dir);
+    return n > 0 && n < PATH_SIZE_MAX;
+}
+
+/* So that requests need not wait for the first WELCOME. */
+static int load_identity(struct agent *a, struct td_error *err)
+{
+    char path[PATH_SIZE_MAX];
+    struct edge_identity identity = {0};
+    if (a->config.offline != OFFLINE_CONTINUE)
+        return 0;
+    if (!a->pipeline || !pipeline_decodes(a->pipeline))
+        return td_fail(err, -TD_ERR_ARG,
+                       "--offline continue needs the whole model on this device, and --edge-layers auto");
+    if (identity_path(a, path) && identity_load(a->store, path, &identity) == 0)
+        take_identity(a, &identity);
+    crypto_wipe(&identity, sizeof identity);
     return 0;
 }
 
 static void on_ready(void *ctx, const Tandem__Welcome *w)
 {
     struct agent *a = ctx;
-    if (make_device_key(a, w) < 0) {
-        log_error(MODULE, "the store of this device has no keys: requests wait until it can be read again");
+    char path[PATH_SIZE_MAX];
+    struct edge_identity identity = {
+        .context_max = w->context_max, .codec_mask = w->codec_mask, .hidden_mask = w->hidden_mask};
+    a->away_since_us = 0;
+    snprintf(identity.tenant, sizeof identity.tenant, "%s", w->tenant);
+    snprintf(identity.principal, sizeof identity.principal, "%s", w->principal);
+    memcpy(identity.principal_key, w->principal_key.data, sizeof identity.principal_key);
+    bool is_new = memcmp(&identity, &a->identity, sizeof identity) != 0;
+    if (take_identity(a, &identity) < 0)
         return;
-    }
-    memcpy(a->principal_key, w->principal_key.data, sizeof a->principal_key);
-    a->context_max = a->model->params.context_max;
-    if (w->context_max)
-        a->context_max = TD_MIN(a->context_max, w->context_max);
-    a->codec_mask = w->codec_mask;
-    a->hidden_mask = w->hidden_mask;
     a->features = w->features;
-    a->has_key = true;
+    if (a->config.offline == OFFLINE_CONTINUE && is_new && identity_path(a, path) &&
+        identity_save(a->store, path, &identity) < 0)
+        log_warn(MODULE, "cannot write %s: a start without the cloud will have to wait for it", path);
+    crypto_wipe(&identity, sizeof identity);
     probe_link(a);
     each_flight(a, flight_kick);
 }
@@ -175,6 +219,7 @@ static void on_lost(void *ctx)
 {
     struct agent *a = ctx;
     estimates_link_lost(&a->estimates);
+    a->away_since_us = clock_mono_us();
     for (struct flight *f = a->flights; f; f = f->next)
         if (f->state == FLIGHT_OPEN && !f->finished)
             gen_reopen(&f->receiver, clock_wall_us());
@@ -360,6 +405,8 @@ static void register_metrics(struct edge_metrics *m)
         metric_counter("tandem_edge_generated_tokens_total", NULL, "Reply tokens handed on.");
     m->local_tokens = metric_counter("tandem_edge_local_tokens_total", NULL,
                                      "Of these, that this device made before the cloud's were here.");
+    m->offline_tokens =
+        metric_counter("tandem_edge_offline_tokens_total", NULL, "Of these, while the cloud was away.");
     m->first_token = metric_histogram("tandem_edge_time_to_first_token_seconds", NULL,
                                       "From a request's arrival to its first token.", METRIC_SECONDS_BOUNDS,
                                       METRIC_SECONDS_BOUNDS_COUNT);
@@ -416,11 +463,13 @@ int agent_create(const struct agent_config *config, struct net_loop *loop, struc
         return td_fail(err, -TD_ERR_NOMEM, "not enough memory to start");
     a->config = *config;
     a->loop = loop;
+    a->away_since_us = clock_mono_us();
     register_metrics(&a->metrics);
     struct filter_config filter = {.words_path = config->words_path, .pii = config->filter_pii};
     if ((rc = check_certificates(config, err)) < 0 || (rc = open_model(a, err)) < 0 ||
         (rc = filter_create(&filter, &a->filter, err)) < 0 || (rc = open_store(a, err)) < 0 ||
-        (rc = open_disk(a, err)) < 0 || (rc = start_prefill(a, err)) < 0 || (rc = make_uplink(a, err)) < 0) {
+        (rc = open_disk(a, err)) < 0 || (rc = start_prefill(a, err)) < 0 ||
+        (rc = load_identity(a, err)) < 0 || (rc = make_uplink(a, err)) < 0) {
         agent_shutdown(a);
         agent_destroy(a);
         return rc;
@@ -474,6 +523,7 @@ void agent_destroy(struct agent *a)
     if (a->file)
         gguf_close(a->file);
     crypto_wipe(a->principal_key, sizeof a->principal_key);
+    crypto_wipe(&a->identity, sizeof a->identity);
     crypto_wipe(a->device_key, sizeof a->device_key);
     free(a);
 }
@@ -487,7 +537,8 @@ void agent_connect(struct agent *a)
 
 const char *agent_unhealthy(struct agent *a)
 {
-    if (uplink_state(a->uplink) == UPLINK_READY)
+    bool alone = a->config.offline == OFFLINE_CONTINUE && a->has_key && !uplink_refused(a->uplink);
+    if (uplink_state(a->uplink) == UPLINK_READY || alone)
         return NULL;
     snprintf(a->unhealthy, sizeof a->unhealthy, "no link to the cloud: %s",
              uplink_why(a->uplink)[0] ? uplink_why(a->uplink) : "connecting");

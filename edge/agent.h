@@ -4,7 +4,8 @@
  *     request -> filter, history, tokens (worker) -> OPEN + PLAN + GENERATE (uplink), rows and KV (prefill thread) -> tokens to the sink -> commit (worker)
  *
  * A flight is one request under way. Its owner hears from it through its sink, on the loop's thread: started, tokens ..., then exactly one of done and
- * failed; or nothing more after agent_cancel. A lost link is a pause for it: the flight is opened again with the tokens that it holds.
+ * failed; or nothing more after agent_cancel. A lost link is a pause for it: the flight is opened again with the tokens that it holds. With
+ * OFFLINE_CONTINUE it is none: the device goes on by itself until the cloud is back.
  *
  * Threads: everything here runs on the net loop's thread, except agent_create and agent_destroy, which run while the loop does not. */
 #ifndef TANDEM_EDGE_AGENT_H
@@ -17,6 +18,8 @@
 
 #define AGENT_FLIGHTS_MAX    256u
 #define AGENT_PRIVATE_LAYERS 8 /* private_min_layers, where nobody says otherwise */
+
+enum agent_offline { OFFLINE_WAIT, OFFLINE_CONTINUE };
 
 struct agent_config { /* strings are borrowed for the agent's life */
     const char *model_path;
@@ -45,6 +48,7 @@ struct agent_config { /* strings are borrowed for the agent's life */
     bool filter_pii;
     const char *data_dir; /* conversations, keys */
     uint32_t cloud_timeout_ms;
+    enum agent_offline offline;
     progress_fn progress; /* of the fingerprint; NULL: none */
     void *progress_ctx;
 };

@@ -13,6 +13,7 @@
 #include "edge/agent.h"
 #include "edge/edge_worker.h"
 #include "edge/estimates.h"
+#include "edge/identity.h"
 #include "edge/pipeline.h"
 #include "edge/planner.h"
 #include "edge/uplink.h"
@@ -33,7 +34,7 @@ enum flight_state {
 
 struct edge_metrics {
     struct metric *requests, *failures, *running, *prefill_tokens, *uplink_bytes, *uplink_raw_bytes, *resumed,
-        *first_token, *generated_tokens, *local_tokens;
+        *first_token, *generated_tokens, *local_tokens, *offline_tokens;
 };
 
 struct flight_local {       /* tokens that the device makes (flight_local.c) */
@@ -41,6 +42,11 @@ struct flight_local {       /* tokens that the device makes (flight_local.c) */
     uint32_t made;          /* tokens that the client got from it */
     uint32_t held;          /* prompt tokens whose KV it had, when it began */
     double expects_us;      /* what it was thought to take until its first token */
+    bool offline;     /* the cloud is away, or has not said anything since: the device does not wait for it */
+    bool was_offline; /* at some time: the next three are set */
+    uint32_t offline_from,
+        offline_made;  /* the first token, and how many, that the device made without the cloud */
+    double offline_us; /* what was thought to pass until the first of them */
 };
 
 struct agent {
@@ -68,8 +74,10 @@ struct agent {
     struct net_timer *tick; /* deadlines */
     char unhealthy[UPLINK_WHY_SIZE + 64];
 
-    bool has_key;              /* a WELCOME came: the rest of this paragraph is known */
-    uint8_t principal_key[32]; /* the cloud's: names requests, the same on every device */
+    struct edge_identity identity; /* as the cloud said last; kept where it may be needed without the cloud */
+    uint64_t away_since_us;        /* the link is not there; 0: it is */
+    bool has_key;                  /* a WELCOME came: the rest of this paragraph is known */
+    uint8_t principal_key[32];     /* the cloud's: names requests, the same on every device */
     uint8_t device_key
         [32]; /* of this device and principal: names its own KV and hashes histories. It never leaves, and outlives the cloud's keys */
     uint32_t context_max, codec_mask, hidden_mask, features;
@@ -174,7 +182,8 @@ void flight_free(struct flight *f); /* whatever its state; shutdown only */
 
 /* ---- flight_plan.c ---- */
 void plan_taken(struct agent *a,
-                size_t size); /* bytes of the pipeline's that the link has, or nobody wants */
+                size_t size);          /* bytes of the pipeline's that the link has, or nobody wants */
+void plan_open_work(struct flight *f); /* a job of the prefill thread, if there is none and there can be */
 /* The rows and pieces that are still wanted end here; what was computed stays with the job. */
 void plan_stop(struct flight *f);
 /* Plan with what is known now, tell the cloud, set the prefill thread to work. */
@@ -208,6 +217,9 @@ void local_stop(struct flight *f);
 /* The cloud has confirmed tokens, or, with `overtaken`, is ahead. */
 void local_follow(struct flight *f, bool overtaken);
 void local_event(struct flight *f, const struct pipeline_event *e); /* may end the flight */
+/* The cloud is away, and the device may go on by itself. True: it does. */
+bool local_offline(struct flight *f, uint64_t now_us);
+void local_back(struct flight *f); /* a stream is open again */
 /* The cloud says another token than the device did: open again behind those that the client has. */
 void local_diverged(struct flight *f);
 int local_trailing_frame(struct flight *f, const struct wire_frame *frame); /* of a flight that trails */

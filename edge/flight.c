@@ -296,6 +296,10 @@ static void fill_timings(struct flight *f, uint32_t count)
     t->edge_prefill_tokens = f->edge_tokens;
     t->plan = f->shown;
     t->local_tokens = f->local.made;
+    t->was_offline = f->local.was_offline;
+    t->offline_from = f->local.offline_from;
+    t->offline_tokens = f->local.offline_made;
+    t->offline_estimate_ms = f->local.offline_us * 1e-3;
     t->uplink_bytes = f->uplink_size;
     t->uplink_raw_bytes = f->uplink_raw_size;
     t->cached_memory_tokens = f->cached_memory;
@@ -404,7 +408,7 @@ void flight_check_deadline(struct flight *f, uint64_t now_us)
 {
     struct agent *a = f->agent;
     bool waits = f->state == FLIGHT_KEY || f->state == FLIGHT_WAITING;
-    if (!waits || f->deadline_us == 0)
+    if (local_offline(f, now_us) || !waits || f->deadline_us == 0)
         return;
     bool ready = uplink_state(a->uplink) == UPLINK_READY;
     if (!ready && uplink_refused(a->uplink)) {
@@ -424,8 +428,8 @@ void flight_kick(struct flight *f)
 {
     if ((f->state == FLIGHT_KEY || f->state == FLIGHT_BEHIND) && f->agent->has_key)
         prepare(f);
-    else if (f->state == FLIGHT_WAITING)
-        wire_try_open(f);
+    else if (f->state == FLIGHT_WAITING && wire_try_open(f) < 0)
+        local_offline(f, clock_mono_us());
 }
 
 /* ---- the owner's calls ---- */

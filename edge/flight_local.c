@@ -5,13 +5,18 @@
  *                 |                          \--cloud says another token--> stopped; opened again with what is held (higher attempt)
  *                 +--the reply is whole--> `done`; the stream trails until the cloud has said the same, and both keep the same conversation
  *
+ * Without the cloud (--offline continue) the device does the same, from any token on and without a bound: it runs what it has of the prompt and the reply
+ * through the layers that it has not run them through, and goes on. When the cloud is back the flight is opened again with all tokens held, and its first
+ * token stops the device.
+ *
  * Sampling is a pure function (kernels/sampler.h), so with equal arithmetic and nothing lossy both say the same, and the cloud's tokens only confirm
  * what is held. Where they differ the client's text counts: the cloud goes on from that, as after a lost link. */
 #include "edge/agent_internal.h"
 #include "shared/log.h"
 
 #define MODULE     "edge"
-#define LOCAL_LEAD 64u /* tokens that the device is ahead of the cloud at most */
+#define LOCAL_LEAD 64u     /* tokens that the device is ahead of the cloud at most */
+#define AWAY_US    500000u /* a link that was lost is waited for so long, before the device goes on by itself */
 
 /* ---- planning ---- */
 
@@ -39,6 +44,8 @@ void local_fill_state(const struct flight *f, struct planner_state *s)
 /* Ids that the prefill thread may get to. */
 static uint32_t until(const struct flight *f)
 {
+    if (f->local.offline && f->state == FLIGHT_WAITING)
+        return f->turn.ids_count + f->token_count_max;
     return f->turn.ids_count + TD_MIN(f->token_count_max, f->receiver.confirmed + LOCAL_LEAD);
 }
 
@@ -86,16 +93,62 @@ void local_stop(struct flight *f)
     if (f->local.run && f->work && f->agent->pipeline)
         pipeline_decode_stop(f->agent->pipeline, f->work);
     f->local.run = 0;
+    f->local.offline = false;
 }
 
 void local_follow(struct flight *f, bool overtaken)
 {
     if (!f->local.run)
         return;
-    if (overtaken)
+    if (overtaken || f->local.offline)
         local_stop(f);
     else
         pipeline_decode_until(f->agent->pipeline, f->work, until(f));
+}
+
+/* ---- without the cloud ---- */
+
+/* All layers of the context that the device lacks, then a token. */
+static double context_us(const struct flight *f)
+{
+    const struct agent *a = f->agent;
+    struct plan_model m = {.layer_count = a->layers};
+    uint32_t blocks = f->turn.ids_count / KV_BLOCK_TOKENS;
+    estimates_fill(&a->estimates, clock_mono_us(), &m);
+    uint32_t held = KV_BLOCK_TOKENS * local_kv_held(a->kv, f->turn.chain, blocks, a->layers);
+    return plan_model_edge_us(&m, held, f->turn.ids_count + f->receiver.count, a->layers) + m.edge_decode_us;
+}
+
+bool local_offline(struct flight *f, uint64_t now_us)
+{
+    struct agent *a = f->agent;
+    bool away = a->away_since_us && now_us >= a->away_since_us + AWAY_US;
+    if (a->config.offline != OFFLINE_CONTINUE || f->state != FLIGHT_WAITING || f->finished)
+        return false;
+    if (f->local.offline || !away || uplink_refused(a->uplink))
+        return f->local.offline && f->local.run;
+    plan_open_work(f);
+    wire_feed_pipeline(f, true);
+    f->local.offline = true;
+    if (f->local.run)
+        pipeline_decode_until(a->pipeline, f->work, until(f));
+    else
+        local_start(f);
+    if (!f->local.was_offline) {
+        f->local.offline_from = f->receiver.count;
+        f->local.offline_us = context_us(f);
+    }
+    f->local.was_offline = true;
+    log_info(MODULE, "the cloud is away: the device goes on, in about %.0f ms", f->local.offline_us * 1e-3);
+    return f->local.run;
+}
+
+void local_back(struct flight *f)
+{
+    if (f->local.run)
+        pipeline_decode_until(f->agent->pipeline, f->work, until(f));
+    else
+        f->local.offline = false;
 }
 
 void local_diverged(struct flight *f)
@@ -133,6 +186,10 @@ static void take_token(struct flight *f, const struct pipeline_event *e)
     if (fresh <= 0)
         return;
     f->local.made++;
+    if (f->local.offline) {
+        f->local.offline_made++;
+        metric_add(f->agent->metrics.offline_tokens, 1);
+    }
     f->work_count = f->turn.ids_count + f->receiver.count;
     metric_add(f->agent->metrics.local_tokens, 1);
     if (!flight_start_sink(f) || !deliver(f, &e->token) || f->local.run != run)

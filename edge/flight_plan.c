@@ -33,7 +33,7 @@ static void drop_pending(struct flight *f)
     }
 }
 
-static void open_work(struct flight *f)
+void plan_open_work(struct flight *f)
 {
     struct agent *a = f->agent;
     if (f->work || !a->pipeline)
@@ -382,7 +382,7 @@ static void show_plan(struct flight *f)
 int plan_again(struct flight *f)
 {
     plan_stop(f);
-    open_work(f);
+    plan_open_work(f);
     agent_look_at_link(f->agent);
     if (f->receiver.count > 0 && f->record_count > 0 && f->ack_cached < f->turn.ids_count && !f->local.made) {
         plan_as_recorded(f);
@@ -422,7 +422,7 @@ int plan_go_on(struct flight *f, const Tandem__OpenAck *m)
 {
     f->epoch = TD_MAX(f->epoch, m->epoch);
     plan_stop(f);
-    open_work(f);
+    plan_open_work(f);
     if (m->n_ranges == 0)
         return plan_again(f);
     for (size_t i = 0; i < m->n_ranges; i++) /* a peer's numbers: the job knows no more ids than these */

@@ -139,6 +139,9 @@ int wire_try_open(struct flight *f)
     bool first = !f->opened; /* else the cloud may still have it: OPEN_ACK tells */
     if (uplink_state(f->agent->uplink) != UPLINK_READY)
         return -TD_ERR_CLOSED;
+    if (f->is_private &&
+        f->local.made > 0) /* begun without the cloud: it has no KV of the prompt, and may not compute it */
+        return -TD_ERR_CLOSED;
     if (f->is_private && !(f->agent->features & WIRE_FEATURE_PRIVATE)) {
         flight_fail(f, -TD_ERR_UNSUPPORTED, "this cloud node does not take private prompts; it is too old",
                     0);
@@ -151,6 +154,7 @@ int wire_try_open(struct flight *f)
     }
     f->state = FLIGHT_OPEN;
     f->opened = true;
+    local_back(f);
     if (first && !f->is_private) /* where nothing can be mended from ids, what is cached is heard first */
         rc = plan_again(f);
     if (rc == 0)

@@ -42,6 +42,7 @@ static const struct config_option options[] = {
     {.name = "words-file", OPTION(words_file, CONFIG_STRING), .metavar = "FILE", .help = "words that are blocked or masked: lines `block WORDS` and `mask WORDS`"},
     {.name = "data", OPTION(data, CONFIG_STRING), .metavar = "DIR", .help = "conversations and keys; without it, /var/lib/tandem/edge for root, else ~/.local/share/tandem/edge"},
     {.name = "cloud-timeout", OPTION(cloud_timeout, CONFIG_INT), .fallback = "30", .min = 1, .max = 86400, .metavar = "S", .help = "how long a request waits for a cloud that cannot be reached"},
+    {.name = "offline", OPTION(offline, CONFIG_STRING), .fallback = "wait", .metavar = "WHAT", .help = "when the cloud is away: wait (as long as --cloud-timeout says), or continue: with the whole model and --edge-layers auto this device makes the reply, or the rest of it, and hands back when the cloud is there again"},
     {.name = "log-level", OPTION(log_level, CONFIG_STRING), .fallback = "info", .metavar = "LEVEL", .help = "debug, info, warn, error"},
 };
 /* clang-format on */
@@ -137,6 +138,15 @@ static int parse_local(const char *text, enum planner_local *out)
     return rc;
 }
 
+static int parse_offline(const char *text, enum agent_offline *out)
+{
+    static const struct named names[] = {{"wait", OFFLINE_WAIT}, {"continue", OFFLINE_CONTINUE}};
+    int value, rc = find_name(names, TD_COUNT(names), text, &value);
+    if (rc == 0)
+        *out = (enum agent_offline)value;
+    return rc;
+}
+
 static int check_names(struct edge_settings *s, struct td_error *err)
 {
     if (parse_layers(s->edge_layers, &s->layers) < 0)
@@ -144,6 +154,8 @@ static int check_names(struct edge_settings *s, struct td_error *err)
                        s->edge_layers, KV_LAYERS_MAX);
     if (parse_local(s->local, &s->local_id) < 0)
         return td_fail(err, -TD_ERR_ARG, "--local %s: want auto, always or off", s->local);
+    if (parse_offline(s->offline, &s->offline_id) < 0)
+        return td_fail(err, -TD_ERR_ARG, "--offline %s: want wait or continue", s->offline);
     if (parse_prefer(s->prefer, &s->prefer_id, &s->prefer_private) < 0)
         return td_fail(err, -TD_ERR_ARG, "--prefer %s: want latency, cloud-cost or private", s->prefer);
     if (edge_codec_parse(s->codec, &s->level_kv) < 0)
@@ -312,6 +324,7 @@ void edge_settings_agent(const struct edge_settings *s, struct agent_config *out
         .token = s->token_text,
         .edge_layers = s->layers,
         .local = s->local_id,
+        .offline = s->offline_id,
         .prefer = s->prefer_id,
         .prefer_private = s->prefer_private,
         .private_min_layers = (uint32_t)s->private_min_layers,

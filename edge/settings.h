@@ -14,7 +14,7 @@
 struct edge_settings {
     /* as given */
     const char *model, *model_name, *chat_template, *cloud, *ca, *client_cert, *client_key, *token_file,
-        *token, *edge_layers, *local, *prefer, *codec, *hidden, *fidelity, *listen, *unix_socket,
+        *token, *edge_layers, *local, *offline, *prefer, *codec, *hidden, *fidelity, *listen, *unix_socket,
         *api_key_file, *allow_origin, *words_file, *data, *log_level;
     int64_t private_min_layers, chunk, listen_port, threads, cloud_timeout;
     uint64_t kv_memory, kv_disk;
@@ -31,6 +31,7 @@ struct edge_settings {
     const char *origins[EDGE_ORIGINS_MAX + 1]; /* NULL-terminated */
     uint32_t layers;                           /* or PLANNER_AUTO */
     enum planner_local local_id;
+    enum agent_offline offline_id;
     enum planner_prefer prefer_id;
     const struct kv_level *level_kv; /* --codec */
     uint8_t hidden_id;

@@ -213,6 +213,10 @@ static json_t *timings_of(const struct api_timings *t)
         put(o, times[i].name, real(times[i].value));
     for (size_t i = 0; i < TD_COUNT(counts); i++)
         put(o, counts[i].name, json_integer((json_int_t)counts[i].value));
+    if (t->was_offline)
+        put(o, "offline",
+            json_pack("{s:I,s:I,s:o}", "from_token", (json_int_t)t->offline_from, "tokens",
+                      (json_int_t)t->offline_tokens, "estimate_ms", real(t->offline_estimate_ms)));
     if (t->plan.plan_count > 0)
         put(o, "plan", plan_of(&t->plan));
     return o;

@@ -74,7 +74,10 @@ struct api_timings { /* milliseconds / counts of one reply; 0 where it does not 
     uint32_t edge_layers, edge_prefill_tokens, cloud_prefill_tokens, recomputed_tokens, cached_memory_tokens,
         cached_disk_tokens;
     uint32_t local_tokens; /* of the reply, that the device made before the cloud's were here */
-    struct api_plan plan;  /* plan_count 0: none */
+    bool was_offline;      /* the device went on without the cloud: the next are set */
+    uint32_t offline_from, offline_tokens; /* the first of these tokens, and how many */
+    double offline_estimate_ms;            /* what was thought to pass until the first of them */
+    struct api_plan plan;                  /* plan_count 0: none */
 };
 struct api_token_logprob {
     const char *text;

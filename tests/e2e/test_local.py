@@ -151,3 +151,84 @@ def test_a_cloud_that_draws_others_goes_on_from_the_devices(tmp_path):
     finally:
         lossy.kill()
         w.close()
+
+
+# ---- without the cloud (--offline continue) ----
+
+LONG = dict(max_tokens=400, logprobs=False, top_logprobs=None)
+
+
+@pytest.fixture
+def offline(tmp_path):
+    w = World(tmp_path, local="off", extra=["--offline", "continue", "--codec", "l0", "--hidden", "f32"])
+    w.relay.delay = 0
+    yield w
+    w.close()
+
+
+def whole_text(client, **more):
+    r = client.chat.completions.create(**{**ASK, **LONG, **more}, extra_body={**EXTRA, "ignore_eos": True, "cache": False})
+    return r.choices[0].message.content, r.usage.completion_tokens, r.model_extra["timings"]
+
+
+def test_a_cut_of_five_seconds_is_no_pause(offline):
+    """The device goes on where the cloud stopped, and hands back; the text is the uninterrupted one, and the reply says so."""
+    whole, count, _ = whole_text(offline.alone)
+    timer = threading.Timer(0.3, offline.relay.cut)
+    timer.start()
+    threading.Timer(5.3, offline.relay.restore).start()
+    text, tokens, timings = whole_text(offline.client)
+    timer.join()
+    assert (text, tokens) == (whole, count) and count == 400
+    assert timings["offline"]["tokens"] > 0 and timings["offline"]["estimate_ms"] > 0, timings
+    assert timings["offline"]["from_token"] + timings["offline"]["tokens"] <= 400
+
+
+def test_handed_back(offline):
+    more = dict(max_tokens=800)
+    whole, _, _ = whole_text(offline.alone, **more)
+    before = offline.cloud.metrics()["tandem_generated_tokens_total"]
+    timer = threading.Timer(0.5, offline.relay.cut)
+    timer.start()
+    threading.Timer(2.0, offline.relay.restore).start()
+    text, tokens, timings = whole_text(offline.client, **more)
+    assert text == whole and tokens == 800
+    made = timings["offline"]["tokens"]
+    assert 0 < made < 800 and made == timings["local_tokens"], timings
+    assert offline.cloud.metrics()["tandem_generated_tokens_total"] - before >= 800 - made
+
+
+def test_a_cloud_that_is_away_from_the_start(offline):
+    whole, count, _ = whole_text(offline.alone, max_tokens=60)
+    whole_text(offline.client, max_tokens=2)  # it must have known the cloud once
+    history = [{"role": "user", "content": "Name a river."}]
+    first = ask(offline.client, messages=history)[0]
+    offline.cloud.kill()
+    offline.edge.stop()
+    offline.edge.start()
+    client = client_of(offline.edge)
+    text, tokens, timings = whole_text(client, max_tokens=60)
+    assert (text, tokens) == (whole, count)
+    assert timings["offline"] == {"from_token": 0, "tokens": 60, "estimate_ms": timings["offline"]["estimate_ms"]}
+    history += [{"role": "assistant", "content": first[0]}, {"role": "user", "content": "And another."}]
+    second, timings = ask(client, messages=history)  # goes on with the conversation of before
+    assert timings["offline"]["tokens"] == second[3]
+    offline.cloud.start()
+    history += [{"role": "assistant", "content": second[0]}, {"role": "user", "content": "And the longest?"}]
+    until = time.monotonic() + 20
+    while "offline" in (timings := ask(client, messages=history)[1]) and time.monotonic() < until:
+        time.sleep(0.5)
+    assert "offline" not in timings
+    assert len(client.get("/conversations", cast_to=object)["data"]) >= 1
+
+
+def test_by_default_it_waits(tmp_path):
+    w = World(tmp_path, local="off", extra=["--cloud-timeout", "2"])
+    try:
+        w.relay.delay = 0
+        whole_text(w.client, max_tokens=2)
+        w.relay.cut()
+        with pytest.raises(Exception, match="could not be reached"):
+            whole_text(w.client, max_tokens=5)
+    finally:
+        w.close()
