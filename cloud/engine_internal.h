@@ -86,14 +86,18 @@ struct pending_block { /* finished, not yet in a persist buffer; holds a referen
     uint32_t page;
 };
 
-#define SWAP_SLAB_SIZE ((uint64_t)128 << 20) /* host memory is taken in such parts: to pin one takes 45 ms */
-#define SWAP_PAGES_MAX 64u                   /* kept free ahead of need, at most; on their way out at once */
+#define SWAP_SLAB_SIZE                                                                                       \
+    ((uint64_t)128 << 20)  /* host memory is taken in such parts: to pin one takes 45 ms and more */
+#define SWAP_PAGES_MAX 64u /* kept free ahead of need, at most; on their way out at once */
 
 struct engine_swap {
-    uint8_t **
-        slabs; /* of the backend's host_take, [slab_pages][page] each, taken when first needed; NULL until then */
+    /* Memory of the backend's host_take, [slab_pages][page] each. A thread takes it from the first shortage on, as it may take a second. */
+    uint8_t **slabs;
     uint32_t slab_count, slab_pages;
-    bool refused;                /* there is no memory for more of them */
+    atomic_uint slabs_taken; /* the first so many are there */
+    atomic_bool slabs_ended, stopping;
+    pthread_t taker;
+    bool has_taker;
     struct page_pool *places;    /* which pages of the slabs are free */
     struct prefix_cache *blocks; /* which block is where; NULL: there is no such memory */
     uint32_t reserve;
@@ -246,6 +250,7 @@ void engine_meet_limit(struct engine *e, struct sequence *s, struct seq_job *job
 /* engine_swap.c */
 int engine_swap_init(struct engine *e); /* 0 or -TD_ERR_NOMEM */
 void engine_swap_deinit(struct engine *e);
+void engine_swap_take_memory(struct engine *e); /* begin to, if it has not begun */
 /* Memory that whole pages are copied to and from fastest; NULL without. */
 void *engine_take_host(struct engine *e, size_t size);
 void engine_give_host(struct engine *e, void *memory);

@@ -12,6 +12,8 @@
  *   3. Swaps happen in the order in which they were begun, so a place in pinned memory may be given to another block at once.
  *   4. Places are let go the least recently used first. The ends of a chain go out first and come first; whoever brings a chain in touches it from its end.
  *
+ * 5. The memory is taken by a thread of its own once pages have run short. Until it is there, and where there is no more of it, what goes is gone.
+ *
  * On a backend without swaps there is none of this: a page that is let go is gone. */
 #include "cloud/engine_internal.h"
 #include "shared/log.h"
@@ -48,7 +50,7 @@ int engine_swap_init(struct engine *e)
     w->slab_pages = (uint32_t)TD_MIN(places, TD_MAX(SWAP_SLAB_SIZE / page_size(e), UINT64_C(1)));
     w->slab_count = (uint32_t)TD_MIN(places / w->slab_pages, (uint64_t)PAGE_NONE / w->slab_pages - 1);
     w->reserve = TD_MAX(1u, TD_MIN(SWAP_PAGES_MAX, e->backend->page_count / 8));
-    w->reserve = TD_MIN(w->reserve, (uint32_t)places / 2); /* of one batch no block takes another's place */
+    w->reserve = TD_MIN(w->reserve, (uint32_t)places / 2);
     w->slabs = calloc(w->slab_count, sizeof *w->slabs);
     w->hosts = calloc(TD_MAX(e->backend->page_count, SWAP_PAGES_MAX), sizeof *w->hosts);
     w->list = calloc(e->backend->page_count, sizeof *w->list);
@@ -56,6 +58,34 @@ int engine_swap_init(struct engine *e)
     if (w->places)
         w->blocks = prefix_cache_create(w->places);
     return w->slabs && w->hosts && w->list && w->blocks ? 0 : -TD_ERR_NOMEM;
+}
+
+static void *take_slabs(void *arg)
+{
+    struct engine *e = arg;
+    struct engine_swap *w = &e->swap;
+    for (uint32_t i = 0; i < w->slab_count && !atomic_load(&w->stopping); i++) {
+        w->slabs[i] = engine_take_host(e, w->slab_pages * page_size(e));
+        if (!w->slabs[i]) {
+            log_warn("cloud",
+                     "the GPU cannot reach more of this machine's memory: %u pages of --swap-memory are used",
+                     i * w->slab_pages);
+            break;
+        }
+        atomic_store(&w->slabs_taken, i + 1);
+    }
+    atomic_store(&w->slabs_ended, true);
+    return NULL;
+}
+
+void engine_swap_take_memory(struct engine *e)
+{
+    struct engine_swap *w = &e->swap;
+    if (w->has_taker || atomic_load(&w->slabs_ended))
+        return;
+    w->has_taker = pthread_create(&w->taker, NULL, take_slabs, e) == 0;
+    if (!w->has_taker)
+        atomic_store(&w->slabs_ended, true);
 }
 
 /* The pages that have gone out are free. True: none is on its way. */
@@ -73,6 +103,9 @@ static bool end_send(struct engine *e, bool wait)
 void engine_swap_deinit(struct engine *e)
 {
     struct engine_swap *w = &e->swap;
+    atomic_store(&w->stopping, true);
+    if (w->has_taker)
+        pthread_join(w->taker, NULL);
     end_send(e, true);
     prefix_cache_destroy(w->blocks);
     page_pool_destroy(w->places);
@@ -129,20 +162,25 @@ static uint8_t *place_at(const struct engine *e, uint32_t place)
     return w->slabs[place / w->slab_pages] + (size_t)(place % w->slab_pages) * page_size(e);
 }
 
-static bool has_memory(struct engine *e, uint32_t place)
+static uint32_t places_there(const struct engine *e)
+{
+    return atomic_load(&e->swap.slabs_taken) * e->swap.slab_pages;
+}
+
+/* A free place, the least recently used block's if need be; PAGE_NONE: its memory is not there yet, or there is none at all. */
+static uint32_t take_place(struct engine *e)
 {
     struct engine_swap *w = &e->swap;
-    uint8_t **slab = &w->slabs[place / w->slab_pages];
-    if (!*slab && !w->refused) {
-        *slab = engine_take_host(e, w->slab_pages * page_size(e));
-        w->refused = !*slab;
-        if (w->refused)
-            log_warn(
-                "cloud",
-                "the GPU cannot reach more of this machine's memory: of --swap-memory, %u pages are used",
-                place);
+    bool ended = atomic_load(&w->slabs_ended);
+    uint32_t place = prefix_cache_alloc(w->blocks);
+    while (place != PAGE_NONE && place >= places_there(e)) {
+        if (!ended) {
+            page_pool_release(w->places, place);
+            return PAGE_NONE;
+        }
+        place = prefix_cache_alloc(w->blocks); /* memory for the one before will not come: it stays taken */
     }
-    return *slab;
+    return place;
 }
 
 /* A place for the block; NULL: there is none, or it is there already, as good as this. */
@@ -153,8 +191,8 @@ static void *place_for(struct engine *e, struct prefix_entry entry)
     const struct prefix_entry *known = prefix_cache_find(w->blocks, &entry.id);
     if (known && known->layers >= entry.layers && !kv_quality_better(entry.quality, known->quality))
         return NULL;
-    uint32_t place = prefix_cache_alloc(w->blocks);
-    if (place == PAGE_NONE || !has_memory(e, place)) /* then it stays taken: nobody is given it again */
+    uint32_t place = take_place(e);
+    if (place == PAGE_NONE)
         return NULL;
     entry.page = place;
     prefix_cache_put(w->blocks, &entry, &none);
@@ -166,9 +204,14 @@ static void *place_for(struct engine *e, struct prefix_entry entry)
 static void send_out(struct engine *e)
 {
     struct engine_swap *w = &e->swap;
+    if (page_pool_free_count(e->pool) >= w->reserve)
+        return;
+    engine_swap_take_memory(e);
     struct prefix_entry entry;
-    uint32_t copies = 0;
-    while (w->count + page_pool_free_count(e->pool) < w->reserve && prefix_cache_evict(e->cache, &entry)) {
+    uint32_t copies = 0,
+             most = TD_MAX(places_there(e) / 2, 1u); /* in one batch no block takes another's place */
+    while (copies < most && copies + page_pool_free_count(e->pool) < w->reserve &&
+           prefix_cache_evict(e->cache, &entry)) {
         void *host = place_for(e, entry);
         if (!host) {
             page_pool_release(e->pool, entry.page);
@@ -176,8 +219,8 @@ static void send_out(struct engine *e)
         }
         w->pages[copies] = entry.page;
         w->hosts[copies++] = host;
-        w->count = copies;
     }
+    w->count = copies;
     if (copies == 0)
         return;
     struct page_swap swap = {.pages = w->pages,

@@ -79,7 +79,7 @@ struct backend_ops {
     /* 0, or the code with which the device failed: nothing works on it any more. Any thread. NULL: cannot fail so. */
     int (*state)(const struct backend *b);
     void *(*host_take)(struct backend *b,
-                       size_t size); /* memory that swaps at the bus's speed; NULL: none left */
+                       size_t size); /* memory that swaps at the bus's speed; NULL: none left. Any thread */
     void (*host_give)(struct backend *b, void *memory);
     void (*destroy)(struct backend *b);
 };

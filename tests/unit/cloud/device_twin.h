@@ -31,10 +31,10 @@ struct twin {
     int32_t *zeros;
     struct twin_swap swaps[TWIN_SWAPS_MAX];
     int64_t given, done;
-    uint32_t taken, refused; /* pieces of memory that are out; that were not given */
+    _Atomic uint32_t taken, refused; /* pieces of memory that are out; that were not given */
     uint64_t drawn, pieces, swapped_out, swapped_in;
-    bool refuses; /* set by a test: there is no more memory */
-    int failed;   /* the same: nothing works any more */
+    _Atomic bool refuses; /* set by a test: there is no more memory */
+    int failed;           /* the same: nothing works any more */
 };
 
 /* --- drawing -------------------------------------------------------------------------------------- */

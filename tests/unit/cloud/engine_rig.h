@@ -35,7 +35,8 @@ struct rig_options {
     const char *keys; /* a directory that rigs share; NULL: the store's */
     const struct tier_redis_config *remote;
     bool device;         /* the backend is one: device_twin.h */
-    uint32_t swap_pages; /* of its pages that host memory has room for */
+    uint32_t swap_pages; /* of its pages that host memory has room for; it is there from the beginning, ... */
+    bool swap_late;      /* ... or is taken when it is needed */
     bool end_tokens;     /* let end tokens end a reply; random models draw them at random */
 };
 
@@ -104,6 +105,11 @@ static inline void rig_start_engine(struct rig *r)
     if (engine_build(&config, &r->engine, &err) < 0)
         fail_msg("%s", err.text);
     r->engine->clock = rig_clock;
+    if (r->engine->swap.blocks && !o->swap_late) {
+        engine_swap_take_memory(r->engine);
+        while (!atomic_load(&r->engine->swap.slabs_ended))
+            nanosleep(&(struct timespec){.tv_nsec = 50000}, NULL);
+    }
 }
 
 static inline void rig_stop_engine(struct rig *r)

@@ -227,24 +227,31 @@ static void a_lost_device_fails_what_runs(void **state)
     rig_close(r);
 }
 
-/* Host memory is taken as it is needed, and where there is no more of it what was to go there is dropped. */
+/* Host memory is taken when pages run short, and where there is none what was to go there is dropped. */
 static void memory_is_taken_late_and_may_be_refused(void **state)
 {
     (void)state;
     enum { PROMPT = 4 * 64 + 8 };
     static struct client c;
-    struct rig *r = rig_open((struct rig_options){.device = true, .pages = 10, .swap_pages = 30});
-    assert_int_equal(twin_of(r)->taken, 0);
-    ask(r, &c, 1, PROMPT, 2);
-    assert_int_equal(twin_of(r)->taken, 0);
-    twin_of(r)->refuses = true;
-    for (uint32_t seed = 2; seed <= 5; seed++)
-        ask(r, &c, seed, PROMPT, 2);
-    assert_int_equal(twin_of(r)->taken + twin_of(r)->swapped_out, 0);
-    assert_int_equal(twin_of(r)->refused, 1);
-    ask(r, &c, 1, PROMPT, 2);
-    assert_int_equal(c.done_event.done.cached_tokens, 0);
-    rig_close(r);
+    for (int refuses = 0; refuses < 2; refuses++) {
+        struct rig *r =
+            rig_open((struct rig_options){.device = true, .pages = 10, .swap_pages = 30, .swap_late = true});
+        ask(r, &c, 1, PROMPT, 2);
+        assert_false(r->engine->swap.has_taker);
+        twin_of(r)->refuses = refuses;
+        for (uint32_t seed = 2; seed <= 4; seed++)
+            ask(r, &c, seed, PROMPT, 2);
+        assert_true(r->engine->swap.has_taker);
+        rig_until(r, atomic_load(&r->engine->swap.slabs_ended));
+        assert_int_equal(twin_of(r)->taken, !refuses);
+        assert_int_equal(twin_of(r)->refused, refuses);
+        for (uint32_t seed = 5; seed <= 9; seed++)
+            ask(r, &c, seed, PROMPT, 2);
+        ask(r, &c, 6, PROMPT, 2);
+        assert_int_equal(c.done_event.done.cached_tokens, refuses ? 0 : 4 * 64);
+        assert_int_equal(twin_of(r)->swapped_out > 0, !refuses);
+        rig_close(r);
+    }
 }
 
 static void no_swaps_no_memory(void **state)
