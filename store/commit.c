@@ -103,10 +103,25 @@ void store_void_now(struct store *s)
 
 static void index_give_up(struct store *s, const char *why)
 {
-    log_warn("store", "the index is given up (%s): the next start reads all segments", why);
+    log_warn("store", "the index is given up (%s): another one is made", why);
     index_close(s->index);
     s->index = NULL;
     s->row_count = 0;
+    s->index_behind = false;
+    index_want(s);
+}
+
+static void note_index(struct store *s, int rc)
+{
+    bool behind = rc == -TD_ERR_BUSY || rc == -TD_ERR_DISKFULL;
+    if (behind && !s->index_behind)
+        log_warn("store",
+                 "the index cannot be written now (%s): it is tried again, and nothing else waits for it",
+                 rc == -TD_ERR_BUSY ? "another program has locked it" : td_status_text(rc));
+    if (rc == 0 && s->index_behind)
+        log_info("store", "the index is written again");
+    s->index_behind = behind;
+    metric_set(s->metrics.index_behind, behind);
 }
 
 struct index_row *store_row_add(struct store *s)
@@ -175,6 +190,7 @@ void store_index_flush(struct store *s, bool checkpoint)
         rc = checkpoint ? index_checkpoint(s->index) : 0;
     }
     s->rows_since_us = clock_mono_us(); /* a locked index or a full disk: try again an interval later */
+    note_index(s, rc);
     if (rc < 0 && rc != -TD_ERR_BUSY && rc != -TD_ERR_DISKFULL)
         index_give_up(s, td_status_text(rc));
 }
@@ -501,7 +517,9 @@ void *writer_main(void *arg)
 {
     struct store *s = arg;
     for (bool closing = false; !closing;) {
-        uint64_t wait_us = s->row_count ? STORE_INDEX_INTERVAL_US : IDLE_WAIT_US;
+        uint64_t wait_us = s->row_count        ? STORE_INDEX_INTERVAL_US
+                           : s->index_retry_us ? s->index_wait_us
+                                               : IDLE_WAIT_US;
         struct store_op *batch = op_queue_take(&s->queue, wait_us, s->commit_interval_us, &closing);
         if (batch) {
             commit(s, batch);
@@ -510,6 +528,7 @@ void *writer_main(void *arg)
         if (s->row_count >= STORE_INDEX_ROWS ||
             (s->row_count && clock_mono_us() - s->rows_since_us >= STORE_INDEX_INTERVAL_US))
             store_index_flush(s, false);
+        index_regain(s);
         space_housekeeping(s);
         store_do_tasks(s, false);
     }

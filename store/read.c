@@ -9,6 +9,7 @@
 #include "store/tier.h"
 #include <stdlib.h>
 
+#define DAMAGE_LOG_US 60000000
 #define READ_ATTEMPTS 3 /* times that a record may be replaced under a reader */
 
 /* ---- records ---------------------------------------------------------------------------------------------- */
@@ -73,6 +74,18 @@ static bool place_is_current(struct store *s, uint8_t type, uint32_t tenant, con
     return current;
 }
 
+/* One line a minute, however much there is: the metric counts. */
+static void tell_damage(struct store *s, uint8_t type)
+{
+    uint64_t now = clock_mono_us(), due = atomic_load(&s->damage_due_us);
+    if (now >= due && atomic_compare_exchange_strong(&s->damage_due_us, &due, now + DAMAGE_LOG_US))
+        log_warn("store",
+                 "a %s record is damaged or cannot be read and was dropped; others are counted for the next "
+                 "minute, "
+                 "in tandem_kv_tier_damaged_total",
+                 type == RECORD_BLOCK ? "block" : "conversation");
+}
+
 void read_drop_damaged(struct store *s, uint8_t type, uint32_t tenant, const uint8_t id[32],
                        const struct record_place *place)
 {
@@ -85,7 +98,7 @@ void read_drop_damaged(struct store *s, uint8_t type, uint32_t tenant, const uin
     table_unlock(shard);
     if (dropped) {
         counter_add(&s->counters.damaged, s->metrics.damaged, 1);
-        log_warn("store", "a damaged %s record was dropped", type == RECORD_BLOCK ? "block" : "conversation");
+        tell_damage(s, type);
     }
 }
 

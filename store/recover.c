@@ -14,6 +14,7 @@
 #include "store/store_internal.h"
 #include <errno.h>
 #include <fcntl.h>
+#include <stdio.h>
 #include <stdlib.h>
 
 #define UNREAD_LSNS  (UINT64_C(1) << 32)
@@ -251,16 +252,19 @@ static int load_index(struct store *s, const char *directory)
     }
     if (rc == 0)
         return 0;
-    log_warn("store", "the index cannot be used (%s): reading all segments instead", td_status_text(rc));
+    log_warn("store", "the index cannot be used (%s): reading all segments instead",
+             rc == -TD_ERR_BUSY ? "another program has locked it" : td_status_text(rc));
     index_close(s->index);
     s->index = NULL;
     s->row_count = 0;
     forget_rows(s);
-    if (rc == -TD_ERR_BUSY) /* somebody else's tool has it open: leave it alone and do without */
-        return 0;
-    index_set_aside(directory, true);
-    if (index_open(directory, &s->index) < 0)
+    if (rc !=
+        -TD_ERR_BUSY) /* busy: somebody else's tool has it open: leave it alone and do without for now */
+        index_set_aside(directory, true);
+    if (rc == -TD_ERR_BUSY || index_open(directory, &s->index) < 0) {
         s->index = NULL;
+        index_want(s);
+    }
     return 0;
 }
 
@@ -475,6 +479,8 @@ static int replay_segment(struct store *s, struct segment *g, struct replay *r)
 int recover(struct store *s, const struct store_env *env, bool keys_found, struct td_error *err)
 {
     s->next_lsn = 1;
+    snprintf(s->index_directory, sizeof s->index_directory, "%s",
+             env->index_directory ? env->index_directory : s->directory);
     int rc = open_segments(s);
     if (rc == 0 && s->segments.count > 0 && !keys_found)
         return td_fail(err, -TD_ERR_NOTFOUND,
@@ -482,7 +488,7 @@ int recover(struct store *s, const struct store_env *env, bool keys_found, struc
                        " is missing; restore it, or remove the directory",
                        s->directory);
     if (rc == 0 && !s->read_only)
-        rc = load_index(s, env->index_directory ? env->index_directory : s->directory);
+        rc = load_index(s, s->index_directory);
     struct replay r = {0};
     for (size_t i = 0; i < s->segments.count && rc == 0; i++) {
         rc = replay_segment(s, s->segments.list[i], &r);

@@ -24,6 +24,9 @@ static void register_metrics(struct store_metrics *m)
     m->fsyncs = metric_counter("tandem_store_fsyncs_total", NULL, "Syncs of segment files");
     m->write_bytes = metric_counter("tandem_store_write_bytes_total", NULL, "Bytes written to segment files");
     m->queue_bytes = metric_gauge("tandem_store_queue_bytes", NULL, "Bytes that wait to be written");
+    m->index_behind =
+        metric_gauge("tandem_store_index_behind", NULL,
+                     "1 while the index cannot be written: a later start may have to read segments");
     m->writes_off = metric_gauge("tandem_store_writes_off", NULL, "1 while the disk is full or failing");
 }
 

@@ -119,7 +119,8 @@ struct store_counters {
         bytes_written, bytes_read, fsyncs;
 };
 struct store_metrics {
-    struct metric *bytes, *blocks, *hits, *misses, *damaged, *fsyncs, *write_bytes, *queue_bytes, *writes_off;
+    struct metric *bytes, *blocks, *hits, *misses, *damaged, *fsyncs, *write_bytes, *queue_bytes, *writes_off,
+        *index_behind;
 };
 
 struct store {
@@ -142,6 +143,7 @@ struct store {
     struct store_metrics metrics;
     _Atomic int write_error; /* why the last commit failed; 0: writes work */
     _Atomic uint64_t write_retry_us;
+    _Atomic uint64_t damage_due_us; /* when the next line about damage may be written */
     /* the writer's alone, recovery's before it starts */
     struct segment *active; /* NULL: the next append makes one */
     uint64_t next_lsn, next_segment_id;
@@ -153,6 +155,9 @@ struct store {
     struct record_void *voids; /* at the end of the commit */
     size_t void_count, void_capacity;
     struct index *index; /* NULL: off */
+    bool index_behind;   /* somebody else locks it, or there is no room: tried again */
+    char index_directory[IO_PATH_MAX];
+    uint64_t index_retry_us, index_wait_us; /* off, and to be made anew then; 0: not wanted */
     bool index_complete; /* rows and segments together describe the log; not so while recovery is at it … */
     bool index_partial;  /* … and not when it could not read all of it */
     bool segment_unread; /* there is a segment that could not be opened: what tombstones cover may be in it */
@@ -239,6 +244,10 @@ int evict_blocks(struct store *s, uint64_t size, size_t *count);
 
 /* recover.c */
 int recover(struct store *s, const struct store_env *env, bool keys_found, struct td_error *err);
+
+/* reindex.c: on the writer, or before it starts. */
+void index_want(struct store *s);   /* it is off: try again later */
+void index_regain(struct store *s); /* now, if it is time */
 
 /* read.c */
 struct read_head {

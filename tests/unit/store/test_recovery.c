@@ -142,6 +142,72 @@ static void test_index_absent_garbage_or_of_another_kind(void **state)
     fixture_remove(dir);
 }
 
+/* On the writer's thread. */
+static int retry_now(struct store *s, struct store_task *task)
+{
+    (void)task;
+    s->index_retry_us = TD_MIN(s->index_retry_us, UINT64_C(1));
+    return 0;
+}
+static int has_index(struct store *s, struct store_task *task)
+{
+    (void)task;
+    return s->index && s->index_complete && !s->index_retry_us;
+}
+
+static void try_index(struct store *s, int expected)
+{
+    struct store_task retry = {.run = retry_now}, look = {.run = has_index};
+    assert_int_equal(store_run_task(s, &retry), 0);
+    store_flush(s);
+    store_flush(s); /* the writer has been round since */
+    assert_int_equal(store_run_task(s, &look), expected);
+}
+
+static int64_t count_rows(const char *path, const char *sql)
+{
+    sqlite3 *db;
+    sqlite3_stmt *q;
+    assert_int_equal(sqlite3_open(path, &db), SQLITE_OK);
+    assert_int_equal(sqlite3_prepare_v2(db, sql, -1, &q, NULL), SQLITE_OK);
+    assert_int_equal(sqlite3_step(q), SQLITE_ROW);
+    int64_t count = sqlite3_column_int64(q, 0);
+    sqlite3_finalize(q);
+    sqlite3_close(db);
+    return count;
+}
+
+/* A store that has had to do without gets one again while it runs, with all that it knows. */
+static void test_index_comes_back_by_itself(void **state)
+{
+    (void)state;
+    struct store_config c;
+    char *dir = make_store(&c), path[512];
+    sqlite3 *db;
+    struct store_stats stats;
+    path_in(dir, INDEX_FILE, path);
+    assert_int_equal(sqlite3_open(path, &db), SQLITE_OK);
+    assert_int_equal(sqlite3_exec(db, "BEGIN EXCLUSIVE", NULL, NULL, NULL), SQLITE_OK);
+    struct store *s = fixture_open(&c);
+    fill_store(s, 100, 2);
+    try_index(s, 0); /* still locked */
+    sqlite3_exec(db, "ROLLBACK", NULL, NULL, NULL);
+    sqlite3_close(db);
+    try_index(s, 1);
+    fill_store(s, 200, 2);
+    store_stats(s, &stats);
+    store_close(s);
+    assert_int_equal(count_rows(path, "SELECT count(*) FROM records WHERE type=1"), stats.blocks);
+    assert_int_equal(count_rows(path, "SELECT count(*) FROM records WHERE type=2"), stats.conversations);
+    assert_int_equal(count_rows(path, "SELECT count(*) FROM segments"), stats.segments);
+    s = fixture_open(&c);
+    assert_int_equal(count_blocks(s, 0, BLOCKS), BLOCKS - 1);
+    assert_int_equal(count_blocks(s, 100, 2), 2);
+    assert_int_equal(count_blocks(s, 200, 2), 2);
+    store_close(s);
+    fixture_remove(dir);
+}
+
 static void test_index_locked_by_another_program(void **state)
 {
     (void)state;
@@ -511,6 +577,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_index_absent_garbage_or_of_another_kind),
+        cmocka_unit_test(test_index_comes_back_by_itself),
         cmocka_unit_test(test_index_locked_by_another_program),
         cmocka_unit_test(test_index_from_an_old_backup),
         cmocka_unit_test(test_rows_without_their_segments),

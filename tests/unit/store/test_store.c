@@ -609,6 +609,7 @@ static void test_metric_names(void **state)
         "tandem_store_fsyncs_total",
         "tandem_store_write_bytes_total",
         "tandem_store_queue_bytes",
+        "tandem_store_index_behind",
         "tandem_store_writes_off",
     };
     size_t size;
