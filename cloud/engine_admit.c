@@ -340,7 +340,7 @@ static bool admit_one(struct engine *e, struct sequence *s)
         return false;
     }
     fetch_swapped(e, s, &p);
-    count_look_up(e, s, p.both_ends ? p.first : p.blocks);
+    count_look_up(e, s, p.first); /* what is read counts when it is here */
     touch_chain(e, s);
     uint64_t now = e->clock();
     e->running_count++;

@@ -35,6 +35,7 @@
     1000000                    /* blocks are read for so long while it is not known what computing takes */
 #define LOAD_LOSS_PERCENT 4    /* of what computing takes, is the most that reading in vain may cost … */
 #define LOAD_SLACK_US     3000 /* … but so much at least */
+#define LOAD_AHEAD        4    /* blocks under way for those who wait for them: more would be read in vain */
 #define LOAD_GRACE_BLOCKS 8    /* where reading was measured to be worth it: what so many take */
 #define ENGINE_STEP_TARGET_US                                                                                \
     150000 /* a step's length that prefill aims at beside decode, or while an edge sends */
@@ -242,6 +243,8 @@ void engine_take_loads(struct engine *e); /* what the loader has finished; deadl
 bool engine_meet_pays(const struct engine *e, const struct sequence *s, uint32_t first, uint32_t end,
                       uint64_t load_us);
 void engine_meet_begin(struct engine *e, struct sequence *s, uint32_t first, uint32_t end, uint64_t load_us);
+/* Reading has taken too long, with the first `blocks` here. True: it goes on from the end while the rest is computed. */
+bool engine_meet_goes_on(struct engine *e, struct sequence *s, uint32_t blocks);
 void engine_meet_take(struct engine *e, struct sequence *s, const struct loader_block *b);
 void engine_meet_turn(struct engine *e, struct sequence *s);
 void engine_meet_stop(struct sequence *s); /* what is not computed yet will be */

@@ -6,7 +6,7 @@
  *
  *     time spent reading  <=  time to compute what is here so far  +  slack
  *
- * A sequence that would break it goes on with what it has and computes the rest. So the loss is at most the slack, which is LOAD_LOSS_PERCENT of
+ * A sequence that would break it goes on with what it has and computes the rest, reading from the other end where that helps. So the loss is at most the slack, which is LOAD_LOSS_PERCENT of
  * computing all that was to be read (and at least LOAD_SLACK_US, or twice what it takes until the first blocks are here where reading has been measured to be worth it).
  *
  * Where reading is not worth it, one block is read all the same, for nobody: so a tier that has become fast again is noticed. */
@@ -126,6 +126,9 @@ static void finish_load(struct engine *e, struct sequence *s)
         if (s->blocks[i].on_disk)
             blocks = i; /* asked for, and not here in time */
     put_swapped(e, s, blocks);
+    metric_add(e->metrics.prefix_hits, (blocks - TD_MIN(blocks, s->load_first)) * KV_BLOCK_TOKENS);
+    if (engine_meet_goes_on(e, s, blocks))
+        return;
     for (uint32_t i = blocks; i < s->load_end; i++) {
         s->blocks[i].on_disk = s->blocks[i].swapped = false;
         page_pool_release(e->pool, s->pages[i]);
@@ -162,7 +165,7 @@ static struct sequence *find_load(struct engine *e, uint64_t load_id)
 
 static void ask_for_blocks(struct engine *e, struct sequence *s)
 {
-    for (; s->load_next < s->load_cut; s->load_next++)
+    for (; s->load_next < s->load_cut && e->loads_in_flight < LOAD_AHEAD; s->load_next++)
         if (s->blocks[s->load_next].on_disk &&
             !engine_load_ask(e, s, engine_cached_id(s, s->load_next), s->load_next, s->load_id))
             return;

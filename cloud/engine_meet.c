@@ -18,16 +18,23 @@
 #define MEET_SHARE  4 /* neither side may be more than so many times slower */
 #define MEET_BLOCKS 4 /* not for fewer; and steps are at least so long where there is as much to compute */
 
-bool engine_meet_pays(const struct engine *e, const struct sequence *s, uint32_t first, uint32_t end,
-                      uint64_t load_us)
+/* Neither the plan nor a page stands against it. */
+static bool may_meet(const struct sequence *s, uint32_t first, uint32_t end)
 {
-    uint64_t compute_us = engine_compute_us(e, first, end - first);
-    if (!load_us || !compute_us || end - first < MEET_BLOCKS || !sequence_is_own_work(s, end))
+    if (end - first < MEET_BLOCKS || !sequence_is_own_work(s, end))
         return false;
     for (uint32_t i = first; i < end; i++)
         if (!s->blocks[i].on_disk) /* in memory already: its page is not the sequence's alone */
             return false;
-    return load_us <= compute_us * MEET_SHARE && compute_us <= load_us * MEET_SHARE;
+    return true;
+}
+
+bool engine_meet_pays(const struct engine *e, const struct sequence *s, uint32_t first, uint32_t end,
+                      uint64_t load_us)
+{
+    uint64_t compute_us = engine_compute_us(e, first, end - first);
+    return load_us && compute_us && load_us <= compute_us * MEET_SHARE &&
+           compute_us <= load_us * MEET_SHARE && may_meet(s, first, end);
 }
 
 void engine_meet_begin(struct engine *e, struct sequence *s, uint32_t first, uint32_t end, uint64_t load_us)
@@ -38,6 +45,19 @@ void engine_meet_begin(struct engine *e, struct sequence *s, uint32_t first, uin
     s->load_end = s->load_next = end;
     s->load_each_us = load_us / (end - first);
     s->load_seen_us = e->clock();
+}
+
+/* What a block takes is at least what the first ones are late by now. */
+bool engine_meet_goes_on(struct engine *e, struct sequence *s, uint32_t blocks)
+{
+    uint32_t count = s->load_end - blocks;
+    uint64_t compute_us = engine_compute_us(e, blocks, count);
+    uint64_t each_us = (e->clock() - s->admitted_us) / (blocks - s->load_first + 1);
+    if (s->load_cut < s->load_end || !compute_us || each_us * count > compute_us * MEET_SHARE ||
+        !may_meet(s, blocks, s->load_end))
+        return false;
+    engine_meet_begin(e, s, blocks, s->load_end, each_us * count);
+    return true;
 }
 
 void engine_meet_stop(struct sequence *s)
@@ -90,6 +110,7 @@ void engine_meet_take(struct engine *e, struct sequence *s, const struct loader_
 {
     uint32_t i = b->block_index;
     s->load_seen_us = e->clock();
+    s->load_each_us = e->load_us[b->tier];
     if (i < begun(s))
         return;
     if (b->status < 0 || !kv_quality_accepts(b->quality, s->accept, e->model.numerics) ||
