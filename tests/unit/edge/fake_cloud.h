@@ -42,7 +42,7 @@ struct fake_conn {
     uint32_t stream; /* the last one opened, 0: none */
     uint64_t attempt;
     uint32_t next, rows_until; /* next reply token; HIDDEN rows below this have come */
-    bool generating, finished;
+    bool generating, finished, owes_welcome;
     uint32_t keep_count;
 };
 struct fake_cloud {
@@ -71,6 +71,7 @@ struct fake_cloud {
     bool need_late;         /* … and before it one of the epoch before: a plan was on its way then */
     bool wait_for_rows;     /* no token before the rows of the whole prompt are here */
     uint32_t cut_after;     /* reply tokens after which the connection is cut, once */
+    bool away, away_then;   /* nobody is welcomed until it ends; from that cut on */
     int error_code;         /* an ERROR instead of OPEN_ACK */
     bool error_retry;
 
@@ -105,9 +106,10 @@ static inline void fake_send(struct fake_conn *c, unsigned type, uint32_t stream
     fake_flush(c);
 }
 
+static inline void fake_welcome(struct fake_conn *c);
+
 static inline void fake_hello(struct fake_conn *c, const Tandem__Hello *m)
 {
-    static char name[] = "fake";
     struct fake_cloud *f = c->cloud;
     snprintf(f->token, sizeof f->token, "%s", m->token);
     f->layers_held = m->layers_held;
@@ -119,6 +121,16 @@ static inline void fake_hello(struct fake_conn *c, const Tandem__Hello *m)
         fake_send(c, FRAME_ERROR, 0, &e.base, NULL, 0);
         return;
     }
+    c->owes_welcome = f->away;
+    if (!f->away)
+        fake_welcome(c);
+}
+
+static inline void fake_welcome(struct fake_conn *c)
+{
+    static char name[] = "fake";
+    struct fake_cloud *f = c->cloud;
+    c->owes_welcome = false;
     Tandem__Version v = TANDEM__VERSION__INIT;
     v.protocol = WIRE_PROTOCOL;
     v.layout = (ProtobufCBinaryData){32, f->layout};
@@ -331,6 +343,8 @@ static inline void fake_done(struct fake_conn *c, uint32_t count)
 static inline void fake_step(struct fake_conn *c)
 {
     struct fake_cloud *f = c->cloud;
+    if (c->owes_welcome && !f->away)
+        fake_welcome(c);
     if (!c->stream || !c->generating)
         return;
     if (c->finished) {
@@ -353,6 +367,7 @@ static inline void fake_step(struct fake_conn *c)
         return;
     if (f->cut_after && c->next == f->cut_after) {
         f->cut_after = 0;
+        f->away |= f->away_then;
         ws_close(c->ws, "cut");
         return;
     }

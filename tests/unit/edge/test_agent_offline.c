@@ -1,0 +1,218 @@
+/* agent: a device that goes on without its cloud. Computing is paced, so that a link can come back in the middle of it; a bias makes every token the
+ * same on both sides. */
+#include "agent_rig.h"
+#include "edge/api_edge.h"
+
+#define OWN 20
+
+static void make(struct rig *r)
+{
+    rig_make(r, PLANNER_AUTO);
+    r->config.offline = OFFLINE_CONTINUE;
+    r->cloud.same_token = OWN;
+}
+
+static struct client *asking(struct rig *r, uint32_t token_count)
+{
+    struct client *c = client_make(r);
+    client_says(c, "user", "hello");
+    c->request.max_tokens = token_count;
+    c->request.ignore_end = true;
+    c->request.sampling.repetition_penalty = 1;
+    c->request.sampling.bias_count = 1;
+    c->request.sampling.bias_ids[0] = OWN;
+    c->request.sampling.bias_values[0] = 100;
+    return c;
+}
+
+static void assert_all_own(const struct client *c, uint32_t count)
+{
+    assert_int_equal(c->failed, 0);
+    assert_int_equal(c->done, 1);
+    assert_int_equal(c->count, count);
+    for (uint32_t i = 0; i < count; i++)
+        assert_int_equal(c->ids[i], OWN);
+    assert_int_equal(c->usage.completion_tokens, count);
+}
+
+static bool is_whole(void *arg)
+{
+    return ((struct client *)arg)->done;
+}
+
+static void the_rest_is_made_here(void **state)
+{
+    (void)state;
+    struct rig r;
+    make(&r);
+    r.cloud.token_count = 40;
+    r.cloud.cut_after = 10;
+    r.cloud.away_then = true;
+    rig_run(&r);
+    struct client *c = asking(&r, 40);
+    client_run(&r, c);
+    assert_all_own(c, 40);
+    assert_int_equal(c->finish, FINISH_LENGTH);
+    assert_true(c->timings.was_offline);
+    assert_int_equal(c->timings.offline_from, 10);
+    assert_int_equal(c->timings.offline_tokens, 30);
+    assert_int_equal(c->timings.local_tokens, 30);
+    assert_true(c->timings.offline_estimate_ms > 0);
+    assert_int_equal(r.cloud.open_count, 1);
+    free(c);
+    rig_free(&r);
+}
+
+static bool has_thirty(void *arg)
+{
+    return ((struct client *)arg)->count >= 30;
+}
+
+static void come_back(void *arg)
+{
+    ((struct rig *)arg)->cloud.away = false;
+}
+
+static void it_hands_back(void **state)
+{
+    (void)state;
+    struct rig r;
+    make(&r);
+    r.cloud.token_count = 400;
+    r.cloud.cut_after = 10;
+    r.cloud.away_then = true;
+    rig_run(&r);
+    struct client *c = asking(&r, 400);
+    on_loop(r.cloud.loop, client_begin, c);
+    assert_true(comes_true(r.cloud.loop, has_thirty, c));
+    on_loop(r.cloud.loop, come_back, &r);
+    assert_true(comes_true(r.cloud.loop, is_whole, c));
+    assert_all_own(c, 400);
+    const struct fake_open *again = &r.cloud.opens[r.cloud.open_count - 1];
+    assert_int_equal(r.cloud.open_count, 2);
+    assert_true(again->held_count >= 30);
+    assert_true(again->attempt > r.cloud.opens[0].attempt);
+    assert_int_equal(r.cloud.done_count, 1); /* the end is the cloud's */
+    assert_int_equal(c->timings.offline_from, 10);
+    assert_true(c->timings.offline_tokens >= 20);
+    assert_true(c->timings.offline_tokens <= again->held_count - 10 + 64);
+    const struct fake_plan *plan = &r.cloud.plans[r.cloud.plan_count - 1];
+    assert_int_equal(plan->ranges[0].layers, 0); /* the cloud computes the context from ids */
+    free(c);
+    rig_free(&r);
+}
+
+static void again_in_the_same_folder(struct rig *r)
+{
+    uint8_t layout[32];
+    fake_cloud_stop(&r->cloud);
+    agent_shutdown(r->agent);
+    fake_cloud_free(&r->cloud);
+    agent_destroy(r->agent);
+    model_layout(r->model, layout);
+    assert_int_equal(fake_cloud_make(&r->cloud, layout), 0);
+    r->config.cloud_port = r->cloud.port;
+    r->cloud.same_token = OWN;
+}
+
+/* It has known its cloud once; now it starts without it. */
+static void whole_replies_are_made_here(void **state)
+{
+    (void)state;
+    struct rig r;
+    make(&r);
+    rig_run(&r);
+    struct client *c = asking(&r, 8);
+    client_run(&r, c);
+    free(c);
+    again_in_the_same_folder(&r);
+    r.cloud.away = true;
+    rig_run(&r);
+    c = asking(&r, 12);
+    client_run(&r, c);
+    assert_all_own(c, 12);
+    assert_int_equal(c->timings.offline_from, 0);
+    assert_int_equal(c->timings.offline_tokens, 12);
+    assert_null(agent_unhealthy(r.agent));
+    char *json;
+    assert_int_equal(edge_conversation_show(r.agent, "local", c->conversation, &json), 0);
+    free(json);
+    assert_int_equal(r.cloud.open_count, 0);
+    free(c);
+    rig_free(&r);
+}
+
+static void a_device_that_was_never_connected_waits(void **state)
+{
+    (void)state;
+    struct rig r;
+    make(&r);
+    r.cloud.away = true;
+    r.config.cloud_timeout_ms = 300;
+    rig_run(&r);
+    struct client *c = asking(&r, 12);
+    client_run(&r, c);
+    assert_int_equal(c->failed, 1);
+    assert_int_equal(c->code, -TD_ERR_CLOSED);
+    assert_non_null(agent_unhealthy(r.agent));
+    free(c);
+    rig_free(&r);
+}
+
+/* The default: nothing is made here, nothing kept. */
+static void without_the_wish_it_waits(void **state)
+{
+    (void)state;
+    struct rig r;
+    make(&r);
+    r.config.offline = OFFLINE_WAIT;
+    r.config.cloud_timeout_ms = 300;
+    r.cloud.token_count = 40;
+    r.cloud.cut_after = 10;
+    r.cloud.away_then = true;
+    rig_run(&r);
+    struct client *c = asking(&r, 40);
+    client_run(&r, c);
+    assert_int_equal(c->failed, 1);
+    assert_int_equal(c->count, 10);
+    char path[160];
+    snprintf(path, sizeof path, "%s/identity", r.data);
+    assert_int_equal(access(path, F_OK), -1);
+    free(c);
+    rig_free(&r);
+}
+
+static void a_device_without_all_layers_is_told_so(void **state)
+{
+    (void)state;
+    for (uint32_t layers = 0; layers < 2; layers++) {
+        struct rig r;
+        struct td_error err = {0};
+        make(&r);
+        r.config.edge_layers = layers;
+        assert_int_equal(agent_create(&r.config, r.cloud.loop, &r.agent, &err), -TD_ERR_ARG);
+        assert_non_null(strstr(err.text, "--offline continue"));
+        fake_cloud_free(&r.cloud);
+        nftw(r.dir, rig_remove, 16, FTW_DEPTH | FTW_PHYS);
+    }
+}
+
+static int set_up(void **state)
+{
+    (void)state;
+    log_set_level(LOG_ERROR);
+    return crypto_init() || setenv("TANDEM_PACED_LAYER_US", "200", 1);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(the_rest_is_made_here),
+        cmocka_unit_test(it_hands_back),
+        cmocka_unit_test(whole_replies_are_made_here),
+        cmocka_unit_test(a_device_that_was_never_connected_waits),
+        cmocka_unit_test(without_the_wish_it_waits),
+        cmocka_unit_test(a_device_without_all_layers_is_told_so),
+    };
+    return cmocka_run_group_tests(tests, set_up, NULL);
+}
