@@ -382,7 +382,7 @@ int cuda_pieces_write(struct backend *base, struct page_piece *pieces, uint32_t 
 
 /* --- swap ------------------------------------------------------------------------------------- */
 
-/* One launch, a copy a page: its layers lie one after the other on both sides. Measured on an H200, 16 GiB back into scattered pages: 312 ms by
+/* One launch, a copy a page: its layers lie one after the other on both sides. Measured on an H200, 16 GiB back into scattered pages: 312 ms by this as
  * a batch a layer, 335 ms by a kernel that reads the host's memory itself. */
 static cudaError_t swap_pages(struct cuda_backend *b, const struct page_swap *w)
 {
