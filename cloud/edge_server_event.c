@@ -68,6 +68,8 @@ static void on_ingested(struct edge_stream *s, const struct engine_event *e)
     m.plan_begin = e->ingested.plan_begin;
     m.refill_begin = e->ingested.refill_begin;
     m.refill_end = e->ingested.refill_end;
+    m.left_begin = e->ingested.left_begin;
+    m.left_end = e->ingested.left_end;
     m.queue_tokens = e->ingested.queue_tokens;
     m.layer_ns = e->ingested.layer_ns;
     m.layer_slope_ns = e->ingested.layer_slope_ns;

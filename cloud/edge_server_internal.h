@@ -42,7 +42,7 @@ struct edge_command { /* a frame, ready for the engine */
     enum edge_command_type type;
     union {
         struct {
-            uint32_t epoch, count;
+            uint32_t epoch, count, rows_patience_ms, rows_patience_token_us, kv_patience_ms;
             struct plan_range ranges[LIMIT_RANGES];
         } plan;
         struct {

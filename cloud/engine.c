@@ -221,6 +221,13 @@ static void run_command(struct engine *e, struct engine_command *c)
         engine_do_hidden(e, c->sequence, c->hidden.epoch, c->hidden.layer, c->hidden.message);
         c->hidden.message = NULL;
         break;
+    case COMMAND_PATIENCE:
+        if (s) {
+            s->rows_patience_us = c->patience.rows_ms * UINT64_C(1000);
+            s->rows_patience_token_us = c->patience.rows_token_us;
+            s->kv_patience_us = c->patience.kv_ms * UINT64_C(1000);
+        }
+        break;
     case COMMAND_PLAN:
         if (s)
             engine_do_plan(e, s, c->plan.epoch, c->plan.ranges, c->plan.count);
@@ -433,6 +440,18 @@ int engine_open(struct engine *e, struct engine_open *open, uint64_t *sequence)
     if (rc < 0)
         atomic_fetch_sub(&e->open_count, 1);
     return rc;
+}
+
+int engine_patience(struct engine *e, uint64_t sequence, uint32_t rows_ms, uint32_t rows_token_us,
+                    uint32_t kv_ms)
+{
+    struct engine_command *c = new_command(COMMAND_PATIENCE, sequence);
+    if (!c)
+        return -TD_ERR_FULL;
+    c->patience.rows_ms = rows_ms;
+    c->patience.rows_token_us = rows_token_us;
+    c->patience.kv_ms = kv_ms;
+    return push(e, c);
 }
 
 int engine_plan(struct engine *e, uint64_t sequence, uint32_t epoch, const struct plan_range *ranges,

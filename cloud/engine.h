@@ -68,7 +68,8 @@ struct engine_event { /* borrowed for the call */
         } opened;
         struct {
             uint32_t epoch, hidden_tokens, kv_tokens;
-            uint32_t run_tokens, plan_begin, refill_begin, refill_end; /* Ingested in tandem.proto */
+            uint32_t run_tokens, plan_begin, refill_begin, refill_end, left_begin,
+                left_end; /* Ingested in tandem.proto */
             uint32_t queue_tokens, layer_ns, layer_slope_ns;
             uint32_t consumed_size; /* bulk payload bytes that left the staging area since the last event */
         } ingested;
@@ -135,6 +136,9 @@ void engine_destroy(struct engine *e);
 int engine_open(struct engine *e, struct engine_open *open, uint64_t *sequence);
 int engine_plan(struct engine *e, uint64_t sequence, uint32_t epoch, const struct plan_range *ranges,
                 uint32_t count);
+/* How long the plan that follows waits for rows and pieces: PLAN in tandem.proto. */
+int engine_patience(struct engine *e, uint64_t sequence, uint32_t rows_ms, uint32_t rows_token_us,
+                    uint32_t kv_ms);
 /* payload: malloc'ed wire bytes, taken over. */
 int engine_hidden(struct engine *e, uint64_t sequence, uint32_t epoch, uint32_t first_token, uint32_t count,
                   uint32_t layer, uint8_t dtype, uint8_t *payload, size_t size);

@@ -82,6 +82,8 @@ void engine_emit_ingested(struct engine *e, struct sequence *s)
                                               .plan_begin = s->plan_begin,
                                               .refill_begin = s->refill_begin,
                                               .refill_end = s->refill_end,
+                                              .left_begin = TD_MIN(s->left_from, s->plan_end),
+                                              .left_end = s->plan_end,
                                               .queue_tokens = engine_queue_tokens(e, s),
                                               .consumed_size = consumed}};
     event.ingested.layer_ns = engine_layer_ns(e, &event.ingested.layer_slope_ns);

@@ -46,6 +46,7 @@
 
 enum command_type {
     COMMAND_OPEN,
+    COMMAND_PATIENCE,
     COMMAND_PLAN,
     COMMAND_HIDDEN,
     COMMAND_START,
@@ -64,6 +65,9 @@ struct engine_command {
     uint64_t sequence;
     union {
         struct engine_open open;
+        struct {
+            uint32_t rows_ms, rows_token_us, kv_ms;
+        } patience;
         struct {
             uint32_t epoch, count;
             struct plan_range ranges[LIMIT_RANGES];

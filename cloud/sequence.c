@@ -79,7 +79,7 @@ struct sequence *sequence_create(const struct seq_model *m, struct engine_open *
     s->accept = open->accept;
     s->no_cache = open->no_cache;
     s->direct = open->direct;
-    s->own_from = UINT32_MAX;
+    s->own_from = s->left_from = UINT32_MAX;
     s->quality = fresh_quality(m);
     s->edge_numerics = open->edge_numerics ? open->edge_numerics : (uint8_t)m->numerics;
     for (uint32_t i = 0; i < s->block_capacity; i++)

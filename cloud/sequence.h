@@ -123,10 +123,15 @@ struct sequence {
     struct plan_range ranges[LIMIT_RANGES]; /* as the edge sent them last */
     struct plan_range record[LIMIT_RANGES]; /* below what has run: as they were then */
     uint32_t record_count;
-    uint32_t ids_until;   /* positions below are computed from ids, whatever the plan says */
-    bool pieces_lost;     /* no more pieces will come */
-    uint32_t hidden_next; /* rows below have come, or will not */
-    uint32_t plan_begin;  /* rows below had run when the latest plan came */
+    uint32_t ids_until; /* positions below are computed from ids, whatever the plan says */
+    uint32_t
+        left_from; /* rows stayed away: from here on, in the record too, all is computed from ids; UINT32_MAX: not so */
+    bool rows_came;                            /* under this plan */
+    uint64_t rows_patience_us, kv_patience_us; /* as the edge wishes; 0: none, stall_us */
+    uint32_t rows_patience_token_us;           /* more for each token that has not run */
+    bool pieces_lost;                          /* no more pieces will come */
+    uint32_t hidden_next;                      /* rows below have come, or will not */
+    uint32_t plan_begin;                       /* rows below had run when the latest plan came */
     uint32_t refill_begin,
         refill_end; /* where [0, k) was computed here although pieces were planned; equal: nowhere */
     bool away;      /* the socket is lost, but the edge may go on with its plan: it is waited for */
@@ -198,6 +203,8 @@ void sequence_want_plan(struct sequence *s);
 void sequence_ask_again(struct sequence *s);
 /* Nothing more will come from the edge (socket lost, upload idle, preempted): the rest is computed from ids; staged data is dropped. */
 void sequence_void_plan(struct sequence *s);
+/* Rows have stayed away for too long: as sequence_void_plan, and in the record. */
+void sequence_leave(struct sequence *s);
 /* Rows of HIDDEN, and pieces, below these positions have arrived or are not wanted. */
 uint32_t sequence_hidden_tokens(const struct sequence *s, const struct seq_model *m);
 uint32_t sequence_kv_tokens(const struct sequence *s);

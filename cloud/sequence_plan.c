@@ -200,6 +200,7 @@ int sequence_plan(struct sequence *s, const struct seq_model *m, uint32_t epoch,
     set_ranges(s, ranges, count);
     s->epoch = epoch;
     s->planned = true;
+    s->rows_came = false;
     s->ids_until = 0;
     s->ingested_dirty = true;
     for (uint32_t b = s->complete / KV_BLOCK_TOKENS; b < sequence_blocks(s->plan_end); b++)
@@ -207,6 +208,22 @@ int sequence_plan(struct sequence *s, const struct seq_model *m, uint32_t epoch,
     if (kept_count > 0) /* its rows come from the edge; its KV will not */
         s->blocks[s->high / KV_BLOCK_TOKENS].closed = true;
     return 0;
+}
+
+void sequence_leave(struct sequence *s)
+{
+    struct plan_range merged[LIMIT_RANGES];
+    uint32_t end = s->record_count ? plan_range_end(&s->record[s->record_count - 1]) : 0;
+    uint32_t from = plan_border(s->high, end, KV_BLOCK_TOKENS);
+    struct plan_range rest = {.first_token = from, .count = end - TD_MIN(from, end)};
+    uint32_t count = rest.count ? plan_merge(s->record, s->record_count, &rest, 1, from, merged) : 0;
+    if (count > 0) {
+        memcpy(s->record, merged, count * sizeof *merged);
+        s->record_count = count;
+        s->left_from = from;
+    }
+    sequence_void_plan(s);
+    s->ingested_dirty = true;
 }
 
 /* --- HIDDEN --------------------------------------------------------------------------------------- */
@@ -254,7 +271,7 @@ int sequence_hidden(struct sequence *s, const struct seq_model *m, uint32_t epoc
         return rc;
     }
     s->hidden_next = end;
-    s->ingested_dirty = true;
+    s->rows_came = s->ingested_dirty = true;
     h->next = NULL;
     *s->hidden_last = h;
     s->hidden_last = &h->next;
@@ -352,6 +369,7 @@ void sequence_want_plan(struct sequence *s)
         return;
     s->planned = s->pieces_lost = s->device_wanted = false;
     s->ids_until = 0;
+    s->left_from = UINT32_MAX;
     s->range_count = 0; /* what the edge sent of them is gone: they say nothing until they come again */
 }
 

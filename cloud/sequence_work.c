@@ -112,6 +112,8 @@ static struct seq_job refill_or_wait(struct sequence *s, uint64_t now_us, uint64
         s->blocked_us = now_us;
     uint64_t patience = s->away || s->is_private ? TD_MAX(stall_us, UPLOAD_IDLE_US) : stall_us;
     uint64_t deadline = TD_MAX(s->blocked_us, s->kv_us) + patience;
+    if (s->kv_patience_us && !s->away && !s->is_private)
+        deadline = TD_MIN(deadline, s->blocked_us + s->kv_patience_us);
     if (s->pieces_lost || s->blocks[s->complete / KV_BLOCK_TOKENS].closed || now_us >= deadline)
         return refill_job(s);
     return wait_for_edge(s, now_us, deadline);
@@ -165,10 +167,14 @@ static struct seq_job edge_job(struct sequence *s, const struct seq_model *m, co
         return ids_job(s, m, now_us, stall_us);
     }
     uint64_t deadline = TD_MAX(s->upload_us, s->kv_us) + UPLOAD_IDLE_US;
+    bool impatient = s->rows_came && s->rows_patience_us && !s->away && !s->is_private;
+    if (impatient)
+        deadline = TD_MIN(deadline, s->upload_us + s->rows_patience_us +
+                                        (uint64_t)(s->plan_end - s->high) * s->rows_patience_token_us);
     if (rows == 0 && now_us < deadline)
         return wait_for_edge(s, now_us, deadline);
     if (rows == 0) {
-        sequence_void_plan(s);
+        s->is_private ? sequence_void_plan(s) : sequence_leave(s);
         return ids_job(s, m, now_us, stall_us);
     }
     struct seq_job job = {.kind = JOB_HIDDEN,

@@ -144,6 +144,8 @@ struct flight {
     uint64_t reconsidered_us;
     uint32_t queue_tokens; /* ahead of this one in the cloud, as it said last */
     uint64_t load_us;      /* until it has loaded what is cached, as OPEN_ACK said */
+    bool patient;          /* the cloud was told how long to wait for rows */
+    bool left;             /* the cloud has stopped waiting for rows, and does the rest from ids */
     bool leaving;          /* the last plan leaves the rest to the cloud, which may not have heard of it */
     struct api_plan shown; /* for timings */
     Tandem__Ingested ingested;        /* the last of this stream */
@@ -195,6 +197,8 @@ void plan_failed(struct flight *f, int code);
 /* Does the plan that went out with OPEN still do, now that the answer is here? */
 bool plan_fits_ack(struct flight *f);
 void plan_settle(struct flight *f); /* INGESTED has come */
+/* And says that the cloud waits for rows no longer: what is still to be sent is not wanted. */
+void plan_left(struct flight *f);
 /* Go on, or leave the rest to the cloud? False: there is nothing to be thought over any more. */
 bool plan_reconsider(struct flight *f, uint64_t now_us);
 

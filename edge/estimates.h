@@ -20,7 +20,8 @@
 #define ESTIMATES_COST_UNKNOWN 20000.0  /* nanoseconds a token and layer */
 #define ESTIMATES_PROBE_US     10000000 /* between probes of a link that is believed to be slow */
 #define ESTIMATES_PROBE_SHIFT  6u       /* at most 2^6 times as long */
-#define ESTIMATES_SLACK_US     60000    /* an acknowledgement may be so much later than a round trip */
+#define ESTIMATES_SLACK_US                                                                                   \
+    200000 /* an acknowledgement may be so much later than a round trip: machines stumble, packets are lost */
 
 struct estimates {
     struct line edge;                   /* nanoseconds over the position */

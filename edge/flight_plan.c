@@ -93,6 +93,29 @@ void plan_settle(struct flight *f)
     f->record_count = plan_without_kv(f->record, f->record_count, m->refill_begin, m->refill_end);
 }
 
+/* Below `from` the record is what it was before the last plan, if the cloud had not heard of that one in time. */
+void plan_left(struct flight *f)
+{
+    const Tandem__Ingested *m = &f->ingested;
+    struct plan_range merged[LIMIT_RANGES];
+    if (m->left_begin >= m->left_end || f->left || f->record_count == 0)
+        return;
+    bool unheard = !f->merged && f->before_count > 0;
+    const struct plan_range *base = unheard ? f->before : f->record;
+    uint32_t base_count = unheard ? f->before_count : f->record_count;
+    uint32_t from = m->left_begin, end = plan_range_end(&base[base_count - 1]);
+    struct plan_range rest = {.first_token = from, .count = end - TD_MIN(from, end)};
+    uint32_t count = rest.count ? plan_merge(base, base_count, &rest, 1, from, merged) : 0;
+    if (count > 0) {
+        memcpy(f->record, merged, count * sizeof *merged);
+        f->record_count = plan_without_kv(f->record, count, m->refill_begin, m->refill_end);
+    }
+    f->merged = f->left = true;
+    f->leaving = false;
+    f->shown.left_tokens = rest.count;
+    plan_stop(f);
+}
+
 static void set_record(struct flight *f, const struct plan_range *ranges, uint32_t count)
 {
     f->record_count = count;
@@ -283,6 +306,13 @@ static int send_plan(struct flight *f)
         ranges[i].hidden_dtype = r->hidden_dtype;
         pointers[i] = &ranges[i];
     }
+    struct planner_state state;
+    fill_state(f, &state);
+    struct planner_patience patience = planner_patience(&state, &f->plan, f->agent->flight_count);
+    plan.rows_patience_ms = (uint32_t)(patience.rows_us * 1e-3);
+    plan.rows_patience_token_us = (uint32_t)patience.rows_token_us;
+    plan.kv_patience_ms = (uint32_t)(patience.kv_us * 1e-3);
+    f->patient = plan.rows_patience_ms > 0;
     plan.epoch = f->epoch;
     plan.n_ranges = f->plan.range_count;
     plan.ranges = pointers;
@@ -499,6 +529,12 @@ static bool under_way(const struct flight *f)
            TD_MIN(f->ingested.hidden_tokens, f->ingested.kv_tokens) < f->turn.ids_count;
 }
 
+/* Rows have come, and it was told for how long to wait for more: it goes on by itself sooner than it can be told to. */
+static bool cloud_helps_itself(const struct flight *f)
+{
+    return f->patient && f->ingested.epoch == f->epoch && f->ingested.hidden_tokens > f->plan.send_begin;
+}
+
 /* What is under way keeps the link so long that a new connection is sooner there. The plan is then thought over again. */
 static bool restart_link(struct agent *a, uint64_t now_us)
 {
@@ -527,7 +563,10 @@ bool plan_reconsider(struct flight *f, uint64_t now_us)
     struct plan_progress at;
     fill_state(f, &state);
     progress_of(f, &at);
-    if (!planner_reconsider(&state, &f->plan, &at, &left) || restart_link(a, now_us))
+    if (!planner_reconsider(&state, &f->plan, &at, &left))
+        return true;
+    bool told = cloud_helps_itself(f);
+    if (!told && restart_link(a, now_us))
         return true;
     count_left(f, &at);
     plan_stop(f);
@@ -536,6 +575,6 @@ bool plan_reconsider(struct flight *f, uint64_t now_us)
     if (carry_plan_out(f, at.rows, at.kv) < 0)
         flight_wait_again(f);
     else
-        f->leaving = true;
+        f->leaving = !told;
     return f->state == FLIGHT_OPEN;
 }

@@ -88,6 +88,7 @@ static int send_open(struct flight *f)
     }
     f->open_count = prompt + held;
     f->sent_epoch = 0;
+    f->left = false;
     f->ingested = (Tandem__Ingested)TANDEM__INGESTED__INIT;
     if (f->is_private)
         return send_private_open(f, &open);
@@ -477,6 +478,7 @@ int wire_frame(struct flight *f, const struct wire_frame *frame)
         f->load_us = 0;
         estimates_cloud(&f->agent->estimates, f->ingested.layer_ns, f->ingested.layer_slope_ns);
         plan_settle(f);
+        plan_left(f);
         agent_look_at_link(f->agent);
         plan_reconsider(f, clock_mono_us());
         return 0;

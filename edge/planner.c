@@ -360,6 +360,27 @@ void planner_plan(const struct planner_state *s, struct plan *out)
 
 /* ---- under way ---- */
 
+struct planner_patience planner_patience(const struct planner_state *s, const struct plan *plan,
+                                         uint32_t sharing)
+{
+    const struct plan_model *m = &s->model;
+    if (!plan->chosen || plan->layers == 0 || plan->layers == s->layer_count || s->private_layers > 0)
+        return (struct planner_patience){0, 0, 0};
+    uint32_t end = s->prompt_count, begin = end - TD_MIN(m->chunk_tokens, end);
+    double compute_us = plan_model_edge_us(m, begin, end, plan->layers) * TD_MAX(sharing, 1u);
+    double send_us = m->chunk_tokens * m->row_size[plan->hidden_dtype] / m->rate_bytes_per_us;
+    double chunk_us = TD_MAX(compute_us, send_us + PLAN_MODEL_FRONT_US);
+    double gap_us = TD_MAX(plan->times.t16_us - plan->times.first_us - 15 * m->decode_us, 0);
+    double much = s->prefer == PREFER_CLOUD_COST ? 4 : 1;    /* computing there is what is to be saved */
+    double slack_us = 2 * m->delay_us + PLANNER_PATIENCE_US; /* a packet may have to be sent twice */
+    struct planner_patience p = {much * (1.25 * chunk_us + slack_us),
+                                 much * PLANNER_PATIENCE * plan->layers * m->cloud.base_ns * 1e-3,
+                                 much * (1.25 * gap_us + slack_us)};
+    if (plan->restore_end > plan->restore_begin)
+        p.kv_us = 0; /* what is restored is waited for: it is worth more than computing it */
+    return p;
+}
+
 bool planner_switch(const struct planner_state *s, const struct plan *plan, const struct plan_progress *at,
                     const struct plan *fresh)
 {

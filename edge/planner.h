@@ -40,6 +40,8 @@
 #define PLANNER_GAIN          0.97 /* of the time with k = 0: what a plan must stay below */
 #define PLANNER_SWITCH        0.90 /* of the time of going on: what a change under way must stay below */
 #define PLANNER_COST_PATIENCE 1.2
+#define PLANNER_PATIENCE      0.1
+#define PLANNER_PATIENCE_US   50000.0
 #define PLANNER_FIRST         0.125 /* a second of waiting for the first token, in seconds of waiting for the 16th */
 
 enum planner_prefer { PREFER_LATENCY, PREFER_CLOUD_COST };
@@ -103,6 +105,14 @@ uint32_t planner_guess_cached(uint32_t known_count, uint32_t prompt_count);
 /* Is `fresh`, chosen just now, so much better than going on with `plan` that what was done for it is thrown away? */
 bool planner_switch(const struct planner_state *s, const struct plan *plan, const struct plan_progress *at,
                     const struct plan *fresh);
+/* How long the cloud should wait for the next rows, and for pieces once it needs them, before it goes on from token ids: what the plan foretells, a quarter
+ * more, a round trip and PLANNER_PATIENCE_US; for rows also PLANNER_PATIENCE of what they save it, for each token that is still to come: the more there is
+ * to lose, the surer it should be. 0: as it is set up. sharing: prompts that the device works at. */
+struct planner_patience {
+    double rows_us, rows_token_us, kv_us;
+};
+struct planner_patience planner_patience(const struct planner_state *s, const struct plan *plan,
+                                         uint32_t sharing);
 /* A plan under way. True: *out is better by PLANNER_SWITCH. Where rows below `from` are the plan's as before; from there on the cloud goes on from token
  * ids, and KV that had not arrived (from at->kv on) is not sent any more. Everything that waits to be sent is void then. */
 bool planner_reconsider(const struct planner_state *s, const struct plan *plan,

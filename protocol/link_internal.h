@@ -61,6 +61,7 @@ struct rate {
     uint64_t busy_us, last_busy_us; /* busy time in this interval */
     uint64_t mean_size, mean_us;    /* acknowledged of late by a full link, and in what time */
     bool flight_acked;              /* this flight's first acknowledgement has come */
+    uint64_t woken_size;            /* acknowledged when the link was idle last */
     uint64_t hint;                  /* bytes/s, from an earlier connection */
     uint64_t rtt_us, min_rtt_us, min_rtt_at_us;
     bool startup; /* still looking for the link's rate: more may be on the way */
@@ -74,6 +75,8 @@ struct rate {
 void rate_init(struct rate *r, uint64_t hint_bytes_per_s);
 uint64_t rate_estimate(const struct rate *r); /* bytes/s, 0: unknown */
 uint64_t rate_mean(const struct rate *r);     /* the same: what a full link did deliver */
+/* Before bulk is sent: was the link idle for so long that TCP begins with a small window again? */
+void rate_wake(struct rate *r, uint64_t now_us);
 size_t rate_frame_size(const struct rate *r);
 uint64_t rate_window(const struct rate *r); /* bytes that may be unacknowledged */
 bool rate_allows(const struct rate *r, size_t size);

@@ -8,6 +8,9 @@
  * A greatest value is what keeps the link full, and too much to plan by: acknowledgements that come in bunches exaggerate it, lost packets are not in it.
  * The mean is bytes over time, of the last second or two in which the link was full, from a flight's first acknowledgement on.
  *
+ * After idleness TCP begins anew with ten packets a round trip, however fast the link. A frame of 20 ms of that link would then keep rows behind KV for
+ * several round trips: frames grow with what has been acknowledged since, as TCP's window does.
+ *
  * On the way at most: rate x (min RTT + LIMIT_UNACKED_MARGIN_US). The margin lets a faster link show itself, and bounds the
  * queue that bulk builds in front of a CANCEL. Until the rate has stopped growing, twice the round trip is allowed.
  *
@@ -25,6 +28,8 @@
 #define RATE_WINDOW_START                                                                                    \
     (16u << 10) /* bytes on the way before anything is known: about what TCP itself begins with */
 #define RATE_FRAME_START    4096u
+#define RATE_FRAME_WAKE     8192u /* of a link that was idle */
+#define RATE_IDLE_US        200000u
 #define RATE_INTERVAL_US    500000u /* busy time of one interval of the maximum */
 #define RATE_BUSY_STEP_US   100000u /* a longer gap between samples was not busy */
 #define RATE_SAMPLE_US_MIN  1000u   /* shorter samples say more about the clock than about the link */
@@ -73,12 +78,19 @@ static uint64_t bytes_in(uint64_t bytes_per_s, uint64_t us)
     return TD_MIN(bytes_per_s, top) * TD_MIN(us, top / 1000000) / 1000000;
 }
 
+void rate_wake(struct rate *r, uint64_t now_us)
+{
+    if (r->sent_size == r->acked_size && now_us - r->acked_us >= RATE_IDLE_US)
+        r->woken_size = r->acked_size;
+}
+
 size_t rate_frame_size(const struct rate *r)
 {
     uint64_t believed = rate_believed(r);
     if (believed == 0)
         return RATE_FRAME_START;
     uint64_t size = bytes_in(believed, LIMIT_BULK_FRAME_US);
+    size = TD_MIN(size, RATE_FRAME_WAKE + (r->acked_size - r->woken_size) / 2);
     return (size_t)TD_MAX(TD_MIN(size, (uint64_t)LIMIT_BULK_FRAME_MAX), (uint64_t)LIMIT_BULK_FRAME_MIN);
 }
 

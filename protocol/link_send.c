@@ -298,6 +298,7 @@ static void bulk_account(struct link *l, struct stream *s, struct bulk_queue *q,
 static int64_t next_bulk(struct link *l, uint8_t *dst, size_t capacity, uint64_t now_us)
 {
     struct bulk_choice choice;
+    rate_wake(&l->rate, now_us);
     if (!bulk_choose(l, &choice)) {
         rate_limited(&l->rate);
         return 0;

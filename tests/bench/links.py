@@ -331,14 +331,15 @@ def compare(o):
 
 # ---- a link that breaks down under a prompt ----
 
-def hindsight(prompt, at_s, mbit, layer_s, single_s):
-    """Seconds to the first token, at best, for who knew. n tokens reach the cloud in time through k layers, it runs what it can of them, then goes on alone."""
+def hindsight(prompt, at_s, mbit, delay_s, layer_s, single_s):
+    """Seconds to the first token, at best, for who knew: chunks of 64 tokens leave the device in time, through k layers; the cloud runs what it can of them,
+    from the first on, then goes on alone."""
     best = single_s
     for k in range(1, LAYERS):
-        arrive = min(at_s / (k * layer_s), at_s * mbit * 1e6 / 8 / (ROW_SIZE + k * KV_SIZE), prompt)
-        ran = min(at_s / ((LAYERS - k) * layer_s), arrive)
-        left = (arrive - ran) * (LAYERS - k) + (prompt - arrive) * LAYERS
-        best = min(best, at_s + left * layer_s)
+        leave = min(at_s / (k * layer_s), at_s * mbit * 1e6 / 8 / (ROW_SIZE + k * KV_SIZE), prompt) // 64 * 64
+        ran = min(max(at_s - 64 * k * layer_s, 0) / ((LAYERS - k) * layer_s), leave)
+        left = (leave - ran) * (LAYERS - k) + (prompt - leave) * LAYERS
+        best = min(best, at_s + 2 * delay_s + left * layer_s)
     return best
 
 
@@ -361,7 +362,7 @@ def drop(o):
                     usual = [bench.ask("planner", prompt) for _ in range(WARM + 1)][-1]["ttft"]
                     at_s = part * usual / 1e3
                     runs.append(bench.ask("planner", prompt, drop=(at_s, o.drop)))
-                best = hindsight(prompt, at_s, mbit, layer_s, single["ttft"] / 1e3) * 1e3
+                best = hindsight(prompt, at_s, mbit, delay / 1e3, layer_s, single["ttft"] / 1e3) * 1e3
                 row = {"link_mbit": mbit, "to_mbit": o.drop, "delay_ms": delay, "prompt": prompt, "at_ms": round(at_s * 1e3)}
                 for what, known in (("ttft", best), ("t16", best + single["t16"] - single["ttft"])):
                     ms = statistics.median(r[what] for r in runs)

@@ -29,7 +29,7 @@
 enum kind { PLAN_FRAME, ROWS, PIECE, OPEN_FRAME };
 struct message {
     enum kind kind;
-    uint32_t epoch, first, count, layer, block;
+    uint32_t epoch, first, count, layer, block, rows_patience_us, kv_patience_us;
     uint8_t codec, is_value;
     double size;
     uint64_t arrives_us;
@@ -42,7 +42,7 @@ struct queue_of {
 struct answer { /* INGESTED, or OPEN_ACK */
     uint64_t arrives_us;
     bool opened, plan_wanted;
-    uint32_t epoch, hidden, kv, run, plan_begin, refill_begin, refill_end, range_count;
+    uint32_t epoch, hidden, kv, run, plan_begin, refill_begin, refill_end, left_begin, left_end, range_count;
     struct plan_range ranges[LIMIT_RANGES];
 };
 
@@ -62,7 +62,7 @@ struct sim {
     struct plan plan;
     struct plan_range record[LIMIT_RANGES], before[LIMIT_RANGES];
     uint32_t record_count, before_count, epoch, position, kv_next, rows_begin, prompt, held, chunk_end;
-    bool merged, sending, acked, planned;
+    bool merged, sending, acked, planned, left;
     struct answer last;
     struct queue_of control, rows, pieces, path,
         inbox; /* path: on its way; inbox: there, while a step runs */
@@ -77,7 +77,7 @@ struct sim {
     struct form forms[TOKENS_MAX], settled[TOKENS_MAX];
     bool is_settled,
         disturbed; /* disturbed: the cloud gave up waiting, or lost its prompt before the second token */
-    uint32_t leaves, breaks;
+    uint32_t leaves, breaks, impatient;
 };
 
 static const struct seq_model model = {.shape = {LAYERS, 1, 1},
@@ -139,6 +139,8 @@ static void answer(struct sim *s, bool opened)
     a.plan_begin = q->plan_begin;
     a.refill_begin = q->refill_begin;
     a.refill_end = q->refill_end;
+    a.left_begin = TD_MIN(q->left_from, q->plan_end);
+    a.left_end = q->plan_end;
     if (opened) {
         a.plan_wanted = q->record_count > 0 && sequence_wants_data(q, &model);
         a.range_count = sequence_record(q, a.ranges);
@@ -172,7 +174,8 @@ static void take(struct sim *s, struct message *m)
 {
     struct td_error err = {0};
     struct sequence *q = s->sequence;
-    q->upload_us = s->now_us;
+    if (m->kind != PIECE)
+        q->upload_us = s->now_us;
     if (m->kind == OPEN_FRAME) {
         if (s->dead)
             new_sequence(s);
@@ -182,6 +185,8 @@ static void take(struct sim *s, struct message *m)
     } else if (m->kind == PLAN_FRAME) {
         if (sequence_plan(q, &model, m->epoch, m->ranges, m->count, &err) < 0)
             fail(s, err.text);
+        q->rows_patience_us = m->rows_patience_us;
+        q->kv_patience_us = m->kv_patience_us;
         answer(s, false);
     } else if (m->kind == ROWS) {
         struct seq_hidden *h = calloc(1, sizeof *h);
@@ -263,7 +268,9 @@ static void next_job(struct sim *s)
         return;
     bool waited = q->ids_until != UINT32_MAX;
     s->job = sequence_next(q, &model, s->now_us, STALL_US);
-    s->disturbed |= waited && q->ids_until == UINT32_MAX;
+    bool gave_up = waited && q->ids_until == UINT32_MAX;
+    s->disturbed |= gave_up && q->left_from == UINT32_MAX;
+    s->impatient += gave_up && q->left_from != UINT32_MAX;
     if (s->job.kind == JOB_NONE) {
         s->job_us = q->deadline_us;
         return;
@@ -328,6 +335,10 @@ static void void_queues(struct sim *s)
 static void carry_out(struct sim *s, uint32_t rows_begin, uint32_t kv_begin)
 {
     struct message m = {.kind = PLAN_FRAME, .epoch = ++s->epoch, .count = s->plan.range_count, .size = 100};
+    if (pick(s, 3)) { /* any patience is right, if not wise */
+        m.rows_patience_us = (uint32_t)(1 + pick(s, 200) * MS);
+        m.kv_patience_us = (uint32_t)(1 + pick(s, 200) * MS);
+    }
     memcpy(m.ranges, s->plan.ranges, sizeof m.ranges);
     memcpy(s->before, s->record, sizeof s->before);
     s->before_count = s->record_count;
@@ -436,6 +447,28 @@ static void reconsider(struct sim *s)
     carry_out(s, at.rows, at.kv);
 }
 
+/* The cloud waits for rows no longer. */
+static void hear_left(struct sim *s, const struct answer *a)
+{
+    struct plan_range merged[LIMIT_RANGES];
+    if (a->left_begin >= a->left_end || s->left)
+        return;
+    bool unheard = !s->merged && s->before_count > 0;
+    uint32_t base_count = unheard ? s->before_count : s->record_count, from = a->left_begin;
+    const struct plan_range *base = unheard ? s->before : s->record;
+    struct plan_range rest = {.first_token = from, .count = s->prompt - TD_MIN(from, s->prompt)};
+    uint32_t count = rest.count ? plan_merge(base, base_count, &rest, 1, from, merged) : 0;
+    if (count > 0) {
+        memcpy(s->record, merged, count * sizeof *merged);
+        s->record_count = plan_without_kv(s->record, count, a->refill_begin, a->refill_end);
+    }
+    s->merged = s->left = true;
+    s->epoch++;
+    s->sending = false;
+    s->chunk_us = NEVER;
+    void_queues(s);
+}
+
 static void hear(struct sim *s, struct answer *a)
 {
     struct plan_range merged[LIMIT_RANGES];
@@ -464,6 +497,7 @@ static void hear(struct sim *s, struct answer *a)
         s->merged = true;
     }
     s->record_count = plan_without_kv(s->record, s->record_count, a->refill_begin, a->refill_end);
+    hear_left(s, a);
     estimates_cloud(&s->estimates, (uint32_t)s->cloud_ns, 0);
     reconsider(s);
 }
@@ -548,6 +582,7 @@ static void link_returns(struct sim *s)
     s->up = true;
     s->link_back_us = NEVER;
     s->link_free_us = s->now_us;
+    s->left = false;
     push(s, &s->control, &(struct message){.kind = OPEN_FRAME, .size = 4.0 * s->prompt});
 }
 
@@ -635,7 +670,7 @@ static void act(struct sim *s)
     next_job(s);
 }
 
-static void run(uint64_t seed, uint32_t *leaves, uint32_t *breaks)
+static void run(uint64_t seed, uint32_t *leaves, uint32_t *breaks, uint32_t *impatient)
 {
     static struct sim s;
     begin(&s, seed);
@@ -647,6 +682,7 @@ static void run(uint64_t seed, uint32_t *leaves, uint32_t *breaks)
     }
     *leaves += s.leaves;
     *breaks += s.breaks;
+    *impatient += s.impatient;
     s.up = true;
     break_link(&s);
     sequence_free(s.sequence);
@@ -656,7 +692,7 @@ int main(int argc, char **argv)
 {
     const char *wanted = getenv("TANDEM_SIM_RUNS");
     uint64_t runs = wanted ? strtoull(wanted, NULL, 10) : RUNS_DEFAULT, seed = 1;
-    uint32_t leaves = 0, breaks = 0;
+    uint32_t leaves = 0, breaks = 0, impatient = 0;
     for (int i = 1; i + 1 < argc; i += 2) {
         if (strcmp(argv[i], "--runs") == 0)
             runs = strtoull(argv[i + 1], NULL, 10);
@@ -666,7 +702,8 @@ int main(int argc, char **argv)
     if (crypto_init() < 0)
         return 1;
     for (uint64_t i = 0; i < runs; i++)
-        run(seed + i, &leaves, &breaks);
-    printf("%llu runs: %u breaks, %u plans left to the cloud\n", (unsigned long long)runs, breaks, leaves);
+        run(seed + i, &leaves, &breaks, &impatient);
+    printf("%llu runs: %u breaks, %u plans left to the cloud, %u taken by it\n", (unsigned long long)runs,
+           breaks, leaves, impatient);
     return 0;
 }

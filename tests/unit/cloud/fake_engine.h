@@ -172,6 +172,13 @@ int engine_open(struct engine *e, struct engine_open *open, uint64_t *sequence)
     return rc;
 }
 
+int engine_patience(struct engine *e, uint64_t sequence, uint32_t rows_ms, uint32_t rows_token_us,
+                    uint32_t kv_ms)
+{
+    (void)e, (void)sequence, (void)rows_ms, (void)rows_token_us, (void)kv_ms;
+    return 0;
+}
+
 int engine_plan(struct engine *e, uint64_t sequence, uint32_t epoch, const struct plan_range *ranges,
                 uint32_t count)
 {

@@ -332,6 +332,88 @@ static void stalled_kv_is_recomputed(void **state)
         }
 }
 
+/* Rows that stay away for longer than the edge said: the cloud goes on from ids, and says from where on. Not before the first have come. */
+static void rows_that_stay_away_are_not_waited_for(void **state)
+{
+    (void)state;
+    struct scene *s = scene_open(1, (struct rig_options){0});
+    open_edge(s);
+    assert_int_equal(engine_patience(s->rig->engine, s->client.sequence, 20, 100, 0), 0);
+    plan_one(s, 1, 0, KV_L0, HIDDEN_F32);
+    start(s, rig_greedy(REPLY));
+    rig_turn(s->rig);
+    rig_now += 1000000;
+    for (int i = 0; i < 10; i++)
+        rig_turn(s->rig);
+    assert_int_equal(s->client.ingested.ingested.left_begin, s->client.ingested.ingested.left_end);
+    size_t size = rig_send_hidden(&s->edge, &s->client, 1, 0, 64, HIDDEN_F32);
+    size += rig_send_kv(&s->edge, &s->client, 1, 0, 64, KV_L0);
+    uint64_t came_at = rig_now;
+    rig_until(s->rig, s->client.ingested.ingested.left_begin < s->client.ingested.ingested.left_end);
+    assert_int_equal(s->client.ingested.ingested.left_begin, 64);
+    assert_int_equal(s->client.ingested.ingested.left_end, PROMPT);
+    assert_in_range(rig_now - came_at, 20000 + (PROMPT - 64) * 100, 20000 + (PROMPT - 64) * 100 + 5000);
+    size += rig_send_hidden(&s->edge, &s->client, 1, 64, 64, HIDDEN_F32); /* too late: dropped */
+    size += rig_send_kv(&s->edge, &s->client, 1, 64, PROMPT, KV_L0);
+    finish(s);
+    assert_int_equal(s->client.done_event.done.recomputed_tokens, PROMPT - 64);
+    rig_until(s->rig, s->client.consumed_size == size);
+    scene_close(s);
+}
+
+/* What ran is from the edge's rows, and stays so in what the cloud says that it computed from what. */
+static void the_record_says_where_the_rows_ended(void **state)
+{
+    (void)state;
+    struct plan_range record[LIMIT_RANGES];
+    struct scene *s = scene_open(1, (struct rig_options){0});
+    open_edge(s);
+    engine_patience(s->rig->engine, s->client.sequence, 20, 0, 0);
+    plan_one(s, 1, 0, KV_L0, HIDDEN_F32);
+    start(s, rig_greedy(REPLY));
+    rig_send_hidden(&s->edge, &s->client, 1, 0, 128, HIDDEN_F32);
+    rig_send_kv(&s->edge, &s->client, 1, 0, 64, KV_L0);
+    rig_until(s->rig, s->client.count == 1);
+    assert_int_equal(s->rig->engine->live_count, 1);
+    assert_int_equal(sequence_record(s->rig->engine->live[0], record), 3);
+    assert_int_equal(record[0].layers, 1);
+    assert_int_equal(record[0].codec, KV_L0);
+    assert_int_equal(plan_range_end(&record[0]), 64);
+    assert_int_equal(record[1].layers, 1);
+    assert_int_equal(record[1].codec, PLAN_CODEC_NONE); /* its rows had come, its KV had not */
+    assert_int_equal(plan_range_end(&record[1]), 128);
+    assert_int_equal(record[2].layers, 0);
+    assert_int_equal(plan_range_end(&record[2]), PROMPT);
+    finish(s);
+    scene_close(s);
+}
+
+static void pieces_are_waited_for_as_long_as_the_edge_says(void **state)
+{
+    (void)state;
+    struct scene *s = scene_open(1, (struct rig_options){0});
+    s->rig->engine->config.kv_stall_ms = 1000000;
+    open_edge(s);
+    engine_patience(s->rig->engine, s->client.sequence, 0, 0, 30);
+    plan_one(s, 1, 0, KV_L0, HIDDEN_F32);
+    start(s, rig_greedy(REPLY));
+    send_hidden_all(s, 1, 0, 64, HIDDEN_F32);
+    rig_until(s->rig, s->client.count == 1);
+    uint64_t first_at = rig_now;
+    for (int i = 0; i < 25; i++) { /* pieces that trickle in do not make it longer */
+        size_t size;
+        uint8_t *piece = rig_piece(&s->edge, 3, 0, true, KV_L0, 0, PROMPT, &size);
+        engine_kv(s->rig->engine, s->client.sequence, 1, 3, piece, size);
+        rig_now += 800;
+        rig_turn(s->rig);
+    }
+    assert_int_equal(s->client.count, 1);
+    rig_until(s->rig, s->client.count == 2);
+    assert_in_range(rig_now - first_at, 29000, 36000);
+    finish(s);
+    scene_close(s);
+}
+
 static void idle_upload_is_recomputed(void **state)
 {
     (void)state;
@@ -837,6 +919,9 @@ int main(void)
         cmocka_unit_test(new_plan_voids_the_old_one),
         cmocka_unit_test(new_plan_may_move_borders_within_a_block),
         cmocka_unit_test(stalled_kv_is_recomputed),
+        cmocka_unit_test(rows_that_stay_away_are_not_waited_for),
+        cmocka_unit_test(the_record_says_where_the_rows_ended),
+        cmocka_unit_test(pieces_are_waited_for_as_long_as_the_edge_says),
         cmocka_unit_test(idle_upload_is_recomputed),
         cmocka_unit_test(flowing_pieces_keep_an_upload_alive),
         cmocka_unit_test(plan_that_never_comes_is_not_waited_for),

@@ -73,6 +73,7 @@ struct fake_cloud {
     uint32_t cut_after;     /* reply tokens after which the connection is cut, once */
     bool away, away_then;   /* nobody is welcomed until it ends; from that cut on */
     int error_code;         /* an ERROR instead of OPEN_ACK */
+    uint32_t left_from;     /* with the first rows: from here on it waits for no more; then tokens come */
     bool error_retry;
 
     /* records */
@@ -263,6 +264,14 @@ static inline int fake_on_frame(void *ctx, const struct wire_frame *frame)
             c->stream = 0;
         break;
     case FRAME_HIDDEN:
+        if (f->left_from && f->silent) {
+            Tandem__Ingested m = TANDEM__INGESTED__INIT;
+            m.epoch = frame->hidden->epoch;
+            m.hidden_tokens = m.kv_tokens = m.left_end = f->opens[0].prompt_count;
+            m.left_begin = f->left_from;
+            fake_send(c, FRAME_INGESTED, frame->stream, &m.base, NULL, 0);
+            f->silent = false;
+        }
         if (frame->hidden->epoch == fake_epoch(f)) {
             f->rows_begin = f->rows ? f->rows_begin : frame->hidden->first_token;
             f->rows += frame->hidden->count;

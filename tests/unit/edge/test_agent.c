@@ -470,6 +470,34 @@ static void every_token_comes_once_over_a_cut_link(void **state)
     }
 }
 
+/* The cloud went on from ids where rows stayed away. That is part of what the reply was made from, and is planned so again when all is lost. */
+static void what_the_cloud_did_by_itself_is_in_the_record(void **state)
+{
+    (void)state;
+    struct rig r;
+    rig_make(&r, 1);
+    r.cloud.left_from = 64;
+    r.cloud.silent = true;
+    r.cloud.cut_after = 7;
+    rig_run(&r);
+    struct client *c = client_make(&r);
+    client_says(c, "user", long_text);
+    client_run(&r, c);
+    client_check_reply(c, FAKE_REPLY);
+    uint32_t prompt = c->usage.prompt_tokens;
+    assert_int_equal(r.cloud.open_count, 2);
+    assert_int_equal(r.cloud.plan_count, 2);
+    const struct fake_plan *p = &r.cloud.plans[1];
+    assert_int_equal(p->range_count, 2);
+    assert_int_equal(p->ranges[0].layers, 1);
+    assert_int_equal(p->ranges[0].count, 64);
+    assert_int_equal(p->ranges[1].layers, 0);
+    assert_int_equal(p->ranges[1].count, prompt - 64);
+    assert_int_equal(c->timings.plan.left_tokens, prompt - 64);
+    free(c);
+    rig_free(&r);
+}
+
 /* The cloud has the first block: what is behind goes, in the form that the cloud's plan says, whatever the agent's own would be. */
 static void an_upload_goes_on_as_the_cloud_has_it_planned(void **state)
 {
@@ -1043,6 +1071,7 @@ int main(void)
         cmocka_unit_test(many_clients_at_once_hear_their_own),
         cmocka_unit_test(shutdown_in_the_middle_leaves_nothing),
         cmocka_unit_test(layers_beyond_the_file_are_refused),
+        cmocka_unit_test(what_the_cloud_did_by_itself_is_in_the_record),
         cmocka_unit_test(an_upload_goes_on_as_the_cloud_has_it_planned),
         cmocka_unit_test(a_plan_does_not_get_deeper_under_way),
         cmocka_unit_test(a_plan_beyond_the_prompt_is_not_carried_out),

@@ -651,6 +651,30 @@ static void a_link_that_breaks_down_leaves_the_rest_to_the_cloud(void **state)
     assert_false(planner_reconsider(&s, &left, &at, &p)); /* nothing is left to leave */
 }
 
+/* 1.25 chunks, a round trip and 50 ms; a tenth of what the device saves the cloud. */
+static void patience_is_what_is_foretold_and_some_more(void **state)
+{
+    (void)state;
+    struct planner_state s = choosing(100, 20, 2048, 80000, 80000);
+    struct plan p;
+    planner_plan(&s, &p);
+    struct planner_patience patience = planner_patience(&s, &p, 1);
+    double chunk_us = 64 * p.layers * 80 * (1 + 2016 / 4000.0 * 1e-3);
+    assert_true(patience.rows_us > 1.25 * chunk_us + 90000 - 100 &&
+                patience.rows_us < 1.25 * chunk_us * 1.6 + 90000);
+    assert_true(patience.rows_token_us == 0.1 * p.layers * 80);
+    assert_true(patience.kv_us >= 90000 && patience.kv_us < 90000 + 0.2 * p.times.t16_us);
+    assert_true(planner_patience(&s, &p, 3).rows_us >
+                patience.rows_us + 2 * chunk_us); /* others have their turns */
+    s.prefer = PREFER_CLOUD_COST;
+    assert_true(planner_patience(&s, &p, 1).rows_us == 4 * patience.rows_us);
+    p.chosen = false; /* a fixed split is the operator's wish */
+    assert_true(planner_patience(&s, &p, 1).rows_us == 0);
+    p.chosen = true;
+    s.private_layers = 1; /* the cloud cannot do without */
+    assert_true(planner_patience(&s, &p, 1).rows_us == 0 && planner_patience(&s, &p, 1).kv_us == 0);
+}
+
 static void a_slow_device_leaves_the_rest_to_the_cloud(void **state)
 {
     (void)state;
@@ -693,6 +717,7 @@ int main(void)
         cmocka_unit_test(the_soonest_of_private_plans_is_taken),
         cmocka_unit_test(a_restore_on_a_link_that_breaks_down_is_left),
         cmocka_unit_test(a_link_that_breaks_down_leaves_the_rest_to_the_cloud),
+        cmocka_unit_test(patience_is_what_is_foretold_and_some_more),
         cmocka_unit_test(a_slow_device_leaves_the_rest_to_the_cloud),
         cmocka_unit_test(reading_from_the_disk_takes_its_time),
     };

@@ -348,6 +348,10 @@ static void test_hint_of_an_earlier_connection(void **state)
     struct link_config config = {
         .role = LINK_EDGE, .on_frame = owner_on_frame, .rate_hint_bytes_per_s = 1000000};
     struct link *l = link_create(&config, 1);
+    assert_int_equal(rate_frame_size(&l->rate), 8192); /* TCP begins small too */
+    l->rate.acked_size = l->rate.sent_size = 20000;
+    assert_int_equal(rate_frame_size(&l->rate), 18192);
+    l->rate.acked_size = l->rate.sent_size = 1 << 20;
     assert_int_equal(rate_frame_size(&l->rate), 20000);
     assert_int_equal(rate_window(&l->rate), 40000);
     struct link_stats stats;
@@ -378,6 +382,32 @@ static void test_pauses_of_the_path_are_in_the_mean(void **state)
         path_stop();
     }
     assert_true(too_good > TD_COUNT(paths) / 2);
+}
+
+/* Frames of 20 ms of a fast link would stand in the way of more urgent ones while TCP begins anew. */
+static void test_frames_begin_small_after_idleness(void **state)
+{
+    (void)state;
+    path_start(100 * MBIT, 40 * MS);
+    path.queued_target = 16 << 20;
+    path_run(4 * SECOND);
+    size_t full = rate_frame_size(&path.edge.link->rate);
+    assert_about(full, 100 * MBIT / 50, 15);
+    path.queued_target = 0;
+    while (path.edge.link->bulk_queued_size > 0)
+        path_run(10 * MS);
+    path_run(150 * MS); /* a short pause is none */
+    path_queue(1000);
+    path_run(MS);
+    assert_int_equal(rate_frame_size(&path.edge.link->rate), full);
+    path_run(SECOND);
+    path_queue(1000);
+    path_run(MS);
+    assert_true(rate_frame_size(&path.edge.link->rate) <= 8192);
+    path.queued_target = 16 << 20;
+    path_run(SECOND);
+    assert_int_equal(rate_frame_size(&path.edge.link->rate), full);
+    path_stop();
 }
 
 /* Before the link is full, and for a moment, nothing is a mean; a pause does not count. */
@@ -462,6 +492,7 @@ int main(void)
         cmocka_unit_test(test_a_slow_link_shows_itself_by_its_queue),
         cmocka_unit_test(test_one_flat_round_is_no_growth),
         cmocka_unit_test(test_pauses_of_the_path_are_in_the_mean),
+        cmocka_unit_test(test_frames_begin_small_after_idleness),
         cmocka_unit_test(test_the_mean_is_of_a_full_link),
         cmocka_unit_test(test_a_probe_finds_what_an_idle_path_carries),
         cmocka_unit_test(test_a_probe_has_the_path_for_itself),

@@ -192,6 +192,8 @@ static void test_size_of_bulk_frames(void **state)
     for (size_t i = 0; i < TD_COUNT(cases); i++) {
         struct owner o;
         edge_with_rate(&o, cases[i].rate);
+        o.link->rate.acked_size = o.link->rate.sent_size = 1 << 20; /* it has been busy until now */
+        o.link->rate.acked_us = o.now_us;
         assert_int_equal(send_bulk(&o, FRAME_KV_BLOCK, 1, 1, 0, 1 << 20), 0);
         struct wire_frame f = take_owned(&o);
         assert_int_equal(f.payload.size, cases[i].frame - LINK_BULK_OVERHEAD);
