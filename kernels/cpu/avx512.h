@@ -10,8 +10,6 @@
 #define AVX512_INLINE static inline __attribute__((always_inline, target(AVX512_TARGET)))
 
 #define AVX512_TILE_ROWS 16
-#define AVX512_PART_ROWS                                                                                     \
-    128 /* rows of activations that a tile is opened for: their panels stay in the second-level cache */
 
 void avx512_matmul(const struct cpu_matrix *m, const struct activations *a, uint32_t first_row,
                    uint32_t row_count, float *const *out, uint32_t tile_begin, uint32_t tile_end);

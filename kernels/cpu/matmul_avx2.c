@@ -1,83 +1,18 @@
 /* matmul_avx2: products of tiles of 8 weight rows (tiles.h) with rows of activations.
  *
- * Quantised: four activations of a row are broadcast to all eight lanes and multiplied with four codes of each of the
- * eight rows of a tile (vpmaddubsw, then vpmaddwd). vpmaddubsw adds two products of u8 and s8 into 16 bits with
- * saturation, which must never happen. The largest pair sums are
- *     Q4 2 * 15 * 127 = 3810      eight of them fit in 16 bits: one vpmaddwd a block
- *     Q5 2 * 31 * 127 = 7874      four fit: two a block
- *     Q6 2 * 32 * 127 = 8128      of |code - 32| and the activation with that sign; four fit: one for each scale
- *     Q8 2 * 128 * 127 = 32512    of |code| and the activation with the code's sign; one fits
- * so every integer sum is exact. Codes of Q4_0 and Q5_0 stay unsigned; offset * sum(activations) is subtracted in 32
- * bits. A block of a tile is unpacked once for up to four rows of activations.
+ * Quantised (matmul_avx2.h): a few rows here, with the codes of a block unpacked for each 1, 2 or 4 of them. Many rows:
+ * matmul_many_avx2.c.
  *
  * Float: an outer product, eight rows of weights a vector, one activation broadcast. */
 #if defined(__x86_64__)
-#include "kernels/cpu/avx2.h"
-#include "kernels/cpu/panel.h"
-#include "kernels/cpu/tiles.h"
-
-AVX2_INLINE __m256 broadcast_float(const uint8_t *p)
-{
-    float f;
-    memcpy(&f, p, sizeof f);
-    return _mm256_set1_ps(f);
-}
-
-AVX2_INLINE __m256i broadcast4(const uint8_t *four)
-{
-    int32_t word;
-    memcpy(&word, four, sizeof word);
-    return _mm256_set1_epi32(word);
-}
-
-AVX2_INLINE __m256 load_f16x8(const uint8_t *p)
-{
-    return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p));
-}
-
-AVX2_INLINE __m256i load32(const uint8_t *p)
-{
-    return _mm256_loadu_si256((const __m256i *)p);
-}
-
-/* Codes of columns 4 * g .. of block b of a unit, as in the file. */
-AVX2_INLINE __m256i unit_codes(const uint32_t type, const uint8_t *unit, const unsigned b, const unsigned g)
-{
-    const bool k45 = type == GGUF_Q4_K || type == GGUF_Q5_K;
-    if (type == GGUF_Q8_0)
-        return load32(unit + 32 * g);
-    const unsigned vector = k45                 ? 8 * (b / 2) + g
-                            : type == GGUF_Q6_K ? 16 * (b / 4) + 8 * (b % 2) + g
-                                                : g % 4;
-    const bool is_high = k45 ? b % 2 : type == GGUF_Q6_K ? b % 4 / 2 : g / 4;
-    __m256i pair = load32(unit + 32 * vector);
-    __m256i low = _mm256_and_si256(is_high ? _mm256_srli_epi16(pair, 4) : pair, _mm256_set1_epi8(15));
-    if (type == GGUF_Q4_0 || type == GGUF_Q4_1 || type == GGUF_Q4_K)
-        return low;
-    /* bit `at` of every byte of `high` and the next, of Q6_K, belong at bit 4 */
-    const unsigned at = type == GGUF_Q6_K ? 2 * (b % 4) : k45 ? b : g;
-    __m256i high = load32(unit + 32 * (type == GGUF_Q6_K ? 32 + 8 * (b / 4) + g : k45 ? 32 + g : 4));
-    high = at <= 4 ? _mm256_slli_epi16(high, 4 - (int)TD_MIN(at, 4u))
-                   : _mm256_srli_epi16(high, (int)TD_MAX(at, 4u) - 4);
-    return _mm256_or_si256(low, _mm256_and_si256(high, _mm256_set1_epi8(type == GGUF_Q6_K ? 0x30 : 0x10)));
-}
-
-/* scale[half] of the eight rows as 16-bit pairs, for vpmaddwd. */
-AVX2_INLINE __m256i scale_pairs(const uint8_t *scales)
-{
-    __m256i wide = _mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)scales));
-    return _mm256_or_si256(_mm256_and_si256(wide, _mm256_set1_epi32(0xffff)), _mm256_slli_epi32(wide, 16));
-}
+#include "kernels/cpu/matmul_avx2.h"
 
 /* isum[r] of block b of a unit, for `rows` rows. scales: Q6_K's 16 bytes of the block, else unused. */
 AVX2_INLINE void block_sums(const uint32_t type, const unsigned rows, const unsigned b, const uint8_t *unit,
                             const uint8_t *scales, const uint8_t *panel, __m256i *isum)
 {
-    const bool is_signed = type == GGUF_Q8_0 || type == GGUF_Q6_K;
-    /* vectors whose pair sums fit in 16 bits together */
-    const unsigned run = type == GGUF_Q8_0                                             ? 1
-                         : type == GGUF_Q4_0 || type == GGUF_Q4_1 || type == GGUF_Q4_K ? 8
-                                                                                       : 4;
+    const bool is_signed = codes_are_signed(type);
+    const unsigned run = sums_run(type);
     __m256i pairs[4] = {0};
 #pragma GCC unroll 8
     for (unsigned g = 0; g < 8; g++) {
@@ -91,6 +26,7 @@ AVX2_INLINE void block_sums(const uint32_t type, const unsigned rows, const unsi
             __m256i x = broadcast4(panel + 32 * r + 4 * g);
             __m256i product = _mm256_maddubs_epi16(magnitude, is_signed ? _mm256_sign_epi8(x, codes) : x);
             pairs[r] = g % run == 0 ? product : _mm256_add_epi16(pairs[r], product);
+            keep_here(&pairs[r]);
         }
         if (g % run != run - 1)
             continue;
@@ -99,6 +35,7 @@ AVX2_INLINE void block_sums(const uint32_t type, const unsigned rows, const unsi
         for (unsigned r = 0; r < rows; r++) {
             __m256i sum = _mm256_madd_epi16(pairs[r], factor);
             isum[r] = g < run ? sum : _mm256_add_epi32(isum[r], sum);
+            keep_here(&isum[r]);
         }
     }
 }
@@ -159,21 +96,17 @@ AVX2_INLINE void tile_quantised(const uint32_t type, const unsigned rows, const 
                                 uint32_t tile)
 {
     const unsigned inner = tile_unit_blocks(type);
-    const size_t unit_size = (size_t)32 * tile_unit_vectors(type),
-                 head_size = tile_head_size(type, TILE_ROWS);
-    const uint8_t *base = (const uint8_t *)m->packed + tile_size(type, m->columns, TILE_ROWS) * tile,
-                  *unit = base + unit_size * (begin / inner),
-                  *head = base + tile_codes_size(type, m->columns, TILE_ROWS) + head_size * (begin / inner);
+    struct tile_part p = tile_part_at(type, m, TILE_ROWS, tile, begin);
     const uint32_t held = m->rows - tile * TILE_ROWS;
     const size_t at = (size_t)tile * TILE_ROWS;
     __m256 acc[4];
 #pragma GCC unroll 8
     for (unsigned r = 0; r < rows; r++)
         acc[r] = begin == 0 ? _mm256_setzero_ps() : load_outputs(out[r] + at, held);
-    for (size_t block = 0; block < count; block += inner, unit += unit_size, head += head_size)
+    for (size_t block = 0; block < count; block += inner, p.unit += p.unit_size, p.head += p.head_size)
 #pragma GCC unroll 8
         for (unsigned b = 0; b < inner; b++, panel += (size_t)PANEL_ROW_SIZE * rows)
-            block_add(type, rows, b, unit, head, panel, acc);
+            block_add(type, rows, b, p.unit, p.head, panel, acc);
 #pragma GCC unroll 8
     for (unsigned r = 0; r < rows; r++)
         store_outputs(out[r] + at, acc[r], held);
@@ -305,6 +238,8 @@ void avx2_matmul(const struct cpu_matrix *m, const struct activations *a, uint32
 {
     const rows_function *f = functions[m->type];
     uint32_t r = 0;
+    if (weight_is_quantised(m->type))
+        r = avx2_matmul_many(m, a, first_row, row_count, out, tile_begin, tile_end);
     for (; r + 4 <= row_count; r += 4)
         f[2](m, a, first_row + r, out + r, tile_begin, tile_end);
     if (r + 2 <= row_count) {

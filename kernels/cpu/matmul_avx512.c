@@ -49,7 +49,7 @@ AVX512_INLINE void tile_quantised(const uint32_t type, const unsigned rows, cons
                                   uint32_t tile)
 {
     const unsigned inner = tile_unit_blocks(type);
-    struct tile_part p = tile_part_at(type, m, tile, begin);
+    struct tile_part p = tile_part_at(type, m, AVX512_TILE_ROWS, tile, begin);
     const __mmask16 held = avx512_first(m->rows - tile * AVX512_TILE_ROWS);
     const size_t at = (size_t)tile * AVX512_TILE_ROWS;
     __m512 acc[4];

@@ -149,27 +149,7 @@ AVX512_INLINE void prefetch_block(const uint32_t type, const unsigned b, const u
         _mm_prefetch((const char *)head + tile + VECTOR * b, _MM_HINT_T1);
 }
 
-/* Where block `begin`, the first of a unit, of a tile lies. */
-struct tile_part {
-    const uint8_t *unit, *head;
-    size_t unit_size, head_size, tile_size;
-};
-
-AVX512_INLINE struct tile_part tile_part_at(const uint32_t type, const struct cpu_matrix *m, uint32_t tile,
-                                            size_t begin)
-{
-    struct tile_part p = {.unit_size = (size_t)VECTOR * tile_unit_vectors(type),
-                          .head_size = tile_head_size(type, AVX512_TILE_ROWS),
-                          .tile_size = tile_size(type, m->columns, AVX512_TILE_ROWS)};
-    const uint8_t *base = (const uint8_t *)m->packed + p.tile_size * tile;
-    const size_t unit = begin / tile_unit_blocks(type);
-    p.unit = base + p.unit_size * unit;
-    p.head = base + tile_codes_size(type, m->columns, AVX512_TILE_ROWS) + p.head_size * unit;
-    return p;
-}
-
-/* matmul_many_avx512.c: quantised weights. Returns how many rows, from the first on, it has done: less than MANY_ROWS are left. */
-#define MANY_ROWS 8
+/* Rows of quantised weights, from the first on; returns how many: less than MANY_ROWS are left. */
 uint32_t avx512_matmul_many(const struct cpu_matrix *m, const struct activations *a, uint32_t first_row,
                             uint32_t row_count, float *const *out, uint32_t tile_begin, uint32_t tile_end);
 

@@ -1,6 +1,7 @@
 /* ops_avx2: the table for CPUs with AVX2, FMA and F16C, and its operations on single rows. */
 #if defined(__x86_64__)
 #include "kernels/cpu/avx2.h"
+#include "kernels/cpu/panel.h"
 #include "kernels/cpu/tiles.h"
 #include <math.h>
 
@@ -155,6 +156,7 @@ AVX2 static double spin_fma(uint32_t rounds)
 const struct cpu_ops cpu_ops_avx2 = {
     .name = "avx2",
     .tile_rows = TILE_ROWS,
+    .part_rows = PART_ROWS,
     .pack_size = pack_size,
     .pack = pack,
     .matmul = avx2_matmul,

@@ -1,6 +1,7 @@
 /* ops_avx512: the table for CPUs with AVX-512 (F, BW, DQ, VL) and VNNI, and its operations on single rows. */
 #if defined(__x86_64__)
 #include "kernels/cpu/avx512.h"
+#include "kernels/cpu/panel.h"
 #include "kernels/cpu/tiles.h"
 #include <math.h>
 
@@ -116,7 +117,7 @@ AVX512 static double spin_fma(uint32_t rounds)
 const struct cpu_ops cpu_ops_avx512 = {
     .name = "avx512",
     .tile_rows = AVX512_TILE_ROWS,
-    .part_rows = AVX512_PART_ROWS,
+    .part_rows = PART_ROWS,
     .pack_size = pack_size,
     .pack = pack,
     .matmul = avx512_matmul,

@@ -19,6 +19,15 @@
 #define PANEL_START(rows) (40 * (size_t)(rows))
 #define PANEL_HALF(rows)  (44 * (size_t)(rows))
 
+/* Many rows (matmul_many.h). */
+#define MANY_ROWS   8   /* from as many on */
+#define PAIR        2   /* tiles side by side */
+#define OPEN_ROWS   4   /* rows of activations that meet a pair at a time */
+#define OPEN_BLOCKS 16  /* of a pair at a time: they stay in the first-level cache */
+#define PART_BLOCKS 32  /* of activations at a time */
+#define PART_ROWS   128 /* that a pair is opened for: their panels stay in the second-level cache */
+#define GROUP_SIZE  ((size_t)PANEL_ROW_SIZE * OPEN_ROWS) /* bytes of a block of four rows */
+
 /* Blocks [begin, begin + count) of rows [row, row + rows). */
 static inline void panel_fill(const struct activations *a, size_t row, unsigned rows, size_t begin,
                               size_t count, int32_t offset, uint8_t *panel)

@@ -66,6 +66,25 @@ static inline size_t tile_size(uint32_t type, uint32_t columns, uint32_t rows)
     return align_up(tile_codes_size(type, columns, rows) + units * tile_head_size(type, rows), 64);
 }
 
+/* Where block `begin`, the first of a unit, of a tile of quantised weights lies. */
+struct tile_part {
+    const uint8_t *unit, *head;
+    size_t unit_size, head_size, tile_size;
+};
+
+static inline struct tile_part tile_part_at(const uint32_t type, const struct cpu_matrix *m,
+                                            const uint32_t rows, uint32_t tile, size_t begin)
+{
+    struct tile_part p = {.unit_size = (size_t)4 * rows * tile_unit_vectors(type),
+                          .head_size = tile_head_size(type, rows),
+                          .tile_size = tile_size(type, m->columns, rows)};
+    const uint8_t *base = (const uint8_t *)m->packed + p.tile_size * tile;
+    const size_t unit = begin / tile_unit_blocks(type);
+    p.unit = base + p.unit_size * unit;
+    p.head = base + tile_codes_size(type, m->columns, rows) + p.head_size * unit;
+    return p;
+}
+
 /* Tiles [begin, end) from m->source into m->packed. */
 void tiles_pack(const struct cpu_matrix *m, uint32_t rows, bool flip, uint32_t begin, uint32_t end);
 
