@@ -194,6 +194,9 @@ static void print_plan(const struct chat *c)
             "[plan: %.0f layers here of %.0f prompt tokens from token %.0f on; KV of %.0f of them sent%s]\n",
             member(plan, "layers"), member(plan, "tokens"), member(plan, "first_token"),
             member(plan, "kv_tokens"), e ? "" : "; the number of layers was given");
+    if (member(plan, "restored_tokens") > 0)
+        fprintf(stderr, "[restored: KV of %.0f tokens that the cloud had lost, as this device held it]\n",
+                member(plan, "restored_tokens"));
     if (json_is_true(json_object_get(plan, "local")))
         fprintf(stderr, "[first tokens here: all layers of the prompt on this device too, until the cloud's "
                         "are sooner]\n");

@@ -240,12 +240,15 @@ static int decode_ids(struct span payload, uint32_t vocab_count, int32_t **out)
     return 0;
 }
 
-/* A name is the device's own; under the principal's key it becomes one that nobody else's can equal, whoever knows it. */
-static void name_private(const struct edge_connection *c, const uint8_t name[TD_HASH_SIZE],
-                         struct kv_block_id *out)
+/* A name is the device's own; under the principal's key, and chained to the one before, it becomes one that nobody else's can equal, whoever knows it, and
+ * whose blocks hang behind each other as all blocks do, whatever a device sends. */
+static void name_private(const struct edge_connection *c, const struct kv_block_id *previous,
+                         const uint8_t name[TD_HASH_SIZE], struct kv_block_id *out)
 {
     static const char label[] = "tandem-private-block"; /* with its NUL */
-    struct span parts[] = {{(const uint8_t *)label, sizeof label}, {name, TD_HASH_SIZE}};
+    struct span parts[] = {{(const uint8_t *)label, sizeof label},
+                           {previous->bytes, sizeof previous->bytes},
+                           {name, TD_HASH_SIZE}};
     hmac_sha256(c->own_key, parts, TD_COUNT(parts), out->bytes);
 }
 
@@ -253,6 +256,7 @@ static void name_private(const struct edge_connection *c, const uint8_t name[TD_
 static int decode_private(const struct edge_connection *c, const Tandem__Open *m, struct span payload,
                           uint32_t vocab_count, struct engine_open *open)
 {
+    static const struct kv_block_id root;
     uint32_t blocks = m->prompt_count / KV_BLOCK_TOKENS;
     struct span held = {payload.data + (size_t)blocks * TD_HASH_SIZE, m->held_count * sizeof(uint32_t)};
     int32_t *reply = NULL;
@@ -265,7 +269,8 @@ static int decode_private(const struct edge_connection *c, const Tandem__Open *m
         memset(open->ids, 0xff, m->prompt_count * sizeof *open->ids);
         memcpy(open->ids + m->prompt_count, reply, held.size);
         for (uint32_t i = 0; i < blocks; i++)
-            name_private(c, payload.data + (size_t)i * TD_HASH_SIZE, &open->names[i]);
+            name_private(c, i ? &open->names[i - 1] : &root, payload.data + (size_t)i * TD_HASH_SIZE,
+                         &open->names[i]);
         memcpy(open->prompt_tag, m->prompt_tag.data, sizeof open->prompt_tag);
     } else {
         rc = -TD_ERR_NOMEM; /* what there is of the two, the caller frees */

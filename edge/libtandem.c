@@ -431,6 +431,7 @@ static int take_options(struct tandem *t, const struct tandem_options *o, struct
     c->private_min_layers = AGENT_PRIVATE_LAYERS;
     c->threads = (unsigned)o->threads;
     c->kv_memory = o->kv_memory ? o->kv_memory : KV_MEMORY;
+    c->kv_whole = o->kv_whole != 0;
     c->kv_disk = o->kv_disk < 0 ? 0 : o->kv_disk ? (uint64_t)o->kv_disk : KV_DISK;
     c->chunk_tokens = CHUNK_TOKENS;
     c->filter_pii = !o->no_filter;

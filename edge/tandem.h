@@ -76,11 +76,12 @@ struct tandem_options {
     int32_t no_filter;        /* 1: leave personal data in prompts as it is */
     int32_t plain;            /* 1: no TLS; tests */
     int64_t kv_disk;          /* bytes of KV in data_dir, encrypted; 0: 1 GiB; -1: none */
+    int32_t kv_whole;         /* 1: KV of all layers that are held here, computed in idle time */
 };
 #define TANDEM_OPTIONS_INIT                                                                                  \
     {                                                                                                        \
         sizeof(struct tandem_options), NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, -1, NULL, \
-            NULL, NULL, 0, 0, 0, 0, 0, 0                                                                     \
+            NULL, NULL, 0, 0, 0, 0, 0, 0, 0                                                                  \
     }
 
 /* Loads the model and begins to connect; returns before the link is there. error may be NULL; it gets one line. */

@@ -171,6 +171,24 @@ def test_killed_or_cut_in_mid_prompt_and_mid_reply(world):
     assert sum(text == want for text in got) >= len(got) - 1, "and hardly ever the line"
 
 
+def test_edge_killed_and_asked_again_under_its_key(world):
+    body = dict(model="default", messages=[{"role": "user", "content": PROMPT}], temperature=0.8, seed=21, max_tokens=80)
+    whole = text_of(client_of(world.edge).chat.completions.create(**body, extra_body={**EXACT, "prefer": "private"}))
+    for attempt, delay in enumerate((0.3, 1.0)):
+        headers = {"Idempotency-Key": f"turn-{attempt}"}
+        killer = threading.Timer(delay, world.edge.kill)
+        killer.start()
+        try:
+            client_of(world.edge).chat.completions.create(**body, extra_body={**EXACT, "prefer": "private"}, extra_headers=headers)
+        except openai.APIError:
+            pass
+        killer.join()
+        world.edge.start()
+        again = client_of(world.edge).chat.completions.create(**body, extra_body={**EXACT, "prefer": "private"}, extra_headers=headers)
+        assert text_of(again) == whole and again.usage.completion_tokens == 80
+    assert found(needles_of(world.edge, PROMPT), world.relay.sent()) == []
+
+
 def test_what_cannot_be_private_says_so(tmp_path):
     w = World(tmp_path, layers=4)
     try:
