@@ -253,10 +253,48 @@ enum {
     GPU_GAUGES
 };
 
+enum {
+    GPU_STEPS,
+    GPU_LOOKED_AT,
+    GPU_BUSY_SECONDS,
+    GPU_IDLE_SECONDS,
+    GPU_PARTS,
+    GPU_COUNTERS = GPU_PARTS + CUDA_PARTS
+};
+
 struct node_gauges {
     struct metric *conversations, *read_failures, *put_failures;
-    struct metric *gpu[GPU_GAUGES];
+    struct metric *gpu[GPU_GAUGES], *gpu_time[GPU_COUNTERS];
 };
+
+/* Where the time of steps goes. */
+static void gpu_times_update(const struct node *n)
+{
+    static const char part[] = "tandem_gpu_step_part_seconds_total",
+                      of[] = "Time of a part of the steps looked at";
+    static const char *const names[GPU_COUNTERS][3] = {
+        [GPU_STEPS] = {"tandem_gpu_steps_total", NULL, "Steps"},
+        [GPU_LOOKED_AT] = {"tandem_gpu_steps_looked_at_total", NULL,
+                           "Passes of steps whose parts were timed; they are longer than others"},
+        [GPU_BUSY_SECONDS] = {"tandem_gpu_busy_seconds_total", NULL, "Time within steps"},
+        [GPU_IDLE_SECONDS] = {"tandem_gpu_idle_seconds_total", NULL, "Time between them"},
+        [GPU_PARTS + CUDA_PART_LAYERS] = {part, "part=\"layers\"", of},
+        [GPU_PARTS + CUDA_PART_PRODUCTS] = {part, "part=\"products\"", of},
+        [GPU_PARTS + CUDA_PART_ATTENTION] = {part, "part=\"attention\"", of},
+        [GPU_PARTS + CUDA_PART_OTHER] = {part, "part=\"other\"", of},
+        [GPU_PARTS + CUDA_PART_SAMPLING] = {part, "part=\"sampling\"", of},
+        [GPU_PARTS + CUDA_PART_COPIES] = {part, "part=\"copies\"", of},
+    };
+    struct cuda_profile p;
+    cuda_profile_read(n->backend, &p);
+    double values[GPU_COUNTERS] = {(double)p.steps, (double)p.looked_at, p.busy_s, p.idle_s};
+    memcpy(values + GPU_PARTS, p.part_s, sizeof p.part_s);
+    for (int i = 0; i < GPU_COUNTERS; i++) {
+        if (!n->gauges->gpu_time[i])
+            n->gauges->gpu_time[i] = metric_counter(names[i][0], names[i][1], names[i][2]);
+        metric_set(n->gauges->gpu_time[i], values[i]);
+    }
+}
 
 static void gpu_gauges_update(const struct node *n)
 {
@@ -272,7 +310,10 @@ static void gpu_gauges_update(const struct node *n)
     };
     struct cuda_gpu g;
     int device = strcmp(n->settings->device, "auto") == 0 ? 0 : cuda_device_number(n->settings->device);
-    if (!n->backend || strcmp(n->backend->ops->name, "cuda") != 0 || !cuda_gpu_read(device, &g))
+    if (!n->backend || strcmp(n->backend->ops->name, "cuda") != 0)
+        return;
+    gpu_times_update(n);
+    if (!cuda_gpu_read(device, &g))
         return;
     double values[GPU_GAUGES] = {g.busy,        g.memory_busy,  (double)g.memory_used, (double)g.memory_total,
                                  g.power_watts, g.sm_mhz * 1e6, g.memory_mhz * 1e6,    g.celsius};

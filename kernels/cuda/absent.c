@@ -26,6 +26,12 @@ bool cuda_gpu_read(int device, struct cuda_gpu *out)
     return false;
 }
 
+void cuda_profile_read(const struct backend *backend, struct cuda_profile *out)
+{
+    (void)backend;
+    *out = (struct cuda_profile){0};
+}
+
 int cuda_device_number(const char *name)
 {
     (void)name;

@@ -30,12 +30,17 @@ __global__ void __launch_bounds__(THREADS, BLOCKS)
         sh.ends.o = sh.o;
     }
     __syncthreads();
+    early_start();
     ring r = {memory, &sh.b, 256 * HD, SLOTS, 0, 0, SLOTS, 0};
     if (threadIdx.x >= 32 * WARPS) {
+        bool early = d.a.old_pages;
+        if (!early)
+            early_wait();
         for (uint32_t i = blockIdx.x; i < items; i += gridDim.x)
-            feed_split<HD>(r, d.splits[i / kv_heads], d.a, &map, i % kv_heads * 64);
+            feed_split<HD>(r, d.splits[i / kv_heads], d.a, &map, i % kv_heads * 64, early);
         return;
     }
+    early_wait();
     for (uint32_t i = blockIdx.x; i < items; i += gridDim.x) {
         cuda_split s = d.splits[i / kv_heads];
         uint32_t kv_head = i % kv_heads, q[HD / 16][2];
@@ -88,8 +93,8 @@ static bool launch_ring(cudaStream_t s, const decode_args &d, uint32_t items, ui
     CUtensorMap map;
     if (!cuda_page_map(&map, d.a.kv, HD))
         return false;
-    launch(ring_kernel<HD>, dim3(items < blocks ? items : blocks), dim3(THREADS),
-           shared_size<HD>(d.a.head_count / d.a.kv_head_count), s, d, items, map);
+    launch_early(ring_kernel<HD>, dim3(items < blocks ? items : blocks), dim3(THREADS),
+                 shared_size<HD>(d.a.head_count / d.a.kv_head_count), s, 1, d, items, map);
     return true;
 }
 

@@ -16,7 +16,9 @@
 #define COPY_THREADS   8u
 #define CAPABILITY     80    /* the oldest device that the kernels are built for */
 #define WIDTH_MAX      16384 /* of a normed row: norm_kernel keeps it in registers */
-#define MATVEC_ROWS_16 8     /* with more, cuBLASLt is faster on 16-bit weights */
+#define MATVEC_ROWS_16 8     /* with more, cuBLASLt is faster on 16-bit weights, */
+#define STREAM_ROWS_16                                                                                       \
+    2 /* and with more than these a stream of them (product_hopper.cu), where there is one */
 
 /* --- the device ------------------------------------------------------------------------------- */
 
@@ -273,6 +275,7 @@ static void cuda_destroy(struct backend *base)
         if (g->exec)
             cudaGraphExecDestroy(g->exec);
     cuda_paging_destroy(b);
+    cuda_profiler_destroy(b->profiler);
     blas_destroy(b->blas);
     workers_destroy(b->workers);
     if (b->io)
@@ -353,6 +356,10 @@ static int prepare_steps(struct cuda_backend *b, struct td_error *err)
     free(host);
     if (b->deterministic || !cuda_step_possible(b))
         b->step_layers = NULL;
+    b->step_rows = CUDA_STEP_ROWS, b->matvec_rows_16 = MATVEC_ROWS_16;
+    enum cuda_form form = b->layers[0].qkv.m[0].form;
+    if (b->step_layers && (form == CUDA_F16 || form == CUDA_BF16)) /* and so a device of sm_90a */
+        b->step_rows = b->matvec_rows_16 = STREAM_ROWS_16;
     return rc ? td_fail(err, -TD_ERR_INTERNAL, "cannot start the engine on cuda:%d: %s", b->device,
                         cudaGetErrorString(rc))
               : 0;
@@ -366,7 +373,8 @@ static int build(struct cuda_backend *b, const char *device, unsigned threads, s
     int rc;
     b->layers = calloc(b->base.layers_paged, sizeof *b->layers);
     b->workers = workers_create(copy_threads(threads));
-    if (!b->layers || !b->workers)
+    b->profiler = cuda_profiler_create();
+    if (!b->layers || !b->workers || !b->profiler)
         return td_fail(err, -TD_ERR_NOMEM, "cannot start the CUDA engine: out of memory");
     if ((rc = open_device(b, device, err)) || (rc = plan_memory(b, &plan, err)) ||
         (rc = take_memory(b, &plan, err)))
@@ -374,7 +382,6 @@ static int build(struct cuda_backend *b, const char *device, unsigned threads, s
     struct cuda_carver c = {b->weights, 0};
     if ((rc = cuda_place_weights(b, &c, plan.weights, &scratch, err)))
         return rc;
-    b->matvec_rows_16 = MATVEC_ROWS_16;
     if ((rc = prepare_steps(b, err)) || (rc = cuda_paging_create(b, err)))
         return rc;
     b->blas = b->deterministic ? NULL : blas_create(b->stream, why, sizeof why);

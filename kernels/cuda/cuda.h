@@ -2,7 +2,8 @@
  *
  * Numbers: cuda-fast, or cuda-det-v1 where config->deterministic asks for it (det_product.cu). Products take 16-bit
  * operands and add in f32: bf16 where a weight is BF16, f16 otherwise; the residual stream, norms, softmax and logits are f32; K and V are f16 as in the page. Libraries choose their
- * own order of sums, so results of cuda-fast may differ in the last bits between batch sizes.
+ * own order of sums, so results of cuda-fast may differ in the last bits between batch sizes; and with 3 to 64 rows of 16-bit weights, where
+ * several blocks add to one value as they come (product_hopper.cu), between runs.
  *
  * In a build without CUDA, and on a machine without a GPU or its driver, all functions are still there and say why
  * nothing can be made. The library for large products (cuBLASLt) is opened when the first engine is made; without
@@ -29,6 +30,22 @@ struct cuda_gpu {
     uint32_t sm_mhz, memory_mhz, celsius;
 };
 bool cuda_gpu_read(int device, struct cuda_gpu *out);
+/* Where the time of steps goes, in seconds since the engine was made. Idle: no step is on its way. Parts are of the passes that were
+ * looked at, one in 256, which are longer than others. backend: one of cuda_backend_create. Any thread. */
+enum cuda_part {
+    CUDA_PART_LAYERS, /* all layers in one kernel: few rows are not told apart */
+    CUDA_PART_PRODUCTS,
+    CUDA_PART_ATTENTION,
+    CUDA_PART_OTHER, /* embedding, norms, RoPE and the KV write, SwiGLU where it is alone */
+    CUDA_PART_SAMPLING,
+    CUDA_PART_COPIES,
+    CUDA_PARTS
+};
+struct cuda_profile {
+    uint64_t steps, looked_at;
+    double busy_s, idle_s, part_s[CUDA_PARTS];
+};
+void cuda_profile_read(const struct backend *backend, struct cuda_profile *out);
 int cuda_device_number(const char *name); /* of "cuda" and "cuda:N"; -1: something else */
 
 /* What the device can do at best, measured now: medians of a few runs. A rate that could not be measured is 0. */

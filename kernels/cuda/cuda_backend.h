@@ -63,9 +63,11 @@ struct cuda_backend {
     struct blas *blas;                   /* or NULL */
     struct workers *workers;             /* for copies on the host */
     const struct backend_config *config; /* while it is made */
-    uint32_t rows_max, matvec_rows_16;   /* products of 16-bit weights with more rows go to blas */
-    bool deterministic;                  /* products by det_product.cu, attention by tiles alone */
-    int failed;                          /* a code, once the device has failed: nothing works after it */
+    uint32_t rows_max, step_rows;        /* a step of more rows is run layer by layer */
+    uint32_t
+        matvec_rows_16; /* products of 16-bit weights with more rows are product_hopper's, or the library's */
+    bool deterministic; /* products by det_product.cu, attention by tiles alone */
+    int failed;         /* a code, once the device has failed: nothing works after it */
 
     struct cuda_layer *layers; /* [layers_paged] */
     struct cuda_matrix embed;
@@ -90,7 +92,8 @@ struct cuda_backend {
     uint8_t *io;                                   /* pinned: hidden states or logits on their way */
     size_t io_size;
 
-    struct cuda_paging *paging; /* pages.c's */
+    struct cuda_paging *paging;     /* pages.c's */
+    struct cuda_profiler *profiler; /* profile.c's */
 
     struct cuda_graph graphs[GRAPHS];
     uint64_t graph_clock;
@@ -139,6 +142,15 @@ void cuda_host_give(struct backend *base, void *memory);
 /* upload.c: with c->base NULL only counts bytes; else fills b's layers and copies, `total` bytes. */
 int cuda_place_weights(struct cuda_backend *b, struct cuda_carver *c, uint64_t total,
                        uint64_t *largest_scratch, struct td_error *err);
+
+/* profile.c: a step begins or ends; a pass begins (true: it is looked at, and must not be a graph); what was put on the stream since
+ * the last mark is this part; the pass has ended, and the stream was waited for. */
+struct cuda_profiler *cuda_profiler_create(void);
+void cuda_profiler_destroy(struct cuda_profiler *f);
+void cuda_profile_step(struct cuda_profiler *f, bool begins);
+bool cuda_profile_begin(struct cuda_backend *b);
+void cuda_profile_mark(struct cuda_backend *b, enum cuda_part part);
+void cuda_profile_end(struct cuda_backend *b);
 
 /* pass.c: is the batch well formed; the next pass of a batch: fills b->pass from the sequences of one layer range. `done` marks
  * sequences taken; false: none is left. */

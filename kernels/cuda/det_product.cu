@@ -3,17 +3,20 @@
  * One rule for every size. Columns are taken in spans of 128 (the last filled up with zeros), and the spans of a row are cut into
  * eight runs, [T * i / 8, T * (i + 1) / 8) of T. A run's sum is one chain of tensor-core instructions (m16n8k16, f32), span by span,
  * eight a span; the instruction j of a span adds columns 32 * q + 4 * j + {0, 1, 2, 3} of q = 0..3. The runs' sums are added in order
- * to 0. Two kernels keep to it:
+ * to 0. Three kernels keep to it:
  *
  *   few    up to 64 rows. A block has 16 rows of W, a warp each run; weights go from memory to registers as in matvec.cu: a lane's
  *          32 columns of a span lie together. Memory-bound: W once for all rows.
  *   many   W, opened, and act are first laid out so that what one instruction adds lies together (det_open, det_permute); then tiles
  *          of 128 x 128, 8 warps of 64 x 32, four stages of 64 columns in shared memory; at the end of a run the sums so far are
  *          added up and begin again from zero.
- * No size, device or library chooses another order. Predicted for `many`: 64 x 32 a warp needs 12 ldmatrix for 32 mma, so the tensor
- * cores' rate for mma.sync, some 60 % of wgmma's, less epilogue and opening: 300 TFLOP/s on an H200. */
+ *   wide   as `many`, on sm_90a, with wgmma: its instruction adds the same 16 columns to the same bits.
+ * No size, device or library chooses another order. Predicted for `wide`: a tile of 128 x 128 reads 32 KB for each 64 columns from L2,
+ * so 6 TB/s give 390 TFLOP/s. Measured on an H200, Llama-3-8B shape: prompts of 1K in 43.6 ms and 8K in 299 ms, with `many` (whose
+ * mma.sync reaches 60 % of wgmma's rate at best) 73.9 and 520. */
 #include "det_kernels.h"
 #include "device.cuh"
+#include "wgmma_product.cuh"
 
 #define SPAN 128
 #define RUNS 8
@@ -336,6 +339,122 @@ template <bool BF16> __global__ void __launch_bounds__(THREADS, 1) many_kernel(m
             }
 }
 
+/* --- many rows, with wgmma -------------------------------------------------------------------- */
+
+/* The same chains by a block of two groups of four warps, 64 rows of act each, and a warp that feeds them through the copy engine. An
+ * instruction of wgmma adds the 16 columns that one of mma does, to the same bits: kernels_test_cuda_det, whose few rows are mma's. */
+#define WIDE_STAGES  5
+#define WIDE_WORKERS 256
+#define WIDE_THREADS (WIDE_WORKERS + 32)
+#define WIDE_SIDE    (TILE * CHUNK * 2) /* bytes of a stage's rows of act, or of W */
+
+struct wide_shared {
+    uint8_t act[WIDE_STAGES][WIDE_SIDE], w[WIDE_STAGES][WIDE_SIDE];
+    uint64_t full[WIDE_STAGES], empty[WIDE_STAGES];
+};
+
+__device__ __forceinline__ void feed_wide(wide_shared &sh, const many_args &d, const CUtensorMap *w,
+                                          const CUtensorMap *act)
+{
+    for (uint32_t chunk = 0; chunk < 2 * d.spans; chunk++) {
+        uint32_t s = chunk % WIDE_STAGES;
+        bell_wait(&sh.empty[s], chunk / WIDE_STAGES % 2 ^ 1);
+        bell_expect(&sh.full[s], 2 * WIDE_SIDE);
+        copy_box(sh.act[s], act, (int32_t)(chunk * CHUNK), (int32_t)(blockIdx.x * TILE), &sh.full[s]);
+        copy_box(sh.w[s], w, (int32_t)(chunk * CHUNK), (int32_t)(blockIdx.y * TILE), &sh.full[s]);
+    }
+}
+
+__device__ __forceinline__ void let_go(uint64_t *bell)
+{
+    if (threadIdx.x % 32 == 0)
+        bell_arrive(bell);
+}
+
+/* One run, of chunks [begin, end). */
+template <bool BF16>
+__device__ __forceinline__ void multiply_wide(float (&acc)[64], wide_shared &sh, uint32_t begin, uint32_t end)
+{
+    uint32_t group = threadIdx.x / 128 * (WIDE_SIDE / 2), before = 0;
+    for (uint32_t chunk = begin; chunk < end; chunk++) {
+        uint32_t s = chunk % WIDE_STAGES, a = shared_address(sh.act[s]) + group, b = shared_address(sh.w[s]);
+        bell_wait(&sh.full[s], chunk / WIDE_STAGES % 2);
+        wgmma_begin();
+#pragma unroll
+        for (uint32_t k = 0; k < CHUNK / 16; k++)
+            wgmma_product<BF16>(acc, wgmma_operand(a + 32 * k, 16), wgmma_operand(b + 32 * k, 16),
+                                chunk > begin || k > 0);
+        wgmma_commit();
+        wgmma_wait<1>();
+        if (chunk > begin)
+            let_go(&sh.empty[before]);
+        before = s;
+    }
+    wgmma_wait<0>();
+    wgmma_hold(acc);
+    let_go(&sh.empty[before]);
+}
+
+template <bool BF16>
+__global__ void __launch_bounds__(WIDE_THREADS, 1)
+    wide_kernel(const __grid_constant__ many_args d, const __grid_constant__ CUtensorMap w,
+                const __grid_constant__ CUtensorMap act)
+{
+    extern __shared__ __align__(1024) uint8_t memory[];
+    wide_shared &sh = *reinterpret_cast<wide_shared *>(memory);
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < WIDE_STAGES; i++)
+            bell_init(&sh.full[i], 1), bell_init(&sh.empty[i], WIDE_WORKERS / 32);
+        bells_made();
+    }
+    __syncthreads();
+    if (threadIdx.x >= WIDE_WORKERS) {
+        if (threadIdx.x == WIDE_WORKERS)
+            feed_wide(sh, d, &w, &act);
+        return;
+    }
+    float total[64] = {}, acc[64];
+#pragma unroll 1
+    for (uint32_t run = 0; run < RUNS; run++) {
+        uint32_t begin = 2 * (d.spans * run / RUNS), end = 2 * (d.spans * (run + 1) / RUNS);
+        if (begin == end) /* adds nothing */
+            continue;
+        multiply_wide<BF16>(acc, sh, begin, end);
+#pragma unroll
+        for (int i = 0; i < 64; i++)
+            total[i] += acc[i];
+    }
+    uint32_t r0 = blockIdx.x * TILE + threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4,
+             n0 = blockIdx.y * TILE + threadIdx.x % 4 * 2;
+#pragma unroll
+    for (uint32_t i = 0; i < 64; i++) {
+        uint32_t r = r0 + i / 2 % 2 * 8, n = n0 + i / 4 * 8 + i % 2;
+        if (n < d.n && r < d.rows)
+            put<BF16>(d.p, r, d.n_first + n, total[i]);
+    }
+}
+
+/* False: not on this device; nothing was started. */
+template <bool BF16> static bool launch_wide(cudaStream_t s, const many_args &d)
+{
+    static int known; /* 1: this device has it, -1: it has not */
+    CUtensorMap w, act;
+    if (known == 0) {
+        cudaFuncAttributes code;
+        bool fits = !cudaFuncGetAttributes(&code, wide_kernel<BF16>) && code.ptxVersion >= 90 &&
+                    !cudaFuncSetAttribute(wide_kernel<BF16>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                          (int)sizeof(wide_shared));
+        cudaGetLastError();
+        known = fits ? 1 : -1;
+    }
+    if (known < 0 || !cuda_map_rows(&w, d.w, d.n, d.spans * SPAN, d.spans * SPAN, TILE) ||
+        !cuda_map_rows(&act, d.act, d.rows, d.spans * SPAN, d.spans * SPAN, TILE))
+        return false;
+    launch(wide_kernel<BF16>, dim3((d.rows + TILE - 1) / TILE, (d.n + TILE - 1) / TILE), dim3(WIDE_THREADS),
+           sizeof(wide_shared), s, d, w, act);
+    return true;
+}
+
 /* --- launching -------------------------------------------------------------------------------- */
 
 template <cuda_form F, bool BF16>
@@ -368,6 +487,8 @@ static void run_form(cudaStream_t s, const cuda_product &p, const cuda_det_buffe
                        spans,
                        p};
         open_rows<F, BF16>(s, p.m, first, d.n, spans, (uint16_t *)b.w);
+        if (launch_wide<BF16>(s, d))
+            continue;
         launch(many_kernel<BF16>, dim3((p.rows + TILE - 1) / TILE, (d.n + TILE - 1) / TILE), dim3(THREADS),
                sizeof(many_shared), s, d);
     }

@@ -5,8 +5,8 @@
  *   layer:  act = norm(x);  wide = act * [q k v];  q, pages = rope(wide);  act = attention(q, pages);  x += act * o
  *           act = norm(x);  wide = act * [gate up];  act = swiglu(wide);  x += act * down
  *   logits = norm(x) * output, LOGIT_ROWS at a time; hidden_out = x
- * With up to CUDA_STEP_ROWS decode rows all layers are one kernel (step.cu), where the weights are of one kind; with up to
- * CUDA_MATVEC_ROWS rows gate, up and SwiGLU are one. Decode steps of one shape are recorded as a graph the second
+ * With up to step_rows decode rows all layers are one kernel (step.cu), where the weights are of one kind; with few rows, up to
+ * CUDA_STREAM_ROWS of 16-bit weights on sm_90a, gate, up and SwiGLU are one. Decode steps of one shape are recorded as a graph the second
  * time they are seen, and replayed: what changes from step to step is read from the lists.
  *
  * In the last layer only rows that somebody wants go on behind K and V: they are gathered into x_kept. */
@@ -75,20 +75,30 @@ static void product_fixed(struct cuda_backend *b, struct cuda_product p, uint32_
 
 static bool few_rows(const struct cuda_backend *b, const struct cuda_group *g, uint32_t rows)
 {
-    uint32_t most = is_opened(&g->m[0], g->bf16) ? CUDA_MATVEC_ROWS : b->matvec_rows_16;
-    return !b->blas || rows <= most;
+    return rows <= (is_opened(&g->m[0], g->bf16) ? CUDA_MATVEC_ROWS : b->matvec_rows_16);
+}
+
+/* p.m times p.act by what is fastest for so many rows. */
+static int product_fast(struct cuda_backend *b, struct cuda_product p, uint32_t rows, bool few)
+{
+    p.rows = rows;
+    if (!few && rows <= CUDA_STREAM_ROWS && cuda_product_hopper(b->stream, &p, 0))
+        return 0;
+    if (!few && b->blas)
+        return product_many(b, &p, rows);
+    product_few(b, p, rows);
+    return 0;
 }
 
 /* act[rows][g's columns] times each matrix of g, side by side in rows of out. */
-static int product(struct cuda_backend *b, const struct cuda_group *g, uint32_t rows,
+static int product(struct cuda_backend *b, const struct cuda_group *g, const void *act, uint32_t rows,
                    enum cuda_epilogue epilogue, void *out, uint32_t out_stride)
 {
     uint32_t width = epilogue == CUDA_ADD_F32 || epilogue == CUDA_STORE_F32 ? 4 : 2;
-    bool few = few_rows(b, g, rows);
     int rc = 0;
     for (uint32_t i = 0; i < g->count && !rc; i++) {
         struct cuda_product p = {.m = g->m[i],
-                                 .act = b->act,
+                                 .act = act,
                                  .act_bf16 = g->bf16,
                                  .act_stride = g->m[i].columns,
                                  .epilogue = epilogue,
@@ -96,10 +106,8 @@ static int product(struct cuda_backend *b, const struct cuda_group *g, uint32_t 
                                  .out_stride = out_stride};
         if (b->deterministic)
             product_fixed(b, p, rows);
-        else if (few)
-            product_few(b, p, rows);
         else
-            rc = product_many(b, &p, rows);
+            rc = product_fast(b, p, rows, few_rows(b, g, rows));
         out = (uint8_t *)out + (size_t)width * g->m[i].rows;
     }
     return rc;
@@ -119,7 +127,8 @@ static struct cuda_attention attention_of(const struct cuda_backend *b, const st
                                    .head_dim = p->head_dim,
                                    .kv = kv,
                                    .page_values = b->page_values,
-                                   .tables = cuda_staged(b, b->pass.tables)};
+                                   .tables = cuda_staged(b, b->pass.tables),
+                                   .old_pages = b->pass.row_count == b->pass.seq_count};
 }
 
 static void attend(struct cuda_backend *b, const struct cuda_layer *l, const struct cuda_work *w,
@@ -168,44 +177,50 @@ static int make_kv(struct cuda_backend *b, const struct cuda_layer *l, uint8_t *
     const struct cuda_pass *s = &b->pass;
     cuda_norm(b->stream, b->x, NULL, l->attn_norm, p->norm_eps, s->row_count, p->embd_size, l->qkv.bf16,
               b->act);
-    int rc = product(b, &l->qkv, s->row_count, CUDA_STORE16, b->wide, l->qkv.rows);
+    cuda_profile_mark(b, CUDA_PART_OTHER);
+    int rc = product(b, &l->qkv, b->act, s->row_count, CUDA_STORE16, b->wide, l->qkv.rows);
     if (rc)
         return rc;
+    cuda_profile_mark(b, CUDA_PART_PRODUCTS);
     struct cuda_rope rope = rope_of(b, l, kv);
     cuda_rope_write(b->stream, &rope);
+    cuda_profile_mark(b, CUDA_PART_OTHER);
     return 0;
+}
+
+/* wide = swiglu(act * [gate up]) in one kernel. False: there is none for this; nothing was started. */
+static bool gate_up_fused(struct cuda_backend *b, const struct cuda_layer *l, uint32_t rows)
+{
+    struct cuda_product p = {.m = l->gate_up.m[0],
+                             .act = b->act,
+                             .act_bf16 = l->gate_up.bf16,
+                             .rows = rows,
+                             .act_stride = l->gate_up.m[0].columns,
+                             .epilogue = CUDA_SWIGLU16,
+                             .out = b->wide,
+                             .out_stride = l->down.m[0].columns};
+    if (b->deterministic || l->gate_up.count != 1 || l->gate_up.bf16 != l->down.bf16)
+        return false;
+    if (!few_rows(b, &l->gate_up, rows))
+        return rows <= CUDA_STREAM_ROWS && cuda_product_hopper(b->stream, &p, 0);
+    cuda_matvec(b->stream, &p);
+    return true;
 }
 
 static int feed_forward(struct cuda_backend *b, const struct cuda_layer *l, float *x, uint32_t rows)
 {
     const struct model_params *p = &b->base.model->params;
-    int rc;
     cuda_norm(b->stream, x, NULL, l->ffn_norm, p->norm_eps, rows, p->embd_size, l->gate_up.bf16, b->act);
-    if (!b->deterministic && l->gate_up.count == 1 && rows <= CUDA_MATVEC_ROWS &&
-        few_rows(b, &l->gate_up, rows) && l->gate_up.bf16 == l->down.bf16) {
-        struct cuda_product fused = {.m = l->gate_up.m[0],
-                                     .act = b->act,
-                                     .act_bf16 = l->gate_up.bf16,
-                                     .rows = rows,
-                                     .act_stride = p->embd_size,
-                                     .epilogue = CUDA_SWIGLU16,
-                                     .out = b->wide,
-                                     .out_stride = p->ffn_size};
-        cuda_matvec(b->stream, &fused);
-        struct cuda_product down = {.m = l->down.m[0],
-                                    .act = b->wide,
-                                    .act_bf16 = l->down.bf16,
-                                    .act_stride = p->ffn_size,
-                                    .epilogue = CUDA_ADD_F32,
-                                    .out = x,
-                                    .out_stride = p->embd_size};
-        product_few(b, down, rows);
-        return 0;
-    }
-    if ((rc = product(b, &l->gate_up, rows, CUDA_STORE16, b->wide, 2 * p->ffn_size)))
+    cuda_profile_mark(b, CUDA_PART_OTHER);
+    if (gate_up_fused(b, l, rows))
+        return product(b, &l->down, b->wide, rows, CUDA_ADD_F32, x, p->embd_size);
+    int rc = product(b, &l->gate_up, b->act, rows, CUDA_STORE16, b->wide, 2 * p->ffn_size);
+    if (rc)
         return rc;
+    cuda_profile_mark(b, CUDA_PART_PRODUCTS);
     cuda_swiglu(b->stream, b->wide, rows, p->ffn_size, l->gate_up.bf16, l->down.bf16, b->act);
-    return product(b, &l->down, rows, CUDA_ADD_F32, x, p->embd_size);
+    cuda_profile_mark(b, CUDA_PART_OTHER);
+    return product(b, &l->down, b->act, rows, CUDA_ADD_F32, x, p->embd_size);
 }
 
 static int run_layer(struct cuda_backend *b, uint32_t index)
@@ -228,9 +243,13 @@ static int run_layer(struct cuda_backend *b, uint32_t index)
         q = b->wide;
     }
     attend(b, l, cuts ? &s->last : &s->all, q, kv);
-    if ((rc = product(b, &l->o, rows, CUDA_ADD_F32, x, p->embd_size)))
+    cuda_profile_mark(b, CUDA_PART_ATTENTION);
+    if ((rc = product(b, &l->o, b->act, rows, CUDA_ADD_F32, x, p->embd_size)))
         return rc;
-    return feed_forward(b, l, x, rows);
+    cuda_profile_mark(b, CUDA_PART_PRODUCTS);
+    rc = feed_forward(b, l, x, rows);
+    cuda_profile_mark(b, CUDA_PART_PRODUCTS);
+    return rc;
 }
 
 /* --- the two ends ----------------------------------------------------------------------------- */
@@ -287,7 +306,7 @@ bool cuda_step_possible(struct cuda_backend *b)
 static bool try_step(struct cuda_backend *b)
 {
     const struct cuda_pass *s = &b->pass;
-    if (!b->step_layers || s->row_count > CUDA_STEP_ROWS || s->row_count != s->seq_count || !s->keeps_all ||
+    if (!b->step_layers || s->row_count > b->step_rows || s->row_count != s->seq_count || !s->keeps_all ||
         s->layer_begin != 0 || s->layer_end != b->base.model->params.layer_count)
         return false;
     const struct cuda_group *g = &b->layers[0].qkv;
@@ -305,8 +324,11 @@ static int enqueue_layers(struct cuda_backend *b)
     cuda_angles(b->stream, cuda_staged(b, s->positions), b->frequencies, s->row_count, p->rope_dim / 2,
                 b->cos_sin);
     int rc = 0;
-    if (try_step(b))
+    cuda_profile_mark(b, CUDA_PART_OTHER);
+    if (try_step(b)) {
+        cuda_profile_mark(b, CUDA_PART_LAYERS);
         return 0;
+    }
     for (uint32_t i = s->layer_begin; i < s->layer_end && !rc; i++)
         rc = run_layer(b, i);
     return rc;
@@ -319,12 +341,15 @@ static int enqueue_logits(struct cuda_backend *b, uint32_t first, uint32_t count
     const uint32_t *rows = cuda_staged(b, b->pass.logit_rows);
     cuda_norm(b->stream, last_x(b), rows + first, b->output_norm, p->norm_eps, count, p->embd_size,
               b->head.bf16, b->act);
-    int rc = product(b, &b->head, count, CUDA_STORE_F32, b->logits, p->vocab_count);
+    cuda_profile_mark(b, CUDA_PART_OTHER);
+    int rc = product(b, &b->head, b->act, count, CUDA_STORE_F32, b->logits, p->vocab_count);
     if (rc)
         return rc;
+    cuda_profile_mark(b, CUDA_PART_PRODUCTS);
     if (b->pass.sample_count > 0) {
         cuda_sample_rows(b->stream, (struct cuda_sample *)cuda_staged(b, b->pass.samples) + first,
                          b->stage_device, b->logits, count, p->vocab_count, b->sampled_device);
+        cuda_profile_mark(b, CUDA_PART_SAMPLING);
         rc = cuda_note(b,
                        cudaMemcpyAsync(b->sampled, b->sampled_device, sizeof *b->sampled * count,
                                        cudaMemcpyDeviceToHost, b->stream),
@@ -340,6 +365,7 @@ static int enqueue_logits(struct cuda_backend *b, uint32_t first, uint32_t count
 
 static int finish(struct cuda_backend *b)
 {
+    cuda_profile_mark(b, CUDA_PART_COPIES);
     int rc = cuda_note(b, cudaGetLastError(), "launching kernels");
     return rc ? rc : cuda_note(b, cudaStreamSynchronize(b->stream), "computing");
 }
@@ -489,10 +515,11 @@ static int enqueue_decode(struct cuda_backend *b)
 static int run_pass(struct cuda_backend *b)
 {
     const struct cuda_pass *s = &b->pass;
+    bool looks = cuda_profile_begin(b);
     int rc = cuda_note(
         b, cudaMemcpyAsync(b->stage_device, b->stage, s->stage_size, cudaMemcpyHostToDevice, b->stream),
         "copying a step's lists");
-    if (!rc && is_plain_decode(b)) {
+    if (!rc && !looks && is_plain_decode(b)) {
         if ((rc = enqueue_decode(b)) || (rc = finish(b)))
             return rc;
         hand_out_logits(b, 0, s->logit_count);
@@ -500,6 +527,7 @@ static int run_pass(struct cuda_backend *b)
     }
     if (!rc && s->layer_begin > 0)
         rc = take_hidden_in(b);
+    cuda_profile_mark(b, CUDA_PART_COPIES);
     if (rc || (rc = enqueue_layers(b)))
         return rc;
     for (uint32_t first = 0; first < s->logit_count; first += LOGIT_ROWS) {
@@ -522,7 +550,11 @@ int cuda_forward(struct backend *base, const struct batch *batch)
     int rc = batch_check(&b->base, b->rows_max, b->has_head, batch);
     if (rc || (rc = cuda_note(b, cudaSetDevice(b->device), "choosing the device")))
         return rc;
-    while (!rc && cuda_pass_next(b, batch, done))
+    cuda_profile_step(b->profiler, true);
+    while (!rc && cuda_pass_next(b, batch, done)) {
         rc = run_pass(b);
+        cuda_profile_end(b);
+    }
+    cuda_profile_step(b->profiler, false);
     return rc;
 }

@@ -87,6 +87,49 @@ __device__ __forceinline__ void fence_async()
 #endif
 }
 
+/* --- clusters --------------------------------------------------------------------------------- */
+
+/* All threads of a cluster's blocks; what they wrote to their shared memory before is there after it. */
+__device__ __forceinline__ void cluster_meet()
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("barrier.cluster.arrive.release.aligned; barrier.cluster.wait.acquire.aligned;" ::
+                     : "memory");
+#endif
+}
+/* Four values at the place of `own` in the shared memory of the cluster's block `rank`. */
+__device__ __forceinline__ float4 cluster_load(const float *own, uint32_t rank)
+{
+    float4 v = {};
+#if __CUDA_ARCH__ >= 900
+    asm volatile(
+        "{ .reg .b32 at; mapa.shared::cluster.u32 at, %4, %5; ld.shared::cluster.v4.f32 {%0, %1, %2, "
+        "%3}, [at]; }"
+        : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+        : "r"(shared_address(own)), "r"(rank)
+        : "memory");
+#endif
+    return v;
+}
+
+/* --- adding in memory ------------------------------------------------------------------------- */
+
+/* Nothing waits for what was there. Aligned to all values. */
+__device__ __forceinline__ void add_two(float *to, float x, float y)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("red.relaxed.gpu.global.add.v2.f32 [%0], {%1, %2};" ::"l"(to), "f"(x), "f"(y) : "memory");
+#endif
+}
+__device__ __forceinline__ void add_four(float *to, float4 v)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(v.x), "f"(v.y),
+                 "f"(v.z), "f"(v.w)
+                 : "memory");
+#endif
+}
+
 /* Some of the block's warps: all THREADS of them meet; number: 1 to 15. */
 template <int THREADS> __device__ __forceinline__ void meet_warps(int number)
 {
@@ -106,3 +149,6 @@ __device__ __forceinline__ uint32_t page_at(uint32_t token, uint32_t piece) /* b
 
 /* A map of all rows of head_dim f16 behind kv, in boxes of 64 by 64. False: there is no such thing here. */
 bool cuda_page_map(CUtensorMap *map, const void *kv, uint32_t head_dim);
+/* The same of rows of 16-bit values, `stride` values apart, in boxes of box_rows by 64; behind the last row or column lie zeros. */
+bool cuda_map_rows(CUtensorMap *map, const void *values, uint64_t rows, uint32_t columns, uint32_t stride,
+                   uint32_t box_rows);

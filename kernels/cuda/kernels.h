@@ -87,6 +87,11 @@ struct cuda_product {
 /* rows <= CUDA_MATVEC_ROWS, columns a multiple of 32. */
 void cuda_matvec(cudaStream_t s, const struct cuda_product *p);
 
+#define CUDA_STREAM_ROWS 64
+/* Up to CUDA_STREAM_ROWS rows, weights of act's 16-bit kind, every epilogue. False: not on this device, or not for these widths; nothing
+ * was started. splits: blocks to share a tile's columns, up to 8; 0: what is best. */
+bool cuda_product_hopper(cudaStream_t s, const struct cuda_product *p, uint32_t splits);
+
 /* --- attention -------------------------------------------------------------------------------- */
 
 struct cuda_attention {
@@ -97,6 +102,7 @@ struct cuda_attention {
     const void *kv; /* f16: the layer's first byte in page 0 */
     uint64_t page_values;
     const uint32_t *tables;
+    bool old_pages; /* of each sequence only the last page is written in this step */
 };
 
 struct cuda_split { /* a run of pages of one decode row */

@@ -99,7 +99,7 @@ static uint32_t pages_per_split(const struct lists *l)
     for (uint32_t i = 0; i < l->p->seq_count; i++)
         if (rows_of(l, l->p->seqs[i]) == 1)
             total += seq_pages(l->p, l->p->seqs[i]);
-    if (l->b->step_layers && l->p->row_count <= CUDA_STEP_ROWS)
+    if (l->b->step_layers && l->p->row_count <= l->b->step_rows)
         return pages_of_turns(l, total, (uint64_t)l->b->sm_count);
     if (ring > 0)
         return pages_of_turns(l, total, ring);

@@ -3,6 +3,7 @@
  * more would only make everything else that the SM asks for wait behind it. */
 #pragma once
 #include "attention_decode.cuh"
+#include "early.cuh"
 
 #define SLOTS_MAX 8
 
@@ -66,14 +67,19 @@ struct swizzled {
     }
 };
 
-/* The pages of a split for one KV head; row: of the map, where the head's K begins in page 0. */
+/* The pages of a split for one KV head; row: of the map, where the head's K begins in page 0. early: the row's last page is being
+ * written by kernels before this one, which are not waited for yet; false from then on. */
 template <int HD>
 __device__ __forceinline__ void feed_split(ring &r, const cuda_split &s, const cuda_attention &a,
-                                           const CUtensorMap *map, uint32_t row)
+                                           const CUtensorMap *map, uint32_t row, bool &early)
 {
     uint32_t page_rows = (uint32_t)(a.page_values / HD);
 #pragma unroll 1
     for (uint32_t i = 0; i < s.page_count; i++) {
+        if (early && (i + 1) * 64 >= s.token_count) {
+            early_wait();
+            early = false;
+        }
         r.make_room();
         if (threadIdx.x % 32 == 0) {
             int32_t at = (int32_t)(a.tables[s.table + s.page_begin + i] * page_rows + row);

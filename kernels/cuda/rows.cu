@@ -3,6 +3,7 @@
  * All are memory-bound and small beside the products: for R rows of the Llama-3-8B shape a layer moves
  *   norm      20 KB read, 8 KB written a row     rope_write  12 KB and 12 KB     swiglu  56 KB and 28 KB
  * so 4096 rows take 0.15 ms a layer at 4 TB/s, beside 1.3 ms of products. With one row they cost their launch. */
+#include "early.cuh"
 #include "rope.cuh"
 
 /* --- angles ----------------------------------------------------------------------------------- */
@@ -38,6 +39,8 @@ __global__ void __launch_bounds__(NORM_THREADS)
     const float4 *row = (const float4 *)(x + (uint64_t)(index ? index[blockIdx.x] : blockIdx.x) * columns);
     float4 kept[NORM_VECTORS];
     float sum = 0.0f;
+    early_start();
+    early_wait();
 #pragma unroll
     for (int i = 0; i < NORM_VECTORS; i++) {
         uint32_t at = threadIdx.x + i * NORM_THREADS;
@@ -63,8 +66,8 @@ __global__ void __launch_bounds__(NORM_THREADS)
 void cuda_norm(cudaStream_t s, const float *x, const uint32_t *index, const float *weight, float eps,
                uint32_t rows, uint32_t columns, bool bf16, void *act)
 {
-    launch(bf16 ? norm_kernel<true> : norm_kernel<false>, dim3(rows), dim3(NORM_THREADS), 0, s, x, index,
-           weight, eps, columns, (uint16_t *)act);
+    launch_early(bf16 ? norm_kernel<true> : norm_kernel<false>, dim3(rows), dim3(NORM_THREADS), 0, s, 1, x,
+                 index, weight, eps, columns, (uint16_t *)act);
 }
 
 /* --- SwiGLU ----------------------------------------------------------------------------------- */
@@ -73,6 +76,8 @@ template <bool BF16, bool OUT_BF16>
 __global__ void swiglu_kernel(const uint16_t *wide, uint32_t columns, uint16_t *act)
 {
     uint32_t at = (blockIdx.x * blockDim.x + threadIdx.x) * 8;
+    early_start();
+    early_wait();
     if (at >= columns)
         return;
     const uint16_t *row = wide + (uint64_t)blockIdx.y * 2 * columns;
@@ -93,11 +98,11 @@ __global__ void swiglu_kernel(const uint16_t *wide, uint32_t columns, uint16_t *
 void cuda_swiglu(cudaStream_t s, const void *wide, uint32_t rows, uint32_t columns, bool bf16, bool out_bf16,
                  void *act)
 {
-    launch(bf16       ? out_bf16 ? swiglu_kernel<true, true> : swiglu_kernel<true, false>
-                 : out_bf16 ? swiglu_kernel<false, true>
-                      : swiglu_kernel<false, false>,
-           dim3((columns / 8 + 255) / 256, rows), dim3(256), 0, s, (const uint16_t *)wide, columns,
-           (uint16_t *)act);
+    launch_early(bf16       ? out_bf16 ? swiglu_kernel<true, true> : swiglu_kernel<true, false>
+                       : out_bf16 ? swiglu_kernel<false, true>
+                            : swiglu_kernel<false, false>,
+                 dim3((columns / 8 + 255) / 256, rows), dim3(256), 0, s, 1, (const uint16_t *)wide, columns,
+                 (uint16_t *)act);
 }
 
 /* --- gather ----------------------------------------------------------------------------------- */
@@ -124,6 +129,8 @@ template <bool BF16> __global__ void rope_kernel(cuda_rope a)
     __shared__ float heads[ROPE_WARPS][256];
     uint32_t head = blockIdx.x * ROPE_WARPS + threadIdx.x / 32, lane = threadIdx.x % 32, row = blockIdx.y,
              all = a.head_count + 2 * a.kv_head_count;
+    early_start();
+    early_wait();
     if (head >= all)
         return;
     bool is_q = head < a.head_count, is_v = head >= a.head_count + a.kv_head_count;
@@ -153,6 +160,6 @@ template <bool BF16> __global__ void rope_kernel(cuda_rope a)
 void cuda_rope_write(cudaStream_t s, const struct cuda_rope *a)
 {
     uint32_t heads = a->head_count + 2 * a->kv_head_count;
-    launch(a->bf16 ? rope_kernel<true> : rope_kernel<false>,
-           dim3((heads + ROPE_WARPS - 1) / ROPE_WARPS, a->rows), dim3(32 * ROPE_WARPS), 0, s, *a);
+    launch_early(a->bf16 ? rope_kernel<true> : rope_kernel<false>,
+                 dim3((heads + ROPE_WARPS - 1) / ROPE_WARPS, a->rows), dim3(32 * ROPE_WARPS), 0, s, 1, *a);
 }

@@ -26,6 +26,7 @@ template <cuda_form F, int HD> __device__ void feed(ring r, const cuda_step &a, 
 {
     dealer d = {0};
     uint32_t kv_heads = a.rope.kv_head_count;
+    bool early = false; /* pages in the ring may lack the step's own K and V (patch_page) */
 #pragma unroll 1
     for (uint32_t i = 0; i < a.layer_count; i++) {
         const cuda_step_layer &l = a.layers[i];
@@ -33,7 +34,7 @@ template <cuda_form F, int HD> __device__ void feed(ring r, const cuda_step &a, 
 #pragma unroll 1
         for (uint32_t at = blockIdx.x; at < a.split_grid * kv_heads; at += gridDim.x)
             feed_split<HD>(r, a.splits[at / kv_heads], a.attention, map,
-                           (i * 2 * kv_heads + at % kv_heads) * 64);
+                           (i * 2 * kv_heads + at % kv_heads) * 64, early);
         feed_product<F>(r, d, l.o, 1);
         feed_product<F>(r, d, l.gate_up, 2);
         feed_product<F>(r, d, l.down, 1);

@@ -347,6 +347,109 @@ static void whole_steps(void **state)
     }
 }
 
+/* More sequences than a matrix-vector product takes, decoded side by side, against the prompt in one piece; 70: cuBLASLt. */
+static void a_crowd(void **state)
+{
+    (void)state;
+    static const char *const types[] = {"bf16", "f16"};
+    enum { SEQS = 70, PROMPT = 20, LENGTH = 40, PAGES = 80 };
+    for (size_t t = 0; t < TD_COUNT(types); t++) {
+        struct bench_model *m;
+        struct td_error err = {0};
+        struct backend_config config = {
+            .page_count = PAGES, .layers_paged = 2, .rows_max = 256, .threads = 2};
+        struct backend *b;
+        int32_t ids[LENGTH];
+        uint32_t pages[PAGES];
+        assert_int_equal(bench_model_create("tiny", types[t], &m, &err), 0);
+        const struct model *model = bench_model_get(m);
+        assert_int_equal(cuda_backend_create(model, &config, "cuda", &b, &err), 0);
+        uint32_t vocab = model->params.vocab_count;
+        fill_ids(ids, LENGTH, vocab, 7);
+        for (uint32_t i = 0; i < PAGES; i++)
+            pages[i] = (i * 37 + 11) % PAGES;
+        float *whole = calloc((size_t)LENGTH * vocab, sizeof *whole),
+              *out = calloc((size_t)SEQS * vocab, sizeof *out);
+        struct batch_seq all = {.layer_end = 2,
+                                .row_count = LENGTH,
+                                .ids = ids,
+                                .logits = whole,
+                                .logit_count = LENGTH,
+                                .pages = pages + SEQS};
+        assert_int_equal(b->ops->forward(b, &(struct batch){&all, 1}), 0);
+        double worst = 0, scale = 0;
+        for (size_t i = 0; i < (size_t)LENGTH * vocab; i++)
+            scale = fmax(scale, fabs((double)whole[i]));
+        for (uint32_t i = 0; i < SEQS; i++) {
+            struct batch_seq s = {
+                .layer_end = 2, .row_count = PROMPT - i % 3, .ids = ids, .pages = pages + i};
+            assert_int_equal(b->ops->forward(b, &(struct batch){&s, 1}), 0);
+        }
+        static const uint32_t crowds[] = {9, 9, 9, 16, 16, 17, 33, 33, 33, 64, 64, 64, 70, 70, 70};
+        for (uint32_t step = 0; step < TD_COUNT(crowds); step++) {
+            struct batch_seq seqs[SEQS];
+            for (uint32_t i = 0; i < SEQS; i++) {
+                uint32_t at = PROMPT - i % 3 + step;
+                seqs[i] = (struct batch_seq){.layer_end = 2,
+                                             .position = at,
+                                             .row_count = 1,
+                                             .ids = ids + at,
+                                             .logits = out + i * (size_t)vocab,
+                                             .logit_count = 1,
+                                             .pages = pages + i};
+            }
+            memset(out, 0xff, sizeof(float) * SEQS * vocab);
+            for (uint32_t i = 0; i < SEQS; i += crowds[step]) {
+                struct batch crowd = {seqs + i, TD_MIN(crowds[step], SEQS - i)};
+                assert_int_equal(b->ops->forward(b, &crowd), 0);
+            }
+            for (uint32_t i = 0; i < SEQS; i++)
+                worst =
+                    fmax(worst,
+                         difference(seqs[i].logits, whole + (size_t)seqs[i].position * vocab, vocab) / scale);
+        }
+        print_message("%s: a crowd's steps to prompt %.4f of the largest logit\n", types[t], worst);
+        assert_true(worst <= (t == 0 ? 0.02 : 0.005));
+        free(whole), free(out), b->ops->destroy(b), bench_model_destroy(m);
+    }
+}
+
+/* A step that is looked at gives what the others give, and tells where its time went. */
+static void a_step_looked_at(void **state)
+{
+    (void)state;
+    struct alone a;
+    alone_open(&a, "type-k");
+    float *first = new_logits(&a.run, 1), *out = new_logits(&a.run, 1);
+    struct cuda_profile before, after;
+    cuda_profile_read(a.run.backend, &before);
+    struct batch_seq s = {.layer_end = a.layers,
+                          .position = 100,
+                          .row_count = 1,
+                          .ids = a.ids + 100,
+                          .logits = first,
+                          .logit_count = 1,
+                          .pages = a.run.pages};
+    for (uint32_t i = 0; i < 300; i++) {
+        assert_int_equal(run_batch(&a.run, &s, 1), 0);
+        if (i > 0)
+            assert_memory_equal(out, first, sizeof(float) * a.vocab);
+        memset(out, 0xff, sizeof(float) * a.vocab);
+        s.logits = out;
+    }
+    cuda_profile_read(a.run.backend, &after);
+    double parts = 0;
+    for (int i = 0; i < CUDA_PARTS; i++)
+        parts += after.part_s[i];
+    assert_int_equal(after.steps - before.steps, 300);
+    assert_in_range(after.looked_at, before.looked_at + 1, before.looked_at + 2);
+    assert_true(after.busy_s > before.busy_s && after.idle_s > before.idle_s && parts > 0 &&
+                parts < after.busy_s);
+    assert_true(after.part_s[CUDA_PART_ATTENTION] + after.part_s[CUDA_PART_LAYERS] > 0);
+    assert_true(after.part_s[CUDA_PART_COPIES] > 0);
+    free(first), free(out), alone_close(&a);
+}
+
 static void pages_keep_their_bytes(void **state)
 {
     (void)state;
@@ -419,6 +522,8 @@ int main(void)
         cmocka_unit_test(layer_ranges_and_carried_pages),
         cmocka_unit_test(recorded_steps),
         cmocka_unit_test(whole_steps),
+        cmocka_unit_test(a_crowd),
+        cmocka_unit_test(a_step_looked_at),
         cmocka_unit_test(pages_keep_their_bytes),
         cmocka_unit_test(what_is_wrong_is_a_code),
     };

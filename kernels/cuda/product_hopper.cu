@@ -1,0 +1,437 @@
+/* product_hopper: 16-bit weights times 9 to 64 rows (sm_90a): the weights stream by, at the memory's speed.
+ *
+ * out[R][N] = act[R][K] * W[N][K]^T, computed as W * act^T: a tile is up to 256 rows of W, which are the rows of wgmma's product, and all
+ * rows of act, padded to 16, 32 or 64, its columns. Two warps feed a ring of slots, each 64 columns of the tile and of act, through the
+ * copy engine; two groups of four warps multiply, two planes of up to 64 rows of W each. With CUDA_SWIGLU16 these are rows of gate and
+ * the same of up, so that both lie in the registers of one thread.
+ *
+ * grid: tiles x splits, a block an SM. Where there are fewer tiles than SMs, `splits` blocks share a tile, a run of columns each. With
+ * CUDA_ADD_F32 they add to memory as they come, so that the last bit depends on their order; else they are a cluster, and each adds up,
+ * for some of the rows of act, what all found, through the cluster's shared memory. With more tiles a block takes them in turns.
+ *
+ * The kernel begins while the one before it ends (early.cuh): its ring is filled with weights, which nothing in a step writes; only
+ * act has to wait. So memory works on while rows are normed or turned.
+ *
+ * bytes: W once from memory; act once a tile from L2, a quarter as much with 64 rows. flops 2 * N * K * R. Predicted: the read rate of
+ * the card. Measured on an H200 behind each other, in GB/s of W with 32 rows: 4,130 for 28672 x 4096, 4,140 for 128256 x 4096; a
+ * smaller one loses 2 to 4 us at its ends. */
+#include "early.cuh"
+#include "hopper.cuh"
+#include "kernels.h"
+#include "wgmma_product.cuh"
+
+#define GROUPS     2
+#define WORKERS    (128 * GROUPS)
+#define THREADS    (WORKERS + 64) /* behind them one warp feeds weights, one act */
+#define CHUNK      64             /* columns of a slot */
+#define PLANES     4              /* of a slot: up to 64 rows each */
+#define SPLITS_MAX 8
+#define SLOTS_MAX  12
+#define SUMS_ROW   (PLANES * 64 + 4) /* floats between rows of sums: no bank conflicts */
+#define SHARED_SIZE                                                                                          \
+    (225 * 1024) /* of a block: with room for two, SMs would get one or two, and those with two be late */
+#define ON_THE_WAY                                                                                           \
+    (108 * 1024) /* bytes of weights an SM has asked for: more only makes what others ask for wait */
+
+struct stream_shape { /* how a product is shared out: blockIdx.x is tile * splits + rank */
+    uint32_t tiles, splits, chunks, rows, plane_rows; /* chunks: of K; rows: of W, of the gate with `pair` */
+    bool pair, joins; /* joins: blocks of a tile are a cluster, which adds up */
+};
+
+__device__ __forceinline__ uint32_t first_chunk(const stream_shape &s, uint32_t rank)
+{
+    return s.chunks * rank / s.splits;
+}
+/* Rows of out that a tile makes. */
+__host__ __device__ __forceinline__ uint32_t tile_width(const stream_shape &s)
+{
+    return (s.pair ? 2 : 4) * s.plane_rows;
+}
+/* The first row of W in a plane; planes 0 and 1 are the first group's. */
+__device__ __forceinline__ uint32_t plane_row(const stream_shape &s, uint32_t tile, uint32_t plane)
+{
+    return s.pair ? plane % 2 * s.rows + tile * tile_width(s) + plane / 2 * s.plane_rows
+                  : tile * tile_width(s) + plane * s.plane_rows;
+}
+
+struct stream_args {
+    cuda_product p;
+    stream_shape shape;
+    uint32_t slot_size, slots, ahead; /* ahead: of weights, at most on their way */
+};
+
+struct share { /* of a block */
+    uint32_t tile, tile_step, begin, end;
+};
+
+__device__ __forceinline__ share share_of(const stream_shape &s)
+{
+    uint32_t rank = blockIdx.x % s.splits;
+    return {blockIdx.x / s.splits, gridDim.x / s.splits, first_chunk(s, rank), first_chunk(s, rank + 1)};
+}
+
+/* --- the ring --------------------------------------------------------------------------------- */
+
+struct stream_shared {
+    uint64_t weights[SLOTS_MAX], act[SLOTS_MAX], empty[SLOTS_MAX];
+    uint8_t head[1024 - 3 * 8 * SLOTS_MAX];
+    uint8_t slots
+        []; /* planes of W, then act; products read 64 rows of a plane that has fewer, and use none of them.
+                        At the end of a cluster's tile: float sums[N][SUMS_ROW] */
+};
+
+struct stream_ring { /* one side's view */
+    stream_shared *sh;
+    uint32_t size, count, at, parity;
+    __device__ __forceinline__ uint8_t *slot() const
+    {
+        return sh->slots + at * size;
+    }
+    __device__ __forceinline__ void await_empty() const
+    {
+        bell_wait(&sh->empty[at], parity ^ 1);
+    }
+    /* Until the weights that were asked for `ahead` slots ago have come. */
+    __device__ __forceinline__ void await_older(uint32_t ahead) const
+    {
+        bell_wait(&sh->weights[at >= ahead ? at - ahead : at + count - ahead],
+                  at >= ahead ? parity : parity ^ 1);
+    }
+    __device__ __forceinline__ void step()
+    {
+        if (++at == count)
+            at = 0, parity ^= 1;
+    }
+};
+
+/* One thread. What is not there (behind the last row or column) comes as zeros, and counts. */
+__device__ __forceinline__ void feed_weights(stream_ring r, const stream_args &d, const share &own,
+                                             const CUtensorMap *map)
+{
+    uint32_t fed = 0, plane_size = d.shape.plane_rows * 2 * CHUNK;
+    for (uint32_t tile = own.tile; tile < d.shape.tiles; tile += own.tile_step)
+        for (uint32_t chunk = own.begin; chunk < own.end; chunk++, fed++) {
+            r.await_empty();
+            if (fed >= d.ahead)
+                r.await_older(d.ahead);
+            uint64_t *bell = &r.sh->weights[r.at];
+            bell_expect(bell, PLANES * plane_size);
+#pragma unroll
+            for (uint32_t i = 0; i < PLANES; i++)
+                copy_box(r.slot() + i * plane_size, map, (int32_t)(chunk * CHUNK),
+                         (int32_t)plane_row(d.shape, tile, i), bell);
+            r.step();
+        }
+}
+
+/* One thread: what the kernels before this one make. */
+template <int N>
+__device__ __forceinline__ void feed_act(stream_ring r, const stream_args &d, const share &own,
+                                         const CUtensorMap *map)
+{
+    uint32_t behind = PLANES * d.shape.plane_rows * 2 * CHUNK;
+    early_wait();
+    for (uint32_t tile = own.tile; tile < d.shape.tiles; tile += own.tile_step)
+        for (uint32_t chunk = own.begin; chunk < own.end; chunk++) {
+            r.await_empty();
+            bell_expect(&r.sh->act[r.at], N * 2 * CHUNK);
+            copy_box(r.slot() + behind, map, (int32_t)(chunk * CHUNK), 0, &r.sh->act[r.at]);
+            r.step();
+        }
+}
+
+/* --- multiplying ------------------------------------------------------------------------------ */
+
+/* The block's chunks of a tile: of two planes, for all rows of act. */
+template <bool BF16, int N>
+__device__ __forceinline__ void multiply(float (&sum)[2][N / 2], stream_ring &r, uint32_t chunks,
+                                         uint32_t plane_size)
+{
+    uint32_t planes = threadIdx.x / 128 * 2 * plane_size, before = 0;
+    for (uint32_t i = 0; i < chunks; i++) {
+        bell_wait(&r.sh->weights[r.at], r.parity);
+        bell_wait(&r.sh->act[r.at], r.parity);
+        uint32_t w = shared_address(r.slot()) + planes, x = shared_address(r.slot()) + PLANES * plane_size;
+        wgmma_begin();
+#pragma unroll
+        for (uint32_t k = 0; k < CHUNK / 16; k++)
+#pragma unroll
+            for (uint32_t m = 0; m < 2; m++)
+                wgmma_product<BF16>(sum[m], wgmma_operand(w + m * plane_size + 32 * k, 16),
+                                    wgmma_operand(x + 32 * k, 16), i > 0 || k > 0);
+        wgmma_commit();
+        wgmma_wait<1>(); /* what the slot before was read for */
+        if (i > 0 && threadIdx.x % 32 == 0)
+            bell_arrive(&r.sh->empty[before]);
+        before = r.at;
+        r.step();
+    }
+    wgmma_wait<0>();
+    wgmma_hold(sum[0]), wgmma_hold(sum[1]);
+    if (threadIdx.x % 32 == 0)
+        bell_arrive(&r.sh->empty[before]);
+}
+
+__device__ __forceinline__ float gated(float gate, float up)
+{
+    return gate / (1.0f + __expf(-gate)) * up;
+}
+
+/* --- the end of a tile, alone ------------------------------------------------------------------- */
+
+/* out[r][n], out[r][n + 1] */
+template <bool BF16>
+__device__ __forceinline__ void put_two(const cuda_product &p, uint32_t r, uint32_t n, float x, float y)
+{
+    uint64_t at = (uint64_t)r * p.out_stride + n;
+    if (p.epilogue == CUDA_STORE_F32)
+        *(float2 *)((float *)p.out + at) = make_float2(x, y);
+    else if (p.epilogue == CUDA_ADD_F32)
+        add_two((float *)p.out + at, x, y);
+    else
+        *(uint32_t *)((uint16_t *)p.out + at) = to_pair<BF16>(x, y);
+}
+
+/* A thread has two neighbours along act's rows; exchanged with the lane beside it, two neighbours along W's. first: the plane's. */
+template <bool BF16, int N>
+__device__ __forceinline__ void put_plane(const stream_args &d, const float (&sum)[N / 2], uint32_t first)
+{
+    uint32_t within = threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4, q = threadIdx.x % 4,
+             odd = within % 2;
+#pragma unroll
+    for (uint32_t j = 0; j < N / 8; j++)
+#pragma unroll
+        for (uint32_t i = 0; i < 2; i++) {
+            float x = sum[4 * j + 2 * i], y = sum[4 * j + 2 * i + 1],
+                  got = __shfl_xor_sync(0xffffffffu, odd ? x : y, 4);
+            uint32_t r = 8 * j + 2 * q + odd, at = within + 8 * i - odd;
+            if (r < d.p.rows && at < d.shape.plane_rows && first + at < d.shape.rows)
+                put_two<BF16>(d.p, r, first + at, odd ? got : x, odd ? y : got);
+        }
+}
+
+template <bool BF16, int N>
+__device__ __forceinline__ void put_tile(const stream_args &d, float (&sum)[2][N / 2], uint32_t tile)
+{
+    uint32_t group = threadIdx.x / 128;
+    if (d.shape.pair) {
+#pragma unroll
+        for (uint32_t i = 0; i < N / 2; i++)
+            sum[0][i] = gated(sum[0][i], sum[1][i]);
+        put_plane<BF16, N>(d, sum[0], plane_row(d.shape, tile, 2 * group));
+    } else {
+#pragma unroll
+        for (uint32_t m = 0; m < 2; m++)
+            put_plane<BF16, N>(d, sum[m], plane_row(d.shape, tile, 2 * group + m));
+    }
+}
+
+/* --- the end of a tile, in a cluster ------------------------------------------------------------ */
+
+template <int N> __device__ __forceinline__ void share_sums(float *sums, const float (&sum)[2][N / 2])
+{
+    uint32_t q = threadIdx.x % 4,
+             first = threadIdx.x / 128 * 128 + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
+#pragma unroll
+    for (uint32_t m = 0; m < 2; m++)
+#pragma unroll
+        for (uint32_t i = 0; i < N / 2; i++)
+            sums[(i / 4 * 8 + 2 * q + i % 2) * SUMS_ROW + first + m * 64 + i / 2 % 2 * 8] = sum[m][i];
+}
+
+/* Four values, added up over the cluster. */
+__device__ __forceinline__ float4 add_up(const float *own, uint32_t splits)
+{
+    float4 v[SPLITS_MAX], total = make_float4(0, 0, 0, 0);
+#pragma unroll
+    for (uint32_t i = 0; i < SPLITS_MAX; i++)
+        if (i < splits)
+            v[i] = cluster_load(own, i);
+#pragma unroll
+    for (uint32_t i = 0; i < SPLITS_MAX; i++)
+        if (i < splits)
+            total.x += v[i].x, total.y += v[i].y, total.z += v[i].z, total.w += v[i].w;
+    return total;
+}
+
+template <bool BF16>
+__device__ __forceinline__ void put_four(const cuda_product &p, uint32_t r, uint32_t n, float4 v)
+{
+    uint64_t at = (uint64_t)r * p.out_stride + n;
+    if (p.epilogue == CUDA_STORE_F32)
+        *(float4 *)((float *)p.out + at) = v;
+    else
+        *(uint2 *)((uint16_t *)p.out + at) = make_uint2(to_pair<BF16>(v.x, v.y), to_pair<BF16>(v.z, v.w));
+}
+
+/* The block's part of act's rows. */
+template <bool BF16>
+__device__ __forceinline__ void put_shared(const stream_args &d, const float *sums, uint32_t tile)
+{
+    const stream_shape &s = d.shape;
+    uint32_t rank = blockIdx.x % s.splits, first = d.p.rows * rank / s.splits,
+             count = d.p.rows * (rank + 1) / s.splits - first, width = tile_width(s);
+    for (uint32_t i = threadIdx.x; i < count * (width / 4); i += WORKERS) {
+        uint32_t r = first + i / (width / 4), column = i % (width / 4) * 4, n = tile * width + column,
+                 plane = column / s.plane_rows * (s.pair ? 2 : 1);
+        const float *at = sums + r * SUMS_ROW + plane * 64 + column % s.plane_rows;
+        if (n >= s.rows)
+            continue;
+        float4 v = add_up(at, s.splits);
+        if (s.pair) {
+            float4 up = add_up(at + 64, s.splits);
+            v = make_float4(gated(v.x, up.x), gated(v.y, up.y), gated(v.z, up.z), gated(v.w, up.w));
+        }
+        put_four<BF16>(d.p, r, n, v);
+    }
+}
+
+/* --- the kernel ------------------------------------------------------------------------------- */
+
+template <bool BF16, int N>
+__device__ __forceinline__ void work(stream_ring r, const stream_args &d, const share &own)
+{
+    float sum[2][N / 2];
+    early_wait();
+    for (uint32_t tile = own.tile; tile < d.shape.tiles; tile += own.tile_step) {
+        multiply<BF16, N>(sum, r, own.end - own.begin, d.shape.plane_rows * 2 * CHUNK);
+        if (!d.shape.joins)
+            put_tile<BF16, N>(d, sum, tile);
+    }
+    if (d.shape.joins) { /* one tile */
+        meet_warps<WORKERS>(1);
+        share_sums<N>((float *)r.sh->slots, sum);
+    }
+}
+
+template <bool BF16, int N>
+__global__ void __launch_bounds__(THREADS, 1)
+    stream_kernel(const __grid_constant__ stream_args d, const __grid_constant__ CUtensorMap w,
+                  const __grid_constant__ CUtensorMap act)
+{
+    extern __shared__ __align__(1024) uint8_t memory[];
+    stream_shared *sh = (stream_shared *)memory;
+    static_assert(sizeof *sh == 1024 && 1024 + 4 * N * SUMS_ROW <= SHARED_SIZE,
+                  "what swizzling wants; sums fit");
+    stream_ring r = {sh, d.slot_size, d.slots, 0, 0};
+    share own = share_of(d.shape);
+    uint32_t warp = threadIdx.x / 32;
+    if (threadIdx.x == 0) {
+        for (uint32_t i = 0; i < d.slots; i++)
+            bell_init(&sh->weights[i], 1), bell_init(&sh->act[i], 1), bell_init(&sh->empty[i], WORKERS / 32);
+        bells_made();
+    }
+    __syncthreads();
+    early_start();
+    if (warp < WORKERS / 32)
+        work<BF16, N>(r, d, own);
+    else if (threadIdx.x == WORKERS)
+        feed_weights(r, d, own, &w);
+    else if (threadIdx.x == WORKERS + 32)
+        feed_act<N>(r, d, own, &act);
+    __syncwarp();
+    if (d.shape.joins) {
+        cluster_meet();
+        if (warp < WORKERS / 32)
+            put_shared<BF16>(d, (const float *)sh->slots, own.tile);
+        cluster_meet(); /* nobody leaves while others read */
+    }
+}
+
+/* --- sharing out ------------------------------------------------------------------------------ */
+
+template <bool BF16, int N> static uint32_t clusters_of(uint32_t splits) /* that fit on the device together */
+{
+    static int known[SPLITS_MAX + 1]; /* + 1 */
+    if (known[splits] == 0) {
+        cudaFuncAttributes code;
+        int count = 0;
+        bool fits = !cudaFuncGetAttributes(&code, stream_kernel<BF16, N>) && code.ptxVersion >= 90 &&
+                    !cudaFuncSetAttribute(stream_kernel<BF16, N>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                          SHARED_SIZE);
+        cudaLaunchAttribute attribute = {};
+        attribute.id = cudaLaunchAttributeClusterDimension;
+        attribute.val.clusterDim = {splits, 1, 1};
+        cudaLaunchConfig_t config = {};
+        config.gridDim = dim3(splits), config.blockDim = dim3(THREADS);
+        config.dynamicSmemBytes = SHARED_SIZE;
+        config.attrs = &attribute, config.numAttrs = 1;
+        if (!fits || cudaOccupancyMaxActiveClusters(&count, stream_kernel<BF16, N>, &config))
+            count = 0;
+        cudaGetLastError();
+        known[splits] = count + 1;
+    }
+    return (uint32_t)known[splits] - 1;
+}
+
+/* Tiles that fit on the device together. */
+template <bool BF16, int N> static uint32_t tiles_at_once(const stream_shape &s)
+{
+    return s.joins ? clusters_of<BF16, N>(s.splits) : clusters_of<BF16, N>(1) / s.splits;
+}
+
+/* How long the last block takes, in rows of a slot: W from memory, act from L2, and what a cluster's end is worth. (Planes of fewer than
+ * 40 rows would share out a small W more evenly and leave less to add up, but cost the copy engine and the tensor cores as much as full
+ * ones: 16 rows in 5.24 ms a step instead of 4.67.) */
+template <int N> static uint32_t cost_of(const stream_shape &s, uint32_t turns)
+{
+    return turns * ((s.chunks + s.splits - 1) / s.splits) * (PLANES * s.plane_rows + N / 2) +
+           (s.joins ? 400 : 0);
+}
+
+/* The quickest for W; splits: 0, or what it must be. */
+template <bool BF16, int N> static bool shape_plan(stream_shape *s, const cuda_product &p, uint32_t splits)
+{
+    bool pair = p.epilogue == CUDA_SWIGLU16, adds = p.epilogue == CUDA_ADD_F32;
+    uint32_t least = UINT32_MAX, rows = pair ? p.m.rows / 2 : p.m.rows,
+             chunks = (p.m.columns + CHUNK - 1) / CHUNK;
+    for (uint32_t n = splits ? splits : 1; n <= (splits ? splits : SPLITS_MAX) && n <= chunks; n++)
+        for (uint32_t plane_rows = 64; plane_rows >= 40; plane_rows -= 8) {
+            stream_shape t = {0, n, chunks, rows, plane_rows, pair, n > 1 && !adds};
+            t.tiles = (rows + tile_width(t) - 1) / tile_width(t);
+            uint32_t together = tiles_at_once<BF16, N>(t);
+            if (together == 0 || (n > 1 && t.tiles > together))
+                continue;
+            uint32_t cost = cost_of<N>(t, (t.tiles + together - 1) / together);
+            if (cost < least)
+                least = cost, *s = t;
+        }
+    return least < UINT32_MAX;
+}
+
+/* --- launching -------------------------------------------------------------------------------- */
+
+template <bool BF16, int N> static bool launch_stream(cudaStream_t s, const cuda_product &p, uint32_t splits)
+{
+    stream_args d = {p, {}, 0, 0, 0};
+    CUtensorMap w, act;
+    if (!shape_plan<BF16, N>(&d.shape, p, splits) ||
+        !cuda_map_rows(&w, p.m.values, p.m.rows, p.m.columns, p.m.columns, d.shape.plane_rows) ||
+        !cuda_map_rows(&act, p.act, p.rows, p.m.columns, p.act_stride, N))
+        return false;
+    uint32_t weights = PLANES * d.shape.plane_rows * 2 * CHUNK,
+             over = 64 * 2 * CHUNK; /* read behind a plane */
+    d.slot_size = weights + N * 2 * CHUNK;
+    d.slots =
+        min((uint32_t)((SHARED_SIZE - sizeof(stream_shared) - over) / d.slot_size), (uint32_t)SLOTS_MAX);
+    d.ahead = min(d.slots, (ON_THE_WAY + weights - 1) / weights);
+    uint32_t together = min(d.shape.tiles, tiles_at_once<BF16, N>(d.shape));
+    launch_early(stream_kernel<BF16, N>, dim3(together * d.shape.splits), dim3(THREADS), SHARED_SIZE, s,
+                 d.shape.joins ? d.shape.splits : 1, d, w, act);
+    return true;
+}
+
+template <bool BF16> static bool launch_rows(cudaStream_t s, const cuda_product &p, uint32_t splits)
+{
+    return p.rows <= 16   ? launch_stream<BF16, 16>(s, p, splits)
+           : p.rows <= 32 ? launch_stream<BF16, 32>(s, p, splits)
+                          : launch_stream<BF16, 64>(s, p, splits);
+}
+
+bool cuda_product_hopper(cudaStream_t s, const struct cuda_product *p, uint32_t splits)
+{
+    if (p->m.form != (p->act_bf16 ? CUDA_BF16 : CUDA_F16) || p->rows > CUDA_STREAM_ROWS || p->m.rows % 16 ||
+        p->m.columns % 8 || p->act_stride % 8 || p->out_stride % 4)
+        return false;
+    return p->act_bf16 ? launch_rows<true>(s, *p, splits) : launch_rows<false>(s, *p, splits);
+}

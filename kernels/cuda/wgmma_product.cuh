@@ -1,0 +1,60 @@
+/* wgmma_product: as wgmma.cuh, for products of bf16 or f16 with few columns: D[64][N] += A[64][16] * B[16][N], both operands from shared
+ * memory with rows along M and N, D in N / 2 registers of a thread. */
+#pragma once
+#include "wgmma.cuh"
+
+#define D4(i)  "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
+#define D8(i)  D4(i), D4(i + 4)
+#define D16(i) D8(i), D8(i + 8)
+#define D32(i) D16(i), D16(i + 16)
+#define D64(i) D32(i), D32(i + 32)
+#define NAMES8 "%0, %1, %2, %3, %4, %5, %6, %7"
+#define NAMES16                                                                                              \
+    "%0, %1, %2, %3, %4, %5, %6, %7, "                                                                       \
+    "%8, %9, %10, %11, %12, %13, %14, %15"
+#define NAMES32                                                                                              \
+    "%0, %1, %2, %3, %4, %5, %6, %7, "                                                                       \
+    "%8, %9, %10, %11, %12, %13, %14, %15, "                                                                 \
+    "%16, %17, %18, %19, %20, %21, %22, %23, "                                                               \
+    "%24, %25, %26, %27, %28, %29, %30, %31"
+#define NAMES64                                                                                              \
+    "%0, %1, %2, %3, %4, %5, %6, %7, "                                                                       \
+    "%8, %9, %10, %11, %12, %13, %14, %15, "                                                                 \
+    "%16, %17, %18, %19, %20, %21, %22, %23, "                                                               \
+    "%24, %25, %26, %27, %28, %29, %30, %31, "                                                               \
+    "%32, %33, %34, %35, %36, %37, %38, %39, "                                                               \
+    "%40, %41, %42, %43, %44, %45, %46, %47, "                                                               \
+    "%48, %49, %50, %51, %52, %53, %54, %55, "                                                               \
+    "%56, %57, %58, %59, %60, %61, %62, %63"
+
+/* n: columns; count: registers; a, b, adds: the numbers of the operands behind them. */
+#define WGMMA(n, count, type, a, b, p)                                                                       \
+    asm volatile("{ .reg .pred p; setp.ne.b32 p, %" p ", 0; wgmma.mma_async.sync.aligned.m64n" n             \
+                 "k16.f32." type "." type " {" NAMES##count "}, %" a ", %" b ", p, 1, 1, 0, 0; }"            \
+                 : D##count(0)                                                                               \
+                 : "l"(w), "l"(x), "r"(adds))
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+#define PRODUCT(n, count, a, b, p)                                                                           \
+    template <bool BF16>                                                                                     \
+    __device__ __forceinline__ void wgmma_product(float(&d)[count], uint64_t w, uint64_t x, int adds)        \
+    {                                                                                                        \
+        if (BF16)                                                                                            \
+            WGMMA(n, count, "bf16", a, b, p);                                                                \
+        else                                                                                                 \
+            WGMMA(n, count, "f16", a, b, p);                                                                 \
+    }
+#else
+#define PRODUCT(n, count, a, b, p)                                                                           \
+    template <bool BF16>                                                                                     \
+    __device__ __forceinline__ void wgmma_product(float(&)[count], uint64_t, uint64_t, int)                  \
+    {                                                                                                        \
+    }
+#endif
+/* D = A * B, or D += with `adds`. */
+PRODUCT("16", 8, "8", "9", "10")
+PRODUCT("32", 16, "16", "17", "18")
+PRODUCT("64", 32, "32", "33", "34")
+PRODUCT("128", 64, "64", "65", "66")
+#undef PRODUCT
+#undef WGMMA
