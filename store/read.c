@@ -169,52 +169,14 @@ int store_find(struct store *s, const char *tenant, const struct kv_block_id *id
     return rc;
 }
 
-/* ---- layers ----------------------------------------------------------------------------------------------- */
-
-static int layer_from_op(const struct store_op *op, uint32_t layer, uint8_t *buffer, size_t capacity,
-                         struct span *k, struct span *v)
-{
-    if (layer < op->layer_begin || layer >= op->layer_end)
-        return -TD_ERR_NOTFOUND;
-    uint32_t part = layer - op->layer_begin;
-    size_t first = op->parts[part].first_size, second = op->parts[part].second_size;
-    if (first + second > capacity)
-        return -TD_ERR_NOSPACE;
-    memcpy(buffer, op->part_data[part], first + second);
-    *k = (struct span){buffer, first};
-    *v = (struct span){buffer + first, second};
-    return 0;
-}
-
-static int layer_from_disk(struct store *s, const struct tenant_keys *keys, const struct found *f,
-                           const struct kv_block_id *id, uint32_t layer, uint8_t *buffer, size_t capacity,
-                           struct span *k, struct span *v)
-{
-    struct read_head r;
-    int rc = read_open(s, keys, &f->place, RECORD_BLOCK, id->bytes, f->lsn, &r);
-    if (rc < 0)
-        return rc;
-    uint32_t part = layer - r.head.layer_begin;
-    if (layer < r.head.layer_begin || layer >= r.head.layer_end) {
-        rc = -TD_ERR_SHAPE;
-    } else {
-        size_t first = r.head.parts[part].first_size, second = r.head.parts[part].second_size;
-        rc = first + second > capacity ? -TD_ERR_NOSPACE : read_part(s, &r, part, buffer);
-        *k = (struct span){buffer, first};
-        *v = (struct span){buffer + first, second};
-    }
-    read_close(s, &r);
-    return rc;
-}
+/* ---- blocks ----------------------------------------------------------------------------------------------- */
 
 /* What a failed read of a block's record means. -TD_ERR_AGAIN: the record was replaced meanwhile. */
 static int judge_failure(struct store *s, uint32_t tenant, const struct kv_block_id *id,
                          const struct found *f, int rc)
 {
-    if (rc == -TD_ERR_NOSPACE || rc == -TD_ERR_NOMEM)
+    if (rc == -TD_ERR_NOMEM)
         return rc;
-    if (rc == -TD_ERR_SHAPE) /* sound, but without this layer */
-        return -TD_ERR_NOTFOUND;
     if (!place_is_current(s, RECORD_BLOCK, tenant, id->bytes, &f->place))
         return -TD_ERR_AGAIN;
     if (rc == -TD_ERR_IO) /* forgotten, so that it can be put again; but its segment may have it still */
@@ -222,42 +184,6 @@ static int judge_failure(struct store *s, uint32_t tenant, const struct kv_block
     read_drop_damaged(s, RECORD_BLOCK, tenant, id->bytes, &f->place);
     return -TD_ERR_NOTFOUND;
 }
-
-/* One attempt. */
-static int read_layer_once(struct store *s, const struct tenant_keys *keys, uint32_t tenant,
-                           const struct kv_block_id *id, uint32_t layer, uint8_t *buffer, size_t capacity,
-                           struct span *k, struct span *v)
-{
-    struct found f;
-    int rc = look_up(s, RECORD_BLOCK, tenant, id->bytes, &f);
-    if (rc < 0)
-        return rc;
-    if (f.op) {
-        rc = layer_from_op(f.op, layer, buffer, capacity, k, v);
-        op_release(f.op);
-        return rc;
-    }
-    rc = layer_from_disk(s, keys, &f, id, layer, buffer, capacity, k, v);
-    return rc == 0 ? 0 : judge_failure(s, tenant, id, &f, rc);
-}
-
-int store_read_layer(struct store *s, const char *tenant, const struct kv_block_id *id, uint32_t layer,
-                     uint8_t *buffer, size_t capacity, struct span *k, struct span *v)
-{
-    struct tenant_keys keys;
-    uint32_t number = keys_find(s->keys, tenant);
-    int rc = keys_get(s->keys, number, &keys);
-    if (rc == 0) {
-        rc = -TD_ERR_AGAIN;
-        for (int i = 0; i < READ_ATTEMPTS && rc == -TD_ERR_AGAIN; i++)
-            rc = read_layer_once(s, &keys, number, id, layer, buffer, capacity, k, v);
-        crypto_wipe(&keys, sizeof keys);
-    }
-    counter_add(rc == 0 ? &s->counters.reads : &s->counters.read_failures, NULL, 1);
-    return rc == 0 || rc == -TD_ERR_NOSPACE ? rc : -TD_ERR_NOTFOUND;
-}
-
-/* ---- whole blocks ----------------------------------------------------------------------------------------- */
 
 /* Pieces follow each other in b->data, `gap` bytes between layers. */
 static void set_pieces(struct tier_block *b, const struct record_part *parts, uint32_t count, size_t gap)

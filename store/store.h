@@ -74,11 +74,8 @@ struct store_block_info {
 /* RAM only, no I/O: 0 or -TD_ERR_NOTFOUND. Includes blocks that are queued. */
 int store_find(struct store *s, const char *tenant, const struct kv_block_id *id,
                struct store_block_info *info);
-/* Read, verify and decrypt layer's two pieces into buffers from `buffer` (capacity bytes); *k and *v point into it.
- * -TD_ERR_NOTFOUND for any doubt (the block is dropped from the index when it is damaged). */
-int store_read_layer(struct store *s, const char *tenant, const struct kv_block_id *id, uint32_t layer,
-                     uint8_t *buffer, size_t capacity, struct span *k, struct span *v);
-/* The whole block at once, verified and decrypted as above: one reference for the caller (store/tier.h). */
+/* Read, verified and decrypted: one reference for the caller (store/tier.h). -TD_ERR_NOTFOUND for any doubt (a damaged block is dropped from the
+ * index). */
 int store_read_block(struct store *s, const char *tenant, const struct kv_block_id *id,
                      struct tier_block **out);
 int store_delete(struct store *s, const char *tenant, const struct kv_block_id *id, store_done done,

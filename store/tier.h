@@ -53,13 +53,10 @@ struct tier_ops {
     int (*get)(struct tier *t, const char *tenant, const struct kv_block_id *id, struct tier_block **out);
     /* done (may be NULL): as store_put. Called exactly once if and only if 0 is returned. */
     int (*put)(struct tier *t, const char *tenant, struct tier_block *b, store_done done, void *ctx);
-    int (*drop)(struct tier *t, const char *tenant, const struct kv_block_id *id);
     void (*stats)(struct tier *t, struct tier_stats *out);
     void (*destroy)(struct tier *t);
     /* A request has looked up this chain: of use to who decides what stays. May be NULL. */
     void (*touch)(struct tier *t, const char *tenant, const struct kv_block_id *chain, size_t count);
-    /* Hard limits of a tenant; 0: none. May be NULL. */
-    void (*set_tenant)(struct tier *t, const char *tenant, uint64_t quota_size, uint64_t ttl_ms);
     /* Nothing of the tenant is left in RAM. May be NULL. */
     void (*drop_tenant)(struct tier *t, const char *tenant);
     /* Ask a tier that is far away, without waiting, about ids that find will be asked about. NULL where find knows. */

@@ -28,11 +28,6 @@ static int disk_put(struct tier *t, const char *tenant, struct tier_block *b, st
     return store_put_held(store_of(t), tenant, b, done, ctx);
 }
 
-static int disk_drop(struct tier *t, const char *tenant, const struct kv_block_id *id)
-{
-    return store_delete(store_of(t), tenant, id, NULL, NULL);
-}
-
 static void disk_stats(struct tier *t, struct tier_stats *out)
 {
     struct store_stats s;
@@ -55,11 +50,6 @@ static void disk_touch(struct tier *t, const char *tenant, const struct kv_block
     store_touch(store_of(t), tenant, chain, count);
 }
 
-static void disk_set_tenant(struct tier *t, const char *tenant, uint64_t quota_size, uint64_t ttl_ms)
-{
-    store_set_tenant(store_of(t), tenant, quota_size, ttl_ms);
-}
-
 static void disk_destroy(struct tier *t)
 {
     free(t);
@@ -67,8 +57,8 @@ static void disk_destroy(struct tier *t)
 
 struct tier *tier_disk_create(struct store *s)
 {
-    static const struct tier_ops ops = {disk_find,    disk_get,   disk_put,        disk_drop, disk_stats,
-                                        disk_destroy, disk_touch, disk_set_tenant, NULL,      NULL};
+    static const struct tier_ops ops = {disk_find,    disk_get,   disk_put, disk_stats,
+                                        disk_destroy, disk_touch, NULL,     NULL};
     struct disk *d = calloc(1, sizeof *d);
     if (!d)
         return NULL;

@@ -228,21 +228,6 @@ static int ram_put(struct tier *t, const char *tenant, struct tier_block *b, sto
     return rc;
 }
 
-static int ram_drop(struct tier *t, const char *tenant, const struct kv_block_id *id)
-{
-    struct ram *m = (struct ram *)t;
-    pthread_mutex_lock(&m->lock);
-    const struct tenant *owner = find_tenant(m, tenant, false);
-    struct entry **link = owner ? find_link(m, owner, id) : NULL;
-    bool found = link && *link;
-    if (found) {
-        policy_forget(m->policy, owner->number, id);
-        remove_link(m, link);
-    }
-    pthread_mutex_unlock(&m->lock);
-    return found ? 0 : -TD_ERR_NOTFOUND;
-}
-
 static void ram_stats(struct tier *t, struct tier_stats *out)
 {
     struct ram *m = (struct ram *)t;
@@ -262,16 +247,6 @@ static void ram_touch(struct tier *t, const char *tenant, const struct kv_block_
     const struct tenant *owner = find_tenant(m, tenant, true);
     if (owner)
         policy_touch(m->policy, owner->number, chain, count, now_ms());
-    pthread_mutex_unlock(&m->lock);
-}
-
-static void ram_set_tenant(struct tier *t, const char *tenant, uint64_t quota_size, uint64_t ttl_ms)
-{
-    struct ram *m = (struct ram *)t;
-    pthread_mutex_lock(&m->lock);
-    const struct tenant *owner = find_tenant(m, tenant, true);
-    if (owner && policy_set_tenant(m->policy, owner->number, quota_size, ttl_ms) == 0)
-        make_room(m, NULL);
     pthread_mutex_unlock(&m->lock);
 }
 
@@ -309,8 +284,8 @@ static void ram_destroy(struct tier *t)
 
 struct tier *tier_ram_create(uint64_t limit_size, uint64_t tenant_quota_size)
 {
-    static const struct tier_ops ops = {ram_find,    ram_get,   ram_put,        ram_drop,        ram_stats,
-                                        ram_destroy, ram_touch, ram_set_tenant, ram_drop_tenant, NULL};
+    static const struct tier_ops ops = {ram_find,    ram_get,   ram_put,         ram_stats,
+                                        ram_destroy, ram_touch, ram_drop_tenant, NULL};
     struct ram *m = calloc(1, sizeof *m);
     if (!m)
         return NULL;

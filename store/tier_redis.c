@@ -486,13 +486,6 @@ static int redis_get(struct tier *t, const char *tenant, const struct kv_block_i
     return rc;
 }
 
-/* What others may still use stays on the server until its time is over; this node does without. */
-static int redis_drop(struct tier *t, const char *tenant, const struct kv_block_id *id)
-{
-    known_absent(((struct redis *)t)->known, tenant, id);
-    return -TD_ERR_NOTFOUND;
-}
-
 /* The table does not list by tenant; what it forgets too much is asked for again. */
 static void redis_drop_tenant(struct tier *t, const char *tenant)
 {
@@ -541,9 +534,8 @@ static void redis_destroy(struct tier *t)
 
 static void init(struct redis *r, const struct tier_redis_config *c)
 {
-    static const struct tier_ops ops = {redis_find,        redis_get,     redis_put, redis_drop,
-                                        redis_stats,       redis_destroy, NULL,      NULL,
-                                        redis_drop_tenant, redis_look_up};
+    static const struct tier_ops ops = {redis_find,    redis_get, redis_put,         redis_stats,
+                                        redis_destroy, NULL,      redis_drop_tenant, redis_look_up};
     pthread_condattr_t monotonic;
     r->tier.ops = &ops;
     r->store = c->store;

@@ -183,22 +183,6 @@ void tiers_touch(struct tiers *t, const char *tenant, const struct kv_block_id *
             t->list[kind]->ops->touch(t->list[kind], tenant, chain, count);
 }
 
-void tiers_set_tenant(struct tiers *t, enum tier_kind kind, const char *tenant, uint64_t quota_size,
-                      uint64_t ttl_ms)
-{
-    if (t->list[kind] && t->list[kind]->ops->set_tenant)
-        t->list[kind]->ops->set_tenant(t->list[kind], tenant, quota_size, ttl_ms);
-}
-
-int tiers_drop(struct tiers *t, const char *tenant, const struct kv_block_id *id)
-{
-    int rc = -TD_ERR_NOTFOUND;
-    for (enum tier_kind kind = 0; kind < TIER_COUNT; kind++)
-        if (t->list[kind] && t->list[kind]->ops->drop(t->list[kind], tenant, id) == 0)
-            rc = 0;
-    return rc;
-}
-
 int tiers_erase_tenant(struct tiers *t, const char *tenant, struct td_error *err)
 {
     int rc = store_erase_tenant(t->store, tenant, err);

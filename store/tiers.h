@@ -54,10 +54,6 @@ int tiers_get(struct tiers *t, const char *tenant, const struct kv_block_id *id,
 int tiers_put(struct tiers *t, const char *tenant, struct tier_block *b, store_done done, void *ctx);
 /* A request has looked up this chain, first block first; held or not, its blocks count as used. */
 void tiers_touch(struct tiers *t, const char *tenant, const struct kv_block_id *chain, size_t count);
-/* Hard limits of a tenant in one tier; 0: none. What is over goes at once. ttl_ms: since the last use. */
-void tiers_set_tenant(struct tiers *t, enum tier_kind kind, const char *tenant, uint64_t quota_size,
-                      uint64_t ttl_ms);
-int tiers_drop(struct tiers *t, const char *tenant, const struct kv_block_id *id);
 /* store_erase_tenant, and nothing of it is left in any tier's memory. What a remote tier holds cannot be opened any more, and goes with its time. */
 int tiers_erase_tenant(struct tiers *t, const char *tenant, struct td_error *err);
 void tiers_stats(struct tiers *t, enum tier_kind kind, struct tier_stats *out);

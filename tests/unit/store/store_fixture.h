@@ -115,18 +115,16 @@ static inline struct store *fixture_open(const struct store_config *c)
 /* All layers of the block are there, bit for bit. */
 static inline bool fixture_block_reads(struct store *s, const char *tenant, const struct fixture_block *f)
 {
-    uint8_t buffer[2 * FIXTURE_PIECE];
-    for (uint32_t layer = f->block.layer_begin; layer < f->block.layer_end; layer++) {
-        struct span k, v;
-        const struct span *expected = &f->pieces[2 * (layer - f->block.layer_begin)];
-        int rc = store_read_layer(s, tenant, &f->id, layer, buffer, sizeof buffer, &k, &v);
-        if (rc < 0)
-            return false;
-        assert_int_equal(k.size, expected[0].size);
-        assert_int_equal(v.size, expected[1].size);
-        assert_memory_equal(k.data, expected[0].data, k.size);
-        assert_memory_equal(v.data, expected[1].data, v.size);
+    struct tier_block *b;
+    if (store_read_block(s, tenant, &f->id, &b) < 0)
+        return false;
+    assert_int_equal(b->block.layer_begin, f->block.layer_begin);
+    assert_int_equal(b->block.layer_end, f->block.layer_end);
+    for (uint32_t i = 0; i < 2u * (f->block.layer_end - f->block.layer_begin); i++) {
+        assert_int_equal(b->pieces[i].size, f->pieces[i].size);
+        assert_memory_equal(b->pieces[i].data, f->pieces[i].data, f->pieces[i].size);
     }
+    tier_block_release(b);
     return true;
 }
 
