@@ -98,7 +98,15 @@ int direct_conversation_export(void *ctx, const struct api_identity *who, const 
 int direct_conversation_import(void *ctx, const struct api_identity *who, const char *body, size_t size,
                                char **json, struct td_error *err)
 {
-    struct direct *d = ctx;
-    return conversation_import_json(d->service->conversations, d->service->tokenizer, who->tenant,
-                                    who->principal, body, size, false, json, err);
+    struct service *v = ((struct direct *)ctx)->service;
+    uint8_t shared_key[CRYPTO_KEY_SIZE], own_key[CRYPTO_KEY_SIZE];
+    int rc = service_keys(v, who->tenant, who->principal, shared_key, own_key, err);
+    if (rc < 0)
+        return rc;
+    const struct conversation_home home = {v->tokenizer, v->template_kind, own_key, text_of};
+    rc = conversation_import_json(v->conversations, &home, who->tenant, who->principal, body, size, false,
+                                  json, err);
+    crypto_wipe(shared_key, sizeof shared_key);
+    crypto_wipe(own_key, sizeof own_key);
+    return rc;
 }

@@ -4,6 +4,7 @@
 #include "shared/crypto.h"
 #include "shared/log.h"
 #include "shared/paths.h"
+#include "store/conversation_json.h"
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -558,6 +559,13 @@ const char *agent_model_name(const struct agent *a)
 uint32_t agent_layers(const struct agent *a)
 {
     return a->layers;
+}
+
+void agent_history_home(const struct agent *a, struct conversation_home *home)
+{
+    home->tokenizer = a->tokenizer;
+    home->template_kind = a->env.template_kind;
+    home->principal_key = a->device_key;
 }
 
 struct conv_index *agent_conversations(struct agent *a)

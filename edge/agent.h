@@ -74,6 +74,9 @@ const struct tokenizer *agent_tokenizer(const struct agent *a);
 const char *agent_model_name(const struct agent *a);
 uint32_t agent_layers(const struct agent *a); /* k */
 struct conv_index *agent_conversations(struct agent *a);
+/* What histories of its user are hashed with; `text` is left alone. */
+struct conversation_home;
+void agent_history_home(const struct agent *a, struct conversation_home *home);
 struct store *agent_store(struct agent *a);
 
 struct agent_sink {

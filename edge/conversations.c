@@ -65,6 +65,8 @@ int edge_conversation_export(struct agent *a, const char *principal, const char 
 int edge_conversation_import(struct agent *a, const char *principal, const char *body, size_t size,
                              char **json, struct td_error *err)
 {
-    return conversation_import_json(agent_conversations(a), agent_tokenizer(a), EDGE_TENANT, principal, body,
-                                    size, true, json, err);
+    struct conversation_home home = {.text = restored};
+    agent_history_home(a, &home);
+    return conversation_import_json(agent_conversations(a), &home, EDGE_TENANT, principal, body, size, true,
+                                    json, err);
 }

@@ -2,7 +2,7 @@
  * shape at both ends. How stored bytes become text is the caller's: a node shows them as they are, a device puts its vault's values back. */
 #ifndef TANDEM_STORE_CONVERSATION_JSON_H
 #define TANDEM_STORE_CONVERSATION_JSON_H
-#include "shared/tokenizer.h"
+#include "shared/chat_template.h"
 #include "store/conversation.h"
 #include <jansson.h>
 
@@ -30,9 +30,16 @@ int conversation_pin_json(struct store *s, struct conv_index *x, const char *ten
  * import. */
 int conversation_export_json(struct conv_index *x, const struct tokenizer *t, const char *tenant,
                              const char *principal, const char *id, conversation_text_fn text, char **json);
+/* By what a client's history is recognised here: whoever re-sends what was said goes on with what was imported. */
+struct conversation_home {
+    const struct tokenizer *tokenizer;
+    enum chat_template_kind template_kind;
+    const uint8_t *principal_key;
+    conversation_text_fn text;
+};
 /* Hostile bytes. Under the id that it had, or under a new one where that is taken. Other weights with the same tokenizer compute from
  * its tokens; another tokenizer is -TD_ERR_MISMATCH. take_vault: a device's placeholder map is taken over. {"conversation"} */
-int conversation_import_json(struct conv_index *x, const struct tokenizer *t, const char *tenant,
+int conversation_import_json(struct conv_index *x, const struct conversation_home *home, const char *tenant,
                              const char *principal, const char *body, size_t size, bool take_vault,
                              char **json, struct td_error *err);
 bool conversation_id_valid(const char *id); /* [A-Za-z0-9._-]{1,STORE_CONV_ID_MAX} */

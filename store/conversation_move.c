@@ -1,14 +1,16 @@
 /* conversation_move: copies of conversations: forks, and the portable form that export gives and import takes. Token ids are what is carried; KV is not:
  * blocks are named by the ids, so a copy finds those of the original where they are reachable, and the others are computed again.
  *
- * What does not travel: hashes of histories, which are keyed with the principal's key (an imported conversation goes on by its id), and the
- * key of its last request. */
+ * What does not travel: the key of its last request, and hashes of histories, which are keyed with the principal's key. Import makes new ones from
+ * the text that the tokens stand for, so a client that re-sends what was said goes on with the imported ids. What its template does
+ * not give back as it was sent (a text that was trimmed, a stop string) is not recognised and costs a new prefill, as anything that is not known. */
 #include "shared/crypto.h"
 #include "store/conversation_json.h"
 #include <stdlib.h>
 
-#define MOVE_FORMAT  "tandem-conversation"
-#define MOVE_VERSION 1
+#define MOVE_FORMAT   "tandem-conversation"
+#define MOVE_VERSION  1
+#define HISTORIES_MAX 32
 
 static int random_id(char out[STORE_CONV_ID_MAX + 1])
 {
@@ -167,11 +169,71 @@ static int read_turns(json_t *root, struct conversation *c)
             return -TD_ERR_FORMAT;
         before = b->ids_count = (uint32_t)end;
         b->reply_open = json_is_true(json_object_get(value, "open"));
-        if (crypto_random(b->history, sizeof b->history) < 0) /* no history leads here */
+        if (crypto_random(b->history, sizeof b->history) <
+            0) /* no history leads here, unless one is made below */
             return -TD_ERR_CRYPTO;
     }
     return before == c->ids_count ? 0 : -TD_ERR_FORMAT;
 }
+
+/* ---- histories ----------------------------------------------------------------------------------------------- */
+
+static struct chat_message message_of(json_t *messages, size_t index)
+{
+    json_t *m = json_array_get(messages, index), *content = json_object_get(m, "content");
+    return (struct chat_message){json_string_value(json_object_get(m, "role")), json_string_value(content),
+                                 json_string_length(content)};
+}
+
+/* Would the template have put the first message there by itself? Then the client has sent none, most likely. */
+static bool is_default_system(enum chat_template_kind kind, json_t *messages)
+{
+    const struct chat_message first[] = {message_of(messages, 0), message_of(messages, 1)};
+    struct chat_text with = {0}, without = {0};
+    struct td_error err;
+    bool same = json_array_size(messages) > 1 && strcmp(first[0].role, "system") == 0 &&
+                chat_template_render(kind, first, 2, 0, false, false, &with, &err) == 0 &&
+                chat_template_render(kind, first + 1, 1, 0, false, false, &without, &err) == 0 &&
+                with.size == without.size && memcmp(with.text, without.text, with.size) == 0;
+    chat_text_free(&with);
+    chat_text_free(&without);
+    return same;
+}
+
+/* Of all messages up to a boundary; nothing is changed where they are not a history that ends with a reply. */
+static void hash_messages(const struct conversation_home *home, json_t *messages,
+                          uint8_t history[TD_HASH_SIZE])
+{
+    size_t count = json_array_size(messages);
+    uint8_t h[TD_HASH_SIZE];
+    if (count == 0 || strcmp(message_of(messages, count - 1).role, "assistant") != 0)
+        return;
+    conv_history_start(home->principal_key, (uint8_t)home->template_kind, h);
+    for (size_t i = is_default_system(home->template_kind, messages); i < count; i++) {
+        const struct chat_message m = message_of(messages, i);
+        conv_history_next(home->principal_key, h, m.role, m.content, m.content_size, h);
+    }
+    memcpy(history, h, TD_HASH_SIZE);
+}
+
+/* The last HISTORIES_MAX boundaries: each is split from the beginning, and only near its end is a conversation gone on with. */
+static int make_histories(struct conversation *c, const struct conversation_home *home)
+{
+    uint32_t first = c->boundary_count > HISTORIES_MAX ? c->boundary_count - HISTORIES_MAX : 0;
+    for (uint32_t i = first; i < c->boundary_count; i++) {
+        struct conversation part = *c; /* borrows */
+        part.ids_count = c->boundaries[i].ids_count;
+        part.boundary_count = i + 1;
+        json_t *messages = conversation_messages_json(&part, home->tokenizer, home->text);
+        if (!messages)
+            return -TD_ERR_NOMEM;
+        hash_messages(home, messages, c->boundaries[i].history);
+        json_decref(messages);
+    }
+    return 0;
+}
+
+/* ---- import: the rest ---------------------------------------------------------------------------------------- */
 
 static int read_vault(json_t *root, bool take, struct conversation *c)
 {
@@ -211,15 +273,16 @@ static int read_head(json_t *root, const struct tokenizer *t, struct conversatio
                          "nothing here");
 }
 
-static int read_conversation(json_t *root, const struct tokenizer *t, bool take_vault, struct conversation *c,
-                             struct td_error *err)
+static int read_conversation(json_t *root, const struct conversation_home *home, bool take_vault,
+                             struct conversation *c, struct td_error *err)
 {
-    int rc = read_head(root, t, c, err);
+    int rc = read_head(root, home->tokenizer, c, err);
     if (rc < 0)
         return rc;
-    rc = read_ids(root, t, c);
+    rc = read_ids(root, home->tokenizer, c);
     rc = rc < 0 ? rc : read_turns(root, c);
     rc = rc < 0 ? rc : read_vault(root, take_vault, c);
+    rc = rc < 0 ? rc : make_histories(c, home);
     if (rc == -TD_ERR_FORMAT)
         td_fail(err, rc, "the exported conversation is damaged");
     return rc;
@@ -248,13 +311,13 @@ bool conversation_id_valid(const char *id)
     return size > 0 && size <= STORE_CONV_ID_MAX && strspn(id, allowed) == size;
 }
 
-int conversation_import_json(struct conv_index *x, const struct tokenizer *t, const char *tenant,
+int conversation_import_json(struct conv_index *x, const struct conversation_home *home, const char *tenant,
                              const char *principal, const char *body, size_t size, bool take_vault,
                              char **json, struct td_error *err)
 {
     struct conversation c = {0};
     json_t *root = json_loadb(body, size, JSON_REJECT_DUPLICATES, NULL);
-    int rc = json_is_object(root) ? read_conversation(root, t, take_vault, &c, err)
+    int rc = json_is_object(root) ? read_conversation(root, home, take_vault, &c, err)
                                   : td_fail(err, -TD_ERR_FORMAT, "this is no exported conversation");
     rc = rc < 0 ? rc : save_new(x, tenant, principal, root, &c);
     rc = rc < 0 ? rc : answer(json_pack("{s:o}", "conversation", brief(&c)), json);

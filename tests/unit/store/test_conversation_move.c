@@ -261,11 +261,14 @@ static void test_pin(void **state)
     conv_free(&c);
 }
 
+static const uint8_t bobs_key[32] = {9, 8, 7};
+
 static int import(const struct vocabulary *v, const char *body, bool take_vault, char **json)
 {
     struct td_error err = {0};
-    int rc = conversation_import_json(conversations, v->tokenizer, "acme", "bob", body, strlen(body),
-                                      take_vault, json, &err);
+    const struct conversation_home home = {v->tokenizer, CHAT_CHATML, bobs_key, as_it_is};
+    int rc = conversation_import_json(conversations, &home, "acme", "bob", body, strlen(body), take_vault,
+                                      json, &err);
     assert_true(rc == 0 || err.text[0]);
     return rc;
 }
@@ -302,6 +305,53 @@ static void test_move(void **state)
         free(json);
     }
     assert_int_equal(import(&inst, file, true, &json), -TD_ERR_MISMATCH);
+    free(file);
+    conv_free(&c);
+}
+
+/* Whoever re-sends what was said finds the imported conversation, at each of its turns, with and without a system message of their own. */
+static void test_histories_after_import(void **state)
+{
+    (void)state;
+    static const char *const with_system[] = {"Be brief.", "Name a river.", "The Rhine.", "Another?",
+                                              "The Elbe."};
+    struct conversation c = talk(&chatml, CHAT_CHATML, "talk", SAID, 4);
+    char *file, *json, found[STORE_CONV_ID_MAX + 1];
+    save(&c);
+    assert_int_equal(
+        conversation_export_json(conversations, chatml.tokenizer, "acme", "ann", "talk", as_it_is, &file), 0);
+    assert_int_equal(import(&chatml, file, false, &json), 0);
+    for (int again = 0; again < 2; again++) {
+        uint8_t h[5][TD_HASH_SIZE], previous[TD_HASH_SIZE];
+        uint32_t boundary;
+        conv_history_start(bobs_key, CHAT_CHATML, previous);
+        for (size_t i = 0; i < 4; i++) {
+            conv_history_next(bobs_key, previous, i % 2 ? "assistant" : "user", SAID[i], strlen(SAID[i]),
+                              h[i]);
+            memcpy(previous, h[i], TD_HASH_SIZE);
+        }
+        for (size_t count = 1; count <= 4; count++) {
+            int rc = conv_index_match(conversations, "acme", "bob", (const uint8_t(*)[TD_HASH_SIZE])h, count,
+                                      found, &boundary);
+            assert_int_equal(rc, count < 2 ? -TD_ERR_NOTFOUND : 0);
+            if (rc == 0) {
+                assert_string_equal(found, "talk");
+                assert_int_equal(boundary, count / 2 - 1);
+            }
+        }
+        conv_history_start(bobs_key, CHAT_CHATML, previous); /* something else was said */
+        for (size_t i = 0; i < 5; i++) {
+            const char *role = i == 0 ? "system" : i % 2 ? "user" : "assistant";
+            conv_history_next(bobs_key, previous, role, with_system[i], strlen(with_system[i]), h[i]);
+            memcpy(previous, h[i], TD_HASH_SIZE);
+        }
+        assert_int_equal(conv_index_match(conversations, "acme", "bob", (const uint8_t(*)[TD_HASH_SIZE])h, 5,
+                                          found, &boundary),
+                         -TD_ERR_NOTFOUND);
+        conv_index_destroy(conversations); /* and when all is read anew */
+        conversations = conv_index_create(store, 100);
+    }
+    free(json);
     free(file);
     conv_free(&c);
 }
@@ -365,6 +415,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_fork, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_pin, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_move, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_histories_after_import, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_hostile_import, set_up, tear_down),
     };
     return cmocka_run_group_tests(tests, load_all, free_all);
