@@ -428,7 +428,9 @@ void flight_kick(struct flight *f)
 {
     if ((f->state == FLIGHT_KEY || f->state == FLIGHT_BEHIND) && f->agent->has_key)
         prepare(f);
-    else if (f->state == FLIGHT_WAITING && wire_try_open(f) < 0)
+    else if (f->state == FLIGHT_WAITING && uplink_state(f->agent->uplink) == UPLINK_READY)
+        wire_try_open(f);
+    else if (f->state == FLIGHT_WAITING)
         local_offline(f, clock_mono_us());
 }
 
