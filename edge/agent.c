@@ -87,10 +87,14 @@ static bool link_is_idle(const struct agent *a)
     return true;
 }
 
+static bool wants_probes(const struct agent *a)
+{
+    return a->layers_wanted == PLANNER_AUTO && a->pipeline && uplink_state(a->uplink) == UPLINK_READY;
+}
+
 static void probe_link(struct agent *a)
 {
-    if (a->layers_wanted == PLANNER_AUTO && a->pipeline && link_is_idle(a) &&
-        estimates_wants_probe(&a->estimates, clock_mono_us()))
+    if (wants_probes(a) && link_is_idle(a) && estimates_wants_probe(&a->estimates, clock_mono_us()))
         uplink_probe(a->uplink);
 }
 
@@ -104,7 +108,11 @@ static void on_tick(void *ctx)
         probe_link(a);
     if (a->flight_count > 0) {
         net_timer_start(a->tick, uploading ? TICK_UPLOAD_US : TICK_US);
-    } else if (a->drained) {
+    } else if (!a->drained) {
+        uint64_t soon_us = wants_probes(a) ? estimates_probe_soon_us(&a->estimates, clock_mono_us()) : 0;
+        if (soon_us > 0)
+            net_timer_start(a->tick, soon_us);
+    } else {
         void (*fn)(void *) = a->drained;
         a->drained = NULL;
         fn(a->drained_ctx);
@@ -213,6 +221,8 @@ static void on_ready(void *ctx, const Tandem__Welcome *w)
         log_warn(MODULE, "cannot write %s: a start without the cloud will have to wait for it", path);
     crypto_wipe(&identity, sizeof identity);
     probe_link(a);
+    if (a->flight_count == 0)
+        net_timer_start(a->tick, ESTIMATES_SOON_US);
     each_flight(a, flight_kick);
 }
 

@@ -23,26 +23,36 @@ void estimates_cloud(struct estimates *e, uint32_t layer_ns, uint32_t slope_ns)
 
 static uint64_t probe_wait_us(const struct estimates *e)
 {
-    uint32_t shift = TD_MAX(e->probes_vain, e->probes_wrong);
+    uint32_t shift = TD_MAX(e->probes_vain - TD_MIN(e->probes_vain, ESTIMATES_PROBE_SOON), e->probes_wrong);
+    if (e->probes_vain < ESTIMATES_PROBE_SOON && e->probes_wrong == 0)
+        return ESTIMATES_SOON_US;
     return (uint64_t)ESTIMATES_PROBE_US << TD_MIN(shift, ESTIMATES_PROBE_SHIFT);
 }
 
 static void take_probe(struct estimates *e, double floor, uint64_t now_us)
 {
-    bool raises = e->rate > 0 ? floor > PROBE_GAIN * e->rate : floor < ESTIMATES_RATE_UNKNOWN;
-    e->probes_vain = raises ? 0 : e->probes_vain + 1;
-    if (raises) {
-        estimates_set_rate(e, floor);
-        e->probed = true;
-    }
+    bool raises = e->rate > 0 ? floor > PROBE_GAIN * e->rate : floor < ESTIMATES_RATE_UNKNOWN / 2;
+    if (!raises)
+        return;
+    estimates_set_rate(e, floor);
+    e->probed = true;
+    e->probes_vain = 0;
     e->probe_due_us = now_us + probe_wait_us(e);
+}
+
+uint64_t estimates_probe_soon_us(const struct estimates *e, uint64_t now_us)
+{
+    if (e->rate >= ESTIMATES_RATE_UNKNOWN || e->probes_vain >= ESTIMATES_PROBE_SOON || e->probes_wrong > 0)
+        return 0;
+    return TD_MAX(e->probe_due_us, now_us + 1) - now_us;
 }
 
 bool estimates_wants_probe(struct estimates *e, uint64_t now_us)
 {
     if (e->rate >= ESTIMATES_RATE_UNKNOWN || e->unacked_size > 0 || now_us < e->probe_due_us)
         return false;
-    e->probe_due_us = now_us + probe_wait_us(e); /* should no answer come */
+    e->probes_vain++; /* until its answer says otherwise */
+    e->probe_due_us = now_us + probe_wait_us(e);
     return true;
 }
 

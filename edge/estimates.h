@@ -20,6 +20,9 @@
 #define ESTIMATES_COST_UNKNOWN 20000.0  /* nanoseconds a token and layer */
 #define ESTIMATES_PROBE_US     10000000 /* between probes of a link that is believed to be slow */
 #define ESTIMATES_PROBE_SHIFT  6u       /* at most 2^6 times as long */
+#define ESTIMATES_PROBE_SOON                                                                                 \
+    3u /* so many follow within seconds: what makes an answer late at first, as a machine that is starting, does not last */
+#define ESTIMATES_SOON_US 500000
 #define ESTIMATES_SLACK_US                                                                                   \
     200000 /* an acknowledgement may be so much later than a round trip: machines stumble, packets are lost */
 
@@ -46,6 +49,8 @@ void estimates_edge(struct estimates *e, uint64_t took_us, uint32_t tokens, uint
 void estimates_cloud(struct estimates *e, uint32_t layer_ns, uint32_t slope_ns);
 void estimates_link(struct estimates *e, const struct link_stats *stats, uint64_t now_us);
 void estimates_link_lost(struct estimates *e); /* another connection counts its bytes from 0 */
+/* Until the next of the probes that follow each other soon; 0: none does. */
+uint64_t estimates_probe_soon_us(const struct estimates *e, uint64_t now_us);
 /* Should the link be probed now, if it has nothing else to do? The answer comes with estimates_link. */
 bool estimates_wants_probe(struct estimates *e, uint64_t now_us);
 /* Bytes a microsecond, as it is believed now. */

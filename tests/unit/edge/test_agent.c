@@ -63,6 +63,11 @@ static bool probe_came(void *arg)
     return heard_size(arg) > 12000;
 }
 
+static bool another_probe_came(void *arg)
+{
+    return heard_size(arg) > 24000;
+}
+
 /* The planner wants to know the link before the first request; a fixed split asks nobody. */
 static void an_idle_link_is_probed_for_the_planner(void **state)
 {
@@ -71,6 +76,7 @@ static void an_idle_link_is_probed_for_the_planner(void **state)
     rig_make(&r, PLANNER_AUTO);
     rig_run(&r);
     assert_true(comes_true(r.cloud.loop, probe_came, &r));
+    assert_true(comes_true(r.cloud.loop, another_probe_came, &r)); /* nobody asks for anything meanwhile */
     rig_free(&r);
     rig_make(&r, 1);
     rig_run(&r);
