@@ -114,7 +114,7 @@ static void make_extreme(struct cpu_matrix *m, struct activations *a, uint32_t r
 static float *run_matmul(const struct cpu_ops *ops, struct cpu_matrix *m, const struct activations *a,
                          uint32_t rows)
 {
-    float *out = allocate(sizeof(float) * m->rows * rows), *out_rows[64];
+    float *out = allocate(sizeof(float) * m->rows * rows), *out_rows[160];
     for (uint32_t r = 0; r < rows; r++)
         out_rows[r] = out + (size_t)r * m->rows;
     pack_for(ops, m);
@@ -160,6 +160,8 @@ static void products_have_the_same_bits(void **state)
         for (uint32_t r = 1; unit > 1 && r < 16;
              r = 2 * r + 1) /* more columns than a panel has, for 1 to 8 rows */
             compare_tables(all_types[t], 8192 / (r + 1) * 2 + 256, 19, r, false);
+        for (uint32_t r = 16; unit > 1 && r < 160; r += 125) /* more rows than tiles are opened for */
+            compare_tables(all_types[t], 256, 35, r, r == 16);
     }
     static const uint32_t odd[] = {1, 5, 255, 256, 257, 511, 700}; /* panels of float weights */
     for (size_t t = 0; t < 3; t++)
