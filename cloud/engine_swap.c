@@ -2,7 +2,7 @@
  *
  * Two uses. Blocks on their way to and from the store cross the bus whole, in one copy from or to the buffer in which they are encoded or were
  * decoded (engine_page_out, engine_page_in). And cached blocks have a second place: when pages run short, those that the cache would let go are
- * copied to pinned memory (config.swap_size, taken as it is needed) and found there again, by whoever was preempted, parked or asks the same once more.
+ * copied to pinned memory (config.swap_size) and found there again, by whoever was preempted, parked or asks the same once more.
  *
  *      cache (device) --send_out--> swap.blocks (pinned) --engine_swap_in--> pages of a LOADING sequence --> cache
  *
@@ -11,8 +11,7 @@
  *   2. A page on its way out is held by engine_swap alone until its ticket is done; one on its way in is its sequence's, and engine_release waits.
  *   3. Swaps happen in the order in which they were begun, so a place in pinned memory may be given to another block at once.
  *   4. Places are let go the least recently used first. The ends of a chain go out first and come first; whoever brings a chain in touches it from its end.
- *
- * 5. The memory is taken by a thread of its own once pages have run short. Until it is there, and where there is no more of it, what goes is gone.
+ *   5. The memory is taken by a thread of its own once pages have run short. Until it is there, and where there is no more of it, what goes is gone.
  *
  * On a backend without swaps there is none of this: a page that is let go is gone. */
 #include "cloud/engine_internal.h"
@@ -208,8 +207,8 @@ static void send_out(struct engine *e)
         return;
     engine_swap_take_memory(e);
     struct prefix_entry entry;
-    uint32_t copies = 0,
-             most = TD_MAX(places_there(e) / 2, 1u); /* in one batch no block takes another's place */
+    /* In one batch no block takes another's place. */
+    uint32_t copies = 0, most = TD_MAX(places_there(e) / 2, 1u);
     while (copies < most && copies + page_pool_free_count(e->pool) < w->reserve &&
            prefix_cache_evict(e->cache, &entry)) {
         void *host = place_for(e, entry);
@@ -229,8 +228,7 @@ static void send_out(struct engine *e)
                              .layer_end = e->model.shape.layer_count,
                              .to_host = true};
     int64_t ticket = e->backend->ops->swap_start(e->backend, &swap);
-    w->ticket =
-        TD_MAX(ticket, INT64_C(0)); /* a code: the device is lost, and nothing reads what was not written */
+    w->ticket = TD_MAX(ticket, INT64_C(0)); /* a code: the device is lost, nothing will be read */
     metric_add(e->metrics.swapped_out, copies);
 }
 
