@@ -329,6 +329,27 @@ def test_conversations_are_copied(cloud, edge, tmp_path):
     assert "no such" in tandem("conv", "export", "conv-nowhere", tmp_path / "none", "--plain", *at, code=1).stderr
 
 
+def test_an_imported_conversation_is_recognised(cloud, edge, tmp_path):
+    """By a client that knows of no conversations and re-sends what was said, at a node and at an agent."""
+    key = tmp_path / "key"
+    key.write_text(cloud.new_token(principal="heir"))
+    key.chmod(0o600)
+    time.sleep(1.5)  # until the token is known
+    there = (("--url", cloud.url, "--ca", cloud.ca, "--key-file", key), client_of(cloud, key.read_text(), cloud.ca))
+    question = [{"role": "user", "content": "Tell me about rivers in spring. " * 12}]
+    for at, client in (there, (("--url", edge.url), client_of(edge))):
+        first = client.chat.completions.create(model="default", messages=question, max_tokens=8, temperature=0, extra_body={"conversation": "mine"})
+        tandem("conv", "export", "mine", tmp_path / "file", "--plain", *at)
+        tandem("conv", "rm", "mine", *at)
+        history = [*question, {"role": "assistant", "content": first.choices[0].message.content}, {"role": "user", "content": "And in autumn?"}]
+        assert tandem("conv", "import", tmp_path / "file", *at).stdout.strip() == "mine"
+        r = client.chat.completions.with_raw_response.create(model="default", messages=history, max_tokens=4, temperature=0)
+        assert r.headers["x-conversation-id"] == "mine"
+        assert r.parse().usage.prompt_tokens_details.cached_tokens > 0
+        tandem("conv", "rm", "mine", *at)
+        (tmp_path / "file").unlink()
+
+
 def test_bench(tmp_path):
     r = json.loads(tandem("bench", "engine", "--model", MODEL, "--threads", 2, "--prompt", 64, "--gen", 4, "--repeat", 1, "--json").stdout)
     assert r["prefill_tps"] > 0 and r["decode_tps"] > 0

@@ -1,0 +1,385 @@
+"""What goes wrong under a node that serves: the disk, its files, the index, the shared server. Through all of it replies are the undisturbed ones, metrics and one line of the
+log say what is wrong, and when the fault goes the tier is back by itself."""
+import collections
+import contextlib
+import random
+import shutil
+import socket
+import sqlite3
+import subprocess
+import threading
+import time
+
+import pytest
+
+from conftest import client_of
+from harness import ROOT, Cloud, free_port
+from test_concurrency import wait_until
+
+SMALL = ["--store-ram", "0", "--pages", "9", "--context", "512"]  # what was asked before the last prompt is on the disk alone
+
+
+def prompt(number):
+    return [{"role": "user", "content": f"Here is story {number}. " + " ".join(f"On day {i} the fox went {i * number % 37} steps to the well." for i in range(20))}]
+
+
+class Node:
+    def __init__(self, path, extra=(), env=(), **settings):
+        self.cloud = Cloud(path, extra=[*SMALL, *extra], **settings)
+        self.cloud.env.update(env)
+        self.token = self.cloud.new_token()
+        self.cloud.start()
+        self.client = client_of(self.cloud, self.token, self.cloud.ca)
+
+    def ask(self, number):
+        """(text, tokens that were cached)"""
+        r = self.client.chat.completions.create(model="default", messages=prompt(number), temperature=0, max_tokens=12,
+                                                extra_body={"fidelity": "exact", "ignore_eos": True})
+        return r.choices[0].message.content, r.usage.prompt_tokens_details.cached_tokens
+
+    def metric(self, name):
+        return self.cloud.metrics().get(name, 0)
+
+    def told(self, text):
+        return self.cloud.log().count(text)
+
+    def comes_true(self, condition, seconds=30):
+        assert wait_until(condition, seconds), self.cloud.log()[-3000:]
+
+
+@contextlib.contextmanager
+def node(path, **settings):
+    n = Node(path, **settings)
+    try:
+        yield n
+        assert n.cloud.process.poll() is None, n.cloud.log()[-2000:]
+        assert n.cloud.stop() == 0, n.cloud.log()[-2000:]
+    finally:
+        n.cloud.kill()
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory):
+    """The undisturbed replies."""
+    with node(tmp_path_factory.mktemp("undisturbed")) as n:
+        yield collections.defaultdict(lambda: None, {i: n.ask(i)[0] for i in range(1, 13)})
+
+
+def fill(n, texts):
+    """Two prompts on the disk, of which the first is nowhere else."""
+    for i in (1, 2):
+        assert n.ask(i)[0] == texts[i]
+
+
+# ---- the disk fails ----
+
+@pytest.fixture(scope="module")
+def preload(tmp_path_factory):
+    if not shutil.which("cc"):
+        pytest.skip("there is no compiler to make disk_faults.so with")
+    library = tmp_path_factory.mktemp("preload") / "disk_faults.so"
+    subprocess.run(["cc", "-O1", "-shared", "-fPIC", "-o", library, ROOT / "tests/e2e/disk_faults.c", "-ldl"], check=True)
+    return library
+
+
+def test_reads_that_fail(tmp_path, texts, preload):
+    faults = tmp_path / "faults"
+    faults.write_text("")
+    with node(tmp_path / "c", env={"LD_PRELOAD": str(preload), "TANDEM_DISK_FAULTS": str(faults)}) as n:
+        fill(n, texts)
+        text, cached = n.ask(1)
+        assert text == texts[1] and cached >= 256, "control: from the disk"
+        fill(n, texts)
+        faults.write_text("read short")  # a short read is asked again for the rest
+        text, cached = n.ask(1)
+        assert text == texts[1] and cached >= 256
+        fill(n, texts)
+        faults.write_text("read eio")
+        text, cached = n.ask(1)
+        assert text == texts[1] and cached == 0
+        assert n.metric('tandem_kv_tier_damaged_total{tier="disk"}') > 0 and n.told("is damaged or cannot be read") == 1
+        faults.write_text("")
+        fill(n, texts)
+        text, cached = n.ask(1)
+        assert text == texts[1] and cached >= 256, "it was written again, and the disk reads"
+        assert n.told("is damaged or cannot be read") == 1
+
+
+def test_reads_that_hang(tmp_path, texts, preload):
+    faults = tmp_path / "faults"
+    faults.write_text("")
+    with node(tmp_path / "c", env={"LD_PRELOAD": str(preload), "TANDEM_DISK_FAULTS": str(faults)}) as n:
+        fill(n, texts)
+        assert n.ask(1)[1] >= 256, "control"
+        fill(n, texts)
+        faults.write_text("read slow")
+        assert n.ask(1)[0] == texts[1]
+        assert n.ask(4)[0] == texts[4]
+        n.comes_true(lambda: n.metric('tandem_kv_tier_timeouts_total{tier="disk"}') > 0)
+        assert n.told("the disk tier does not answer") == 1
+        faults.write_text("")
+        n.comes_true(lambda: n.metric('tandem_kv_tier_sick{tier="disk"}') == 0 and n.told("the disk tier answers again") == 1)
+        fill(n, texts)
+        text, cached = n.ask(1)
+        assert text == texts[1] and cached >= 256
+
+
+@pytest.mark.parametrize("fault", ["write eio", "write enospc", "sync eio"])
+def test_writes_that_fail(tmp_path, texts, preload, fault):
+    faults = tmp_path / "faults"
+    faults.write_text("")
+    with node(tmp_path / "c", env={"LD_PRELOAD": str(preload), "TANDEM_DISK_FAULTS": str(faults)}) as n:
+        fill(n, texts)
+        faults.write_text(fault)
+        for i in (3, 4):
+            assert n.ask(i)[0] == texts[i]
+        n.comes_true(lambda: n.metric("tandem_store_writes_off") == 1)
+        assert n.told("writes are off") == 1
+        text, cached = n.ask(1)
+        assert text == texts[1] and cached >= 256, "what is there is still read"
+        faults.write_text("")
+        n.comes_true(lambda: n.ask(5)[0] == texts[5] and n.metric("tandem_store_writes_off") == 0)
+        assert n.told("writes are on again") == 1
+        before = n.metric('tandem_kv_tier_blocks{tier="disk"}')
+        assert n.ask(6)[0] == texts[6]
+        n.comes_true(lambda: n.metric('tandem_kv_tier_blocks{tier="disk"}') > before)
+        n.cloud.kill()
+        n.cloud.start()
+        text, cached = n.ask(6)
+        assert text == texts[6] and cached >= 256
+
+
+def test_a_disk_that_others_fill(tmp_path, texts):
+    """A real file system without room, taken by somebody else's file, so that letting blocks go helps nobody."""
+    mount = tmp_path / "full"
+    mount.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=128m", "tmpfs", mount], capture_output=True).returncode != 0:
+        pytest.skip("cannot mount a tmpfs here")
+    try:
+        with node(tmp_path / "c", store=mount / "store") as n:
+            fill(n, texts)
+            with open(mount / "other", "wb", buffering=0) as other:
+                for first in (3, 5):  # the second time what the store has let go is taken, too
+                    with contextlib.suppress(OSError):
+                        while other.write(bytes(1 << 16)):
+                            pass
+                    for i in (first, first + 1):
+                        assert n.ask(i)[0] == texts[i]
+            (mount / "other").unlink()
+            n.comes_true(lambda: n.ask(9)[0] == texts[9] and n.metric("tandem_store_writes_off") == 0)
+            off, on = n.told("writes are off"), n.told("writes are on again")
+            assert off == on <= 6, "a line for each change, not for each block"
+            before = n.metric("tandem_store_write_bytes_total")
+            assert n.ask(10)[0] == texts[10]
+            n.comes_true(lambda: n.metric("tandem_store_write_bytes_total") > before)
+            n.cloud.kill()
+            n.cloud.start()
+            text, cached = n.ask(10)
+            assert text == texts[10] and cached >= 256
+    finally:
+        subprocess.run(["umount", "-l", mount])
+
+
+# ---- its files are damaged while they are in use ----
+
+def overwrite(path, change):
+    """In place: the program has the file open."""
+    with open(path, "r+b") as f:
+        data = bytearray(f.read())
+        change(data)
+        f.seek(0)
+        f.write(data)
+        f.truncate()
+
+
+def flip(data):
+    rng = random.Random(3)
+    for at in range(4096 + 100, len(data), 4096):  # each page but the segment's head
+        data[at + rng.randrange(3000)] ^= 1 << rng.randrange(8)
+
+
+def swap(data):
+    middle = len(data) // 8192 * 4096
+    data[4096:middle], data[middle:2 * middle - 4096] = data[middle:2 * middle - 4096], data[4096:middle]
+
+
+@pytest.mark.parametrize("how", ["flip", "truncate", "swap", "delete"])
+def test_segments_damaged_while_serving(tmp_path, texts, how):
+    with node(tmp_path / "c") as n:
+        fill(n, texts)
+        assert n.ask(1)[1] >= 256, "control: from the disk"
+        fill(n, texts)
+        for segment in n.cloud.store.glob("seg-*"):
+            if how == "delete":
+                segment.unlink()
+            elif how == "truncate":
+                with open(segment, "r+b") as f:
+                    f.truncate(20000)
+            else:
+                overwrite(segment, flip if how == "flip" else swap)
+        for i in (1, 2, 3):
+            assert n.ask(i)[0] == texts[i]
+        if how != "delete":  # an open file stays readable without its name
+            assert n.metric('tandem_kv_tier_damaged_total{tier="disk"}') > 0
+            assert n.told("is damaged or cannot be read") == 1
+        for i in (1, 2, 3):
+            assert n.ask(i)[0] == texts[i]
+        text, cached = n.ask(1)
+        assert text == texts[1] and cached >= 256, "written again, and read"
+        n.cloud.kill()
+        n.cloud.start()
+        for i in (1, 2, 3):
+            assert n.ask(i)[0] == texts[i]
+
+
+@pytest.mark.parametrize("how", ["garbage", "delete", "truncate"])
+def test_index_damaged_while_serving(tmp_path, texts, how):
+    with node(tmp_path / "c") as n:
+        fill(n, texts)
+        time.sleep(1)  # until it has been written
+        for f in n.cloud.store.glob("index.sqlite*"):
+            if how == "delete":
+                f.unlink()
+            elif how == "truncate":
+                overwrite(f, lambda data: data.__delitem__(slice(5000, None)))
+            else:
+                overwrite(f, lambda data: data.__setitem__(slice(0, len(data)), b"garbage!" * (len(data) // 8)))
+        for i in (3, 4, 1):
+            assert n.ask(i)[0] == texts[i]
+        time.sleep(1)
+        n.cloud.kill()
+        n.cloud.start()
+        text, cached = n.ask(3)
+        assert text == texts[3] and cached >= 256, "the segments alone are enough"
+
+
+def test_index_locked_while_serving(tmp_path, texts):
+    with node(tmp_path / "c") as n:
+        fill(n, texts)
+        assert n.cloud.stop() == 0
+        index = n.cloud.store / "index.sqlite"
+        other = sqlite3.connect(index, isolation_level=None)
+        other.execute("BEGIN EXCLUSIVE")
+        n.cloud.start()
+        for i in (1, 3, 4):
+            assert n.ask(i)[0] == texts[i]
+        assert n.metric("tandem_store_index_behind") == 1 and n.told("another program has locked it") == 1
+        assert n.ask(3)[1] >= 256
+        other.rollback()
+        other.close()
+        n.comes_true(lambda: n.metric("tandem_store_index_behind") == 0, 60)
+        assert n.told("there is an index again") == 1 and n.told("another program has locked it") == 1
+        blocks = n.metric('tandem_kv_tier_blocks{tier="disk"}')
+        assert n.cloud.stop() == 0
+        with contextlib.closing(sqlite3.connect(index)) as read:
+            assert read.execute("SELECT count(*) FROM records WHERE type = 1").fetchone()[0] == blocks
+        n.cloud.start()
+
+
+# ---- the shared server ----
+
+class Redis:
+    def __init__(self):
+        self.port, self.process = free_port(), None
+
+    def start(self):
+        self.process = subprocess.Popen(["redis-server", "--port", str(self.port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no", "--dir", "/tmp"],
+                                        stdout=subprocess.DEVNULL)
+        assert wait_until(lambda: socket.socket().connect_ex(("127.0.0.1", self.port)) == 0)
+
+    def signal(self, number):
+        self.process.send_signal(number)
+
+    def kill(self):
+        if self.process:
+            self.process.kill()
+            self.process.wait()
+        self.process = None
+
+
+class Nonsense:
+    """A server on that port that answers every command, PING too, with something else than what was asked."""
+    ANSWERS = [b"-ERR no\r\n", b"$5\r\nhello\r\n", b"*2\r\n$-1\r\n:7\r\n", b"\x00\xff\xfe\r\n", b"*1000000000\r\n", b"$999999999\r\nx", b":1\r\n", b"+PONG"]
+
+    def __init__(self, port):
+        self.listener, self.leave, self.random = socket.create_server(("127.0.0.1", port)), False, random.Random(5)
+        threading.Thread(target=self.serve, daemon=True).start()
+
+    def serve(self):
+        while not self.leave:
+            with contextlib.suppress(OSError):
+                client, _ = self.listener.accept()
+                threading.Thread(target=self.talk, args=(client,), daemon=True).start()
+
+    def talk(self, client):
+        with contextlib.suppress(OSError), client:
+            while not self.leave and client.recv(65536):
+                client.sendall(self.random.choice(self.ANSWERS))
+
+    def close(self):
+        self.leave = True
+        self.listener.shutdown(socket.SHUT_RDWR)
+        self.listener.close()
+
+
+def size_of(port):
+    return int(subprocess.run(["redis-cli", "-p", str(port), "dbsize"], capture_output=True, text=True, check=True).stdout)
+
+
+SICK, AWAY, BACK = 'tandem_kv_tier_sick{tier="remote"}', "the remote tier is away", "the remote tier is back"
+
+
+def test_the_shared_server_fails(tmp_path, texts):
+    if not shutil.which("redis-server"):
+        pytest.skip("there is no redis-server here")
+    import signal
+    redis = Redis()
+    redis.start()
+    shared = ["--redis", f"127.0.0.1:{redis.port}", "--store-keys", str(tmp_path / "keys")]
+    try:
+        with node(tmp_path / "a", extra=shared) as a:
+            for i in range(1, 11):  # two for each fault
+                assert a.ask(i)[0] == texts[i]
+            a.comes_true(lambda: size_of(redis.port) >= 2 * a.metric('tandem_kv_tier_blocks{tier="disk"}') > 0)  # written behind
+            (tmp_path / "b").mkdir()
+            shutil.copy(tmp_path / "a/store.key", tmp_path / "b/store.key")
+            with node(tmp_path / "b", extra=shared) as b:
+                b.comes_true(lambda: b.metric(SICK) == 0)
+                text, cached = b.ask(1)
+                assert text == texts[1] and cached >= 256, "control: from the other node"
+                next_prompt, lines = iter(range(2, 11)), b.told(AWAY)
+
+                def during(name):
+                    number = next(next_prompt)
+                    assert b.ask(number)[0] == texts[number], name
+                    b.comes_true(lambda: b.metric(SICK) == 1)
+                    assert b.told(AWAY) == lines + 1, name
+
+                def after(name, cached_again):
+                    b.comes_true(lambda: b.metric(SICK) == 0)
+                    assert b.told(AWAY) == lines + 1 and b.told(BACK) > lines, name
+                    number = next(next_prompt)
+                    text, cached = b.ask(number)
+                    assert text == texts[number] and (cached >= 256) == cached_again, (name, cached)
+                    return lines + 1
+
+                redis.signal(signal.SIGSTOP)
+                during("hung")
+                redis.signal(signal.SIGCONT)
+                lines = after("hung", True)
+                port = redis.port
+                redis.kill()
+                false = Nonsense(port)
+                during("nonsense")
+                false.close()
+                during_killed = b.told(AWAY)
+                assert during_killed == lines + 1, "one line, however long it lasts"
+                number = next(next_prompt)
+                assert b.ask(number)[0] == texts[number], "killed"
+                redis.start()  # empty
+                lines = after("restarted empty", False)
+                before = size_of(port)
+                assert b.ask(11)[0] == texts[11]
+                b.comes_true(lambda: size_of(port) > before)
+    finally:
+        redis.kill()
