@@ -35,8 +35,8 @@
     1000000                    /* blocks are read for so long while it is not known what computing takes */
 #define LOAD_LOSS_PERCENT 4    /* of what computing takes, is the most that reading in vain may cost … */
 #define LOAD_SLACK_US     3000 /* … but so much at least */
-#define LOAD_AHEAD        4    /* blocks under way for those who wait for them: more would be read in vain */
-#define LOAD_GRACE_BLOCKS 8    /* where reading was measured to be worth it: what so many take */
+#define LOAD_AHEAD        4 /* blocks under way for a sequence that waits for them: more might be read in vain */
+#define LOAD_GRACE_BLOCKS 8 /* where reading was measured to be worth it: what so many take */
 #define ENGINE_STEP_TARGET_US                                                                                \
     150000 /* a step's length that prefill aims at beside decode, or while an edge sends */
 #define ENGINE_IDLE_US  1000000

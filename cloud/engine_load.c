@@ -165,10 +165,16 @@ static struct sequence *find_load(struct engine *e, uint64_t load_id)
 
 static void ask_for_blocks(struct engine *e, struct sequence *s)
 {
-    for (; s->load_next < s->load_cut && e->loads_in_flight < LOAD_AHEAD; s->load_next++)
-        if (s->blocks[s->load_next].on_disk &&
-            !engine_load_ask(e, s, engine_cached_id(s, s->load_next), s->load_next, s->load_id))
+    uint32_t under_way = 0;
+    for (uint32_t i = s->load_first; i < s->load_next; i++)
+        under_way += s->blocks[i].on_disk;
+    for (; s->load_next < s->load_cut && under_way < LOAD_AHEAD; s->load_next++) {
+        if (!s->blocks[s->load_next].on_disk)
+            continue;
+        if (!engine_load_ask(e, s, engine_cached_id(s, s->load_next), s->load_next, s->load_id))
             return;
+        under_way++;
+    }
 }
 
 static bool all_loaded(const struct sequence *s)
