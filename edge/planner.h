@@ -39,7 +39,7 @@
 #define PLANNER_AUTO          UINT32_MAX
 #define PLANNER_GAIN          0.97 /* of the time with k = 0: what a plan must stay below */
 #define PLANNER_SWITCH        0.90 /* of the time of going on: what a change under way must stay below */
-#define PLANNER_COST_PATIENCE 1.2
+#define PLANNER_COST_PATIENCE 1.24
 #define PLANNER_PATIENCE      0.1
 #define PLANNER_PATIENCE_US   50000.0
 #define PLANNER_FIRST         0.125 /* a second of waiting for the first token, in seconds of waiting for the 16th */
