@@ -78,7 +78,7 @@ def check_new_tokens_only(tmp_path, world, name, question):
     """A disk that answers late counts as empty, and on a busy machine it may: such a turn is tried again."""
     total = world[3]
     for attempt in range(4):
-        usage, timings, computed = second_turn(tmp_path, world, f"{name}{attempt}", f"{question} {attempt}")
+        usage, timings, computed = second_turn(tmp_path, world, f"{name}{attempt}", f"{attempt}. {question}")
         if computed <= usage.prompt_tokens - total + 64:
             break
     new = usage.prompt_tokens - usage.prompt_tokens_details.cached_tokens
