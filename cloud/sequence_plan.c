@@ -226,6 +226,12 @@ void sequence_leave(struct sequence *s)
     s->ingested_dirty = true;
 }
 
+/* Sent before the device heard that it is to plan anew (sequence_ask_again): of no use, and no fault. */
+static bool is_late(const struct sequence *s, uint32_t epoch)
+{
+    return !s->planned && s->asked > 0 && epoch <= s->epoch;
+}
+
 /* --- HIDDEN --------------------------------------------------------------------------------------- */
 
 static int check_hidden(const struct sequence *s, const struct seq_model *m, uint32_t layer,
@@ -252,7 +258,7 @@ static int check_hidden(const struct sequence *s, const struct seq_model *m, uin
 int sequence_hidden(struct sequence *s, const struct seq_model *m, uint32_t epoch, uint32_t layer,
                     struct seq_hidden *h, struct td_error *err)
 {
-    bool old = s->ids_until == UINT32_MAX;
+    bool old = s->ids_until == UINT32_MAX || is_late(s, epoch);
     int rc = 0;
     if (!old && (!s->planned || epoch > s->epoch))
         rc = td_fail(err, -TD_ERR_PROTOCOL, "hidden states came before their plan");
@@ -289,7 +295,7 @@ enum piece_verdict sequence_check_piece(const struct sequence *s, const struct i
                                         struct td_error *err)
 {
     const struct kv_piece_head *h = &p->head;
-    if (s->pieces_lost || s->ids_until == UINT32_MAX)
+    if (s->pieces_lost || s->ids_until == UINT32_MAX || is_late(s, p->epoch))
         return PIECE_DROP;
     if (!s->planned || p->epoch > s->epoch) {
         td_fail(err, -TD_ERR_PROTOCOL, "a KV piece came before its plan");

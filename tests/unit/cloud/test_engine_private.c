@@ -212,6 +212,32 @@ static void damaged_pieces_are_asked_for_again(void **state)
     }
 }
 
+/* What was on its way when the device heard of NEED: of no use, and no fault. */
+static void what_comes_late_is_no_fault(void **state)
+{
+    (void)state;
+    for (int rows = 0; rows < 2; rows++) {
+        struct scene *s = scene_open(1, (struct rig_options){.token_budget = 50});
+        size_t size;
+        open_private(s, 1);
+        plan_from(s, 1, 0);
+        start(s, rig_greedy(REPLY));
+        uint8_t *piece = rig_piece(&s->edge, 0, 0, false, KV_L0, 0, PROMPT, &size);
+        piece[size - 1] ^= 1;
+        assert_int_equal(engine_kv(s->rig->engine, s->client.sequence, 1, 0, piece, size), 0);
+        send_rows(s, 1, 0);
+        rig_until(s->rig, s->client.need_count == 1);
+        if (rows)
+            send_rows(s, 1, 0);
+        else
+            rig_send_kv(&s->edge, &s->client, 1, 64, PROMPT, KV_L0);
+        plan_from(s, 2, 0);
+        send_all(s, 2, 0);
+        finish(s);
+        scene_close(s);
+    }
+}
+
 /* OPENED spoke of blocks that have given way until the sequence runs. */
 static void blocks_that_have_gone_are_asked_for(void **state)
 {
@@ -393,6 +419,7 @@ int main(void)
         cmocka_unit_test(penalties_see_the_reply_alone),
         cmocka_unit_test(plans_that_leave_something_to_ids_are_refused),
         cmocka_unit_test(damaged_pieces_are_asked_for_again),
+        cmocka_unit_test(what_comes_late_is_no_fault),
         cmocka_unit_test(blocks_that_have_gone_are_asked_for),
         cmocka_unit_test(late_pieces_are_waited_for),
         cmocka_unit_test(a_silent_device_ends_the_request),
