@@ -127,6 +127,8 @@ bool local_offline(struct flight *f, uint64_t now_us)
         return false;
     if (f->local.offline || !away || uplink_refused(a->uplink))
         return f->local.offline && f->local.run;
+    if (f->local.run_last && !f->local.run) /* it may have drawn tokens that came too late to count */
+        wire_close_work(f, false);
     plan_open_work(f);
     wire_feed_pipeline(f, true);
     f->local.offline = true;

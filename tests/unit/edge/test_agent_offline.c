@@ -1,6 +1,7 @@
 /* agent: a device that goes on without its cloud. Computing is paced, so that a link can come back in the middle of it; a bias makes every token the
  * same on both sides. */
 #include "agent_rig.h"
+#include "edge/agent_internal.h"
 #include "edge/api_edge.h"
 
 #define OWN 20
@@ -61,6 +62,56 @@ static void the_rest_is_made_here(void **state)
     assert_int_equal(r.cloud.open_count, 1);
     free(c);
     rig_free(&r);
+}
+
+static bool has_ten(void *arg)
+{
+    return ((struct client *)arg)->count >= 10;
+}
+
+/* As if the device had been stopped with a token that it had drawn, and not handed on: the last of so many. */
+static void leave_a_late_token(struct rig *r, uint32_t count)
+{
+    struct flight *f = r->agent->flights;
+    int32_t ids[11];
+    for (uint32_t i = 0; i < count; i++)
+        ids[i] = i + 1 < count ? OWN : OWN + 1;
+    f->local.run_last = 1;
+    assert_int_equal(f->work_count, f->turn.ids_count);
+    pipeline_append(r->agent->pipeline, f->work, f->work_count, ids, count);
+}
+
+static void late_in_place_of_the_tenth(void *arg)
+{
+    leave_a_late_token(arg, 10);
+}
+
+static void late_behind_the_tenth(void *arg)
+{
+    leave_a_late_token(arg, 11);
+}
+
+static void a_token_that_came_too_late_does_not_count(void **state)
+{
+    (void)state;
+    void (*const late[])(void *) = {late_in_place_of_the_tenth, late_behind_the_tenth};
+    for (size_t i = 0; i < TD_COUNT(late); i++) {
+        struct rig r;
+        make(&r);
+        r.cloud.token_count = 40;
+        r.cloud.cut_after = 10;
+        r.cloud.away_then = true;
+        rig_run(&r);
+        struct client *c = asking(&r, 40);
+        on_loop(r.cloud.loop, client_begin, c);
+        assert_true(comes_true(r.cloud.loop, has_ten, c));
+        on_loop(r.cloud.loop, late[i], &r);
+        assert_true(comes_true(r.cloud.loop, is_whole, c));
+        assert_all_own(c, 40);
+        assert_int_equal(c->timings.offline_tokens, 30);
+        free(c);
+        rig_free(&r);
+    }
 }
 
 static bool has_thirty(void *arg)
@@ -208,6 +259,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_rest_is_made_here),
+        cmocka_unit_test(a_token_that_came_too_late_does_not_count),
         cmocka_unit_test(it_hands_back),
         cmocka_unit_test(whole_replies_are_made_here),
         cmocka_unit_test(a_device_that_was_never_connected_waits),
