@@ -244,7 +244,7 @@ static void plan_as_recorded(struct flight *f)
     }
 }
 
-/* A private prompt's plan leaves nothing of it to be computed from token ids. */
+/* A private prompt's plan leaves nothing of it to be computed from token ids, and sends no rows of fewer layers than was promised, whoever made it. */
 static bool covers_private(const struct flight *f)
 {
     const struct plan *p = &f->plan;
@@ -252,7 +252,8 @@ static bool covers_private(const struct flight *f)
         return false;
     for (uint32_t i = 0; i < p->range_count; i++)
         if (p->ranges[i].first_token < f->turn.ids_count &&
-            (p->ranges[i].layers == 0 || p->ranges[i].codec == PLAN_CODEC_NONE))
+            (p->ranges[i].layers < f->agent->config.private_min_layers ||
+             p->ranges[i].codec == PLAN_CODEC_NONE))
             return false;
     return plan_range_end(&p->ranges[p->range_count - 1]) >= f->turn.ids_count;
 }

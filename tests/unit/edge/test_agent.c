@@ -283,6 +283,30 @@ static void held_tokens_of_a_private_reply_go_back(void **state)
     rig_free(&r);
 }
 
+/* How deep a private prompt is run here is not the cloud's to say. */
+static void fewer_layers_than_promised_are_not_sent(void **state)
+{
+    (void)state;
+    for (uint32_t layers = 1; layers <= 2; layers++) {
+        struct rig r;
+        rig_make_private(&r, 2);
+        r.config.private_min_layers = 2;
+        r.cloud.cut_after = 1;
+        r.cloud.resumed = r.cloud.plan_wanted = true;
+        r.cloud.wanted_layers = layers;
+        r.cloud.wanted_epoch = 4000000000u;
+        rig_run(&r);
+        struct client *c = client_make(&r);
+        client_says(c, "user", long_text);
+        client_run(&r, c);
+        assert_int_equal(r.cloud.open_count, 2);
+        assert_int_equal(c->failed, layers < 2);
+        assert_int_equal(r.cloud.plan_count, layers == 2);
+        free(c);
+        rig_free(&r);
+    }
+}
+
 /* NEED is answered by a plan from there on; one that a plan has crossed is not. */
 static void what_the_cloud_needs_is_sent_again(void **state)
 {
@@ -1055,6 +1079,7 @@ int main(void)
         cmocka_unit_test(a_private_prompt_sends_names_and_no_ids),
         cmocka_unit_test(a_second_turn_of_a_private_conversation_names_no_conversation),
         cmocka_unit_test(held_tokens_of_a_private_reply_go_back),
+        cmocka_unit_test(fewer_layers_than_promised_are_not_sent),
         cmocka_unit_test(what_the_cloud_needs_is_sent_again),
         cmocka_unit_test(private_prompts_that_cannot_be_are_refused),
         cmocka_unit_test(exact_requests_are_sent_lossless),
