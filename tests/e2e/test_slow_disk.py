@@ -32,11 +32,11 @@ def test_same_reply_at_any_speed(tmp_path, slow_disk):
     cloud = Cloud(tmp_path / "c", extra=["--store-ram", "0", "--pages", "16"])  # no room for two prompts
     cloud.env.update(LD_PRELOAD=str(slow_disk), TANDEM_SLOW_DISK=str(rate))
     cloud.token = cloud.new_token()
-    cloud.start()
-    want, usage = ask(cloud, TEXT)
-    assert 11 * 64 < usage.prompt_tokens < 15 * 64
-    assert cloud.stop() == 0
     try:
+        cloud.start()
+        want, usage = ask(cloud, TEXT)
+        assert 11 * 64 < usage.prompt_tokens < 15 * 64
+        assert cloud.stop() == 0
         for mb in RATES:
             rate.write_text(str(mb * 1000000))
             cloud.start()
