@@ -4,6 +4,7 @@
 #include <math.h>
 
 #define SMOOTH     0.25 /* weight of a new value */
+#define PROBE_HOPE 1.5  /* answers are some milliseconds late for other reasons than the link, too */
 #define PROBE_GAIN 1.25 /* a probe must show so much more than is believed */
 
 void estimates_edge(struct estimates *e, uint64_t took_us, uint32_t tokens, uint32_t layers,
@@ -122,6 +123,8 @@ void estimates_edge_token(struct estimates *e, uint64_t took_us)
 double estimates_rate(const struct estimates *e, uint64_t now_us)
 {
     double rate = e->rate > 0 ? TD_MAX(e->rate - e->rate_deviation, e->rate / 4) : ESTIMATES_RATE_UNKNOWN;
+    if (e->probed) /* a floor: to try a little more is how the rate is found */
+        rate = TD_MAX(rate, TD_MIN(PROBE_HOPE * rate, ESTIMATES_RATE_UNKNOWN));
     uint64_t silent_us = e->unacked_size > 0 && now_us > e->progress_us ? now_us - e->progress_us : 0;
     uint64_t allowed_us = e->rtt_us + ESTIMATES_SLACK_US;
     if (silent_us > allowed_us)

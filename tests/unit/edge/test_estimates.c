@@ -139,7 +139,8 @@ static void the_first_probe_tells_a_slow_link_from_the_unknown(void **state)
     assert_true(estimates_wants_probe(&slow, 1000));
     assert_false(estimates_wants_probe(&slow, 1001)); /* it is on its way */
     probed(&slow, 100000, 125000);
-    assert_true(estimates_rate(&slow, 200000) == 0.125);
+    assert_true(estimates_rate(&slow, 200000) ==
+                1.5 * 0.125); /* it is a floor, and hopes are half as high again */
     assert_true(estimates_wants_probe(&fast, 1000));
     probed(&fast, 100000,
            3200000); /* as much as a probe can tell from the clock: 1000 Mbit/s may be behind it */
@@ -155,7 +156,7 @@ static void a_rate_that_bulk_has_lowered_is_probed_at_once_and_raised(void **sta
     told(&e, 1100000, 200000, 200000, 300000);
     assert_true(estimates_wants_probe(&e, 1100001));
     probed(&e, 1200000, 3000000);
-    assert_true(estimates_rate(&e, 1200000) == 3);
+    assert_true(estimates_rate(&e, 1200000) == 4.5);
     told(&e, 1300000, 300000, 300000, 12500000); /* and it was so */
     assert_true(estimates_rate(&e, 1300000) == 12.5);
     assert_false(estimates_wants_probe(&e, UINT64_MAX / 2)); /* a fast link finds out by itself */
@@ -203,7 +204,7 @@ static void probes_that_promise_too_much_become_rare(void **state)
         now_us += wait_us;
         assert_true(estimates_wants_probe(&e, now_us));
         probed(&e, now_us, 6000000);
-        assert_true(estimates_rate(&e, now_us) == 6);
+        assert_true(estimates_rate(&e, now_us) == ESTIMATES_RATE_UNKNOWN); /* not twice as much */
         sent += 100000;
         told(&e, now_us, sent, sent, 125000);
         assert_true(estimates_rate(&e, now_us) == 0.125); /* no part of a deviation comes from a probe */
@@ -226,7 +227,7 @@ static void another_connection_counts_its_probes_anew(void **state)
     estimates_link_lost(&e);
     probed(&e, 3000, 1250000);
     assert_int_equal(e.probe_count, 1);
-    assert_true(estimates_rate(&e, 4000) == 1.25);
+    assert_true(estimates_rate(&e, 4000) == 1.875);
 }
 
 static void reply_tokens_give_the_time_between_them(void **state)
