@@ -153,9 +153,10 @@ def test_window_is_kept(node):
     """Bulk beyond the credit cuts the connection off instead of filling memory: two unfinished messages together are larger than a stream's window."""
     edge = MiniEdge(node, node.token)
     stream, part = planned(edge), bytes(150_000)
-    for i in range(13):
-        edge.send(mini.KV_BLOCK, stream, mini.fields(1, 0, 0, 0, i * len(part), 2_000_000), part)
-    edge.send(mini.HIDDEN, stream, mini.fields(1, 0, 64, 2, 0, 0, 2_000_000), part)
+    for i in range(26):
+        edge.send(mini.KV_BLOCK, stream, mini.fields(1, 0, 0, 0, i * len(part), 4_000_000), part)
+    for i in range(2):
+        edge.send(mini.HIDDEN, stream, mini.fields(1, 0, 64, 2, 0, i * len(part), 4_000_000), part)
     assert "window" in said(edge)
     edge.close()
 
