@@ -35,6 +35,8 @@
     1000000                    /* blocks are read for so long while it is not known what computing takes */
 #define LOAD_LOSS_PERCENT 4    /* of what computing takes, is the most that reading in vain may cost … */
 #define LOAD_SLACK_US     3000 /* … but so much at least */
+#define LOAD_FIRST_US                                                                                        \
+    20000 /* of a tier that was not measured yet the first block is waited for so long: it tells what reading takes */
 #define LOAD_AHEAD        4 /* blocks under way for a sequence that waits for them: more might be read in vain */
 #define LOAD_GRACE_BLOCKS 8 /* where reading was measured to be worth it: what so many take */
 #define ENGINE_STEP_TARGET_US                                                                                \

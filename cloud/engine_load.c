@@ -7,7 +7,8 @@
  *     time spent reading  <=  time to compute what is here so far  +  slack
  *
  * A sequence that would break it goes on with what it has and computes the rest, reading from the other end where that helps. So the loss is at most the slack, which is LOAD_LOSS_PERCENT of
- * computing all that was to be read (and at least LOAD_SLACK_US, or twice what it takes until the first blocks are here where reading has been measured to be worth it).
+ * computing all that was to be read (and at least LOAD_SLACK_US, or LOAD_GRACE_BLOCKS times what a block takes where reading has been measured to be worth it, or LOAD_FIRST_US where nothing
+ * has been measured yet).
  *
  * Where reading is not worth it, one block is read all the same, for nobody: so a tier that has become fast again is noticed. */
 #include "cloud/engine_internal.h"
@@ -90,8 +91,10 @@ void engine_load_begin(struct engine *e, struct sequence *s, uint32_t first, uin
     s->load_end = s->load_cut = blocks;
     s->load_next = s->load_first = first;
     s->load_grace_us = 0;
-    for (int kind = 0; kind < TIER_COUNT; kind++)
-        s->load_grace_us = TD_MAX(s->load_grace_us, counts[kind] ? LOAD_GRACE_BLOCKS * e->load_us[kind] : 0);
+    for (int kind = 0; kind < TIER_COUNT; kind++) {
+        uint64_t grace_us = e->load_us[kind] ? LOAD_GRACE_BLOCKS * e->load_us[kind] : LOAD_FIRST_US;
+        s->load_grace_us = TD_MAX(s->load_grace_us, counts[kind] ? grace_us : 0);
+    }
     s->deadline_us = deadline(e, s);
 }
 

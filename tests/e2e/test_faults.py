@@ -17,7 +17,6 @@ from harness import ROOT, Cloud, free_port
 from test_concurrency import wait_until
 
 SMALL = ["--store-ram", "0", "--pages", "9", "--context", "512"]  # what was asked before the last prompt is on the disk alone
-# How much of a prompt is read, and not computed meanwhile, is a matter of speed; that something was is what a control asks.
 
 
 def prompt(number):
@@ -70,6 +69,20 @@ def fill(n, texts):
     """Two prompts on the disk, of which the first is nowhere else."""
     for i in (1, 2):
         assert n.ask(i)[0] == texts[i]
+        time.sleep(0.3)  # blocks are encoded behind the reply, and written behind that
+        n.comes_true(lambda: n.metric("tandem_store_queue_bytes") == 0)
+
+
+def reads(n, texts):
+    """Does prompt 1 come from the disk? What is late is computed instead, so it may take another try."""
+    for _ in range(5):
+        text, cached = n.ask(1)
+        assert text == texts[1]
+        if cached >= 256:
+            return True
+        for i in (3, 4):
+            n.ask(i)
+    return False
 
 
 # ---- the disk fails ----
@@ -89,11 +102,11 @@ def test_reads_that_fail(tmp_path, texts, preload):
     with node(tmp_path / "c", env={"LD_PRELOAD": str(preload), "TANDEM_DISK_FAULTS": str(faults)}) as n:
         fill(n, texts)
         text, cached = n.ask(1)
-        assert text == texts[1] and cached >= 64, "control: from the disk"
+        assert text == texts[1] and cached >= 256, "control: from the disk"
         fill(n, texts)
         faults.write_text("read short")  # a short read is asked again for the rest
         text, cached = n.ask(1)
-        assert text == texts[1] and cached >= 64
+        assert text == texts[1] and cached >= 256
         fill(n, texts)
         faults.write_text("read eio")
         text, cached = n.ask(1)
@@ -102,7 +115,7 @@ def test_reads_that_fail(tmp_path, texts, preload):
         faults.write_text("")
         fill(n, texts)
         text, cached = n.ask(1)
-        assert text == texts[1] and cached >= 64, "it was written again, and the disk reads"
+        assert text == texts[1] and cached >= 256, "it was written again, and the disk reads"
         assert n.told("is damaged or cannot be read") == 1
 
 
@@ -111,7 +124,7 @@ def test_reads_that_hang(tmp_path, texts, preload):
     faults.write_text("")
     with node(tmp_path / "c", env={"LD_PRELOAD": str(preload), "TANDEM_DISK_FAULTS": str(faults)}) as n:
         fill(n, texts)
-        assert n.ask(1)[1] >= 64, "control"
+        assert n.ask(1)[1] >= 256, "control"
         fill(n, texts)
         faults.write_text("read slow")
         assert n.ask(1)[0] == texts[1]
@@ -122,7 +135,7 @@ def test_reads_that_hang(tmp_path, texts, preload):
         n.comes_true(lambda: n.metric('tandem_kv_tier_sick{tier="disk"}') == 0 and n.told("the disk tier answers again") == 1)
         fill(n, texts)
         text, cached = n.ask(1)
-        assert text == texts[1] and cached >= 64
+        assert text == texts[1] and cached >= 256
 
 
 @pytest.mark.parametrize("fault", ["write eio", "write enospc", "sync eio"])
@@ -136,8 +149,7 @@ def test_writes_that_fail(tmp_path, texts, preload, fault):
             assert n.ask(i)[0] == texts[i]
         n.comes_true(lambda: n.metric("tandem_store_writes_off") == 1)
         assert n.told("writes are off") == 1
-        text, cached = n.ask(1)
-        assert text == texts[1] and cached >= 64, "what is there is still read"
+        assert reads(n, texts), "what is there is still read"
         faults.write_text("")
         n.comes_true(lambda: n.ask(5)[0] == texts[5] and n.metric("tandem_store_writes_off") == 0)
         assert n.told("writes are on again") == 1
@@ -147,7 +159,7 @@ def test_writes_that_fail(tmp_path, texts, preload, fault):
         n.cloud.kill()
         n.cloud.start()
         text, cached = n.ask(6)
-        assert text == texts[6] and cached >= 64
+        assert text == texts[6] and cached >= 256
 
 
 def test_a_disk_that_others_fill(tmp_path, texts):
@@ -176,7 +188,7 @@ def test_a_disk_that_others_fill(tmp_path, texts):
             n.cloud.kill()
             n.cloud.start()
             text, cached = n.ask(10)
-            assert text == texts[10] and cached >= 64
+            assert text == texts[10] and cached >= 256
     finally:
         subprocess.run(["umount", "-l", mount])
 
@@ -208,7 +220,7 @@ def swap(data):
 def test_segments_damaged_while_serving(tmp_path, texts, how):
     with node(tmp_path / "c") as n:
         fill(n, texts)
-        assert n.ask(1)[1] >= 64, "control: from the disk"
+        assert n.ask(1)[1] >= 256, "control: from the disk"
         fill(n, texts)
         for segment in n.cloud.store.glob("seg-*"):
             if how == "delete":
@@ -226,7 +238,7 @@ def test_segments_damaged_while_serving(tmp_path, texts, how):
         for i in (1, 2, 3):
             assert n.ask(i)[0] == texts[i]
         text, cached = n.ask(1)
-        assert text == texts[1] and cached >= 64, "written again, and read"
+        assert text == texts[1] and cached >= 256, "written again, and read"
         n.cloud.kill()
         n.cloud.start()
         for i in (1, 2, 3):
@@ -251,7 +263,7 @@ def test_index_damaged_while_serving(tmp_path, texts, how):
         n.cloud.kill()
         n.cloud.start()
         text, cached = n.ask(3)
-        assert text == texts[3] and cached >= 64, "the segments alone are enough"
+        assert text == texts[3] and cached >= 256, "the segments alone are enough"
 
 
 def test_index_locked_while_serving(tmp_path, texts):
@@ -265,7 +277,7 @@ def test_index_locked_while_serving(tmp_path, texts):
         for i in (1, 3, 4):
             assert n.ask(i)[0] == texts[i]
         assert n.metric("tandem_store_index_behind") == 1 and n.told("another program has locked it") == 1
-        assert n.ask(3)[1] >= 64
+        assert n.ask(3)[1] >= 256
         other.rollback()
         other.close()
         n.comes_true(lambda: n.metric("tandem_store_index_behind") == 0, 60)
@@ -347,7 +359,7 @@ def test_the_shared_server_fails(tmp_path, texts):
             with node(tmp_path / "b", extra=shared) as b:
                 b.comes_true(lambda: b.metric(SICK) == 0)
                 text, cached = b.ask(1)
-                assert text == texts[1] and cached >= 64, "control: from the other node"
+                assert text == texts[1] and cached >= 256, "control: from the other node"
                 next_prompt, lines = iter(range(2, 11)), b.told(AWAY)
 
                 def during(name):
@@ -361,7 +373,7 @@ def test_the_shared_server_fails(tmp_path, texts):
                     assert b.told(AWAY) == lines + 1 and b.told(BACK) > lines, name
                     number = next(next_prompt)
                     text, cached = b.ask(number)
-                    assert text == texts[number] and (cached >= 64) == cached_again, (name, cached)
+                    assert text == texts[number] and (cached >= 256) == cached_again, (name, cached)
                     return lines + 1
 
                 redis.signal(signal.SIGSTOP)
