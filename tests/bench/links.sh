@@ -40,9 +40,10 @@ clean_up() {
 trap clean_up EXIT
 trap 'exit 143' TERM
 trap 'exit 130' INT
+# First: `ip netns add` leaves a mount behind, which a chroot could then not be removed with.
+unshare --mount mount --make-rslave / 2>/dev/null || skip "/ is no mount point here, as in a chroot: a program cannot enter a network namespace"
 ip netns add "$edge_ns" 2>/dev/null || skip "network namespaces are not allowed here"
 ip netns add "$cloud_ns"
-unshare --mount mount --make-rslave / 2>/dev/null || skip "/ is no mount point here, as in a chroot: a program cannot enter a network namespace"
 
 cc -std=c17 -O2 -o "$work/relay" "$here/links_relay.c"
 model=${TANDEM_MODEL:-$("$root/deploy/fetch-model.sh")}
