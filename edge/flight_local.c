@@ -78,7 +78,8 @@ void local_start(struct flight *f)
     struct pipeline_decode decode = {.run = f->local.run_last + 1,
                                      .prompt_count = f->turn.ids_count,
                                      .until = until(f),
-                                     .ignore_end = f->ignore_end};
+                                     .ignore_end = f->ignore_end,
+                                     .reply_only = f->is_private};
     fill_sampling(&f->sampling, &decode.sampling);
     if (sampler_check(&decode.sampling, &err) < 0 || pipeline_decode(a->pipeline, f->work, &decode) < 0)
         return; /* the cloud says what is wrong, or does it alone */

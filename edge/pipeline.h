@@ -132,6 +132,7 @@ struct pipeline_decode {
     uint32_t prompt_count; /* of the job's ids; the others are reply */
     uint32_t until;        /* the job's ids are no more than this */
     bool ignore_end;
+    bool reply_only; /* penalties count the reply alone, as the cloud's do that does not know the prompt */
     struct sampler_params sampling; /* the same for all runs of a job */
 };
 /* Draw tokens behind what the job has, each with an event, until `until`, an end token, or pipeline_decode_stop. Ends a send, and a send ends it. 0;

@@ -115,8 +115,9 @@ static int draw(struct pipeline *p, struct pipeline_job *job, uint32_t run, uint
 {
     const struct pipeline_decode *d = job->decode;
     struct pipeline_event e = {.type = PIPELINE_TOKEN, .run = run, .index = at - d->prompt_count};
-    int rc = sampler_draw(&d->sampling, p->logits, p->config.backend->model->params.vocab_count, job->ids, at,
-                          d->prompt_count, p->sampler, &e.token);
+    uint32_t unseen = d->reply_only ? d->prompt_count : 0;
+    int rc = sampler_draw(&d->sampling, p->logits, p->config.backend->model->params.vocab_count,
+                          job->ids + unseen, at - unseen, d->prompt_count - unseen, p->sampler, &e.token);
     if (rc < 0)
         return rc;
     if (job->cost.tokens > 1)

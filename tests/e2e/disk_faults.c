@@ -20,7 +20,7 @@
 
 #define SLOW_S     4     /* longer than the store waits for a block */
 #define READ_LARGE 16384 /* bodies, not heads */
-#define SHORT_SIZE 1000
+#define SHORT_SIZE 100000
 
 static ssize_t (*real_pread)(int fd, void *data, size_t size, off64_t offset);
 static ssize_t (*real_pwrite)(int fd, const void *data, size_t size, off64_t offset);

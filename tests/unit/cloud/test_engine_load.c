@@ -259,6 +259,26 @@ static void restoring_is_never_slower_than_computing(void **state)
     node_close(n);
 }
 
+/* Of a disk that nothing is known of the first block is waited for longer than a short prompt's slack: it tells what reading takes. */
+static void a_disk_that_was_not_measured_is_tried(void **state)
+{
+    (void)state;
+    struct node *n = node_open();
+    struct client c;
+    restart(n);
+    const uint32_t block_us = 2 * LOAD_SLACK_US + 4000;
+    assert_true(block_us < LOAD_FIRST_US && block_us < KV_BLOCK_TOKENS * TOKEN_US);
+    set_pace(n->block_size * 1000000 / block_us);
+    struct engine_open open = client_open_of(&c, n->prompt, 2 * KV_BLOCK_TOKENS + 1, 0);
+    open.direct = true;
+    open.generate = rig_sampling(1, 5);
+    client_send(n->rig, &c, open);
+    while (!c.done && !c.failed)
+        paced_turn(n->rig);
+    assert_int_equal(c.done_event.done.cached_tokens, 2 * KV_BLOCK_TOKENS);
+    node_close(n);
+}
+
 /* Two requests at a disk that reads a block in a share of what it takes to compute: the first has measured it. Returns what the second takes. */
 static uint64_t ask_twice(struct node *n, uint32_t share, struct client *c)
 {
@@ -376,6 +396,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(restoring_is_never_slower_than_computing),
+        cmocka_unit_test(a_disk_that_was_not_measured_is_tried),
         cmocka_unit_test(both_ends_meet),
         cmocka_unit_test(steps_end_where_they_meet),
         cmocka_unit_test(both_ends_of_what_is_not_in_memory),

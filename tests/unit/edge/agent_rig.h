@@ -239,4 +239,21 @@ static inline void rig_free(struct rig *r)
     nftw(r->dir, rig_remove, 16, FTW_DEPTH | FTW_PHYS);
 }
 
+/* ---- replies of one token over and over: a bias makes each token that the device draws this one ---- */
+
+#define RIG_TOKEN 20
+
+static inline struct client *rig_asks(struct rig *r, uint32_t token_count)
+{
+    struct client *c = client_make(r);
+    client_says(c, "user", "hello");
+    c->request.max_tokens = token_count;
+    c->request.ignore_end = true;
+    c->request.sampling.repetition_penalty = 1;
+    c->request.sampling.bias_count = 1;
+    c->request.sampling.bias_ids[0] = RIG_TOKEN;
+    c->request.sampling.bias_values[0] = 100;
+    return c;
+}
+
 #endif

@@ -2,7 +2,6 @@
  * the same one, so what both sides should say is known. */
 #include "agent_rig.h"
 
-#define OWN  20 /* what the device always draws */
 #define LEAD 64
 
 static void make(struct rig *r)
@@ -10,20 +9,7 @@ static void make(struct rig *r)
     rig_make(r, PLANNER_AUTO);
     r->config.local = LOCAL_ALWAYS;
     r->cloud.silent = true;
-    r->cloud.same_token = OWN;
-}
-
-static struct client *asking(struct rig *r, uint32_t token_count)
-{
-    struct client *c = client_make(r);
-    client_says(c, "user", "hello");
-    c->request.max_tokens = token_count;
-    c->request.ignore_end = true;
-    c->request.sampling.repetition_penalty = 1;
-    c->request.sampling.bias_count = 1;
-    c->request.sampling.bias_ids[0] = OWN;
-    c->request.sampling.bias_values[0] = 100;
-    return c;
+    r->cloud.same_token = RIG_TOKEN;
 }
 
 static void begin(struct rig *r, struct client *c)
@@ -54,7 +40,7 @@ static void assert_all_own(const struct client *c, uint32_t count)
     assert_int_equal(c->started, 1);
     assert_int_equal(c->count, count);
     for (uint32_t i = 0; i < count; i++)
-        assert_int_equal(c->ids[i], OWN);
+        assert_int_equal(c->ids[i], RIG_TOKEN);
     assert_int_equal(c->usage.completion_tokens, count);
 }
 
@@ -66,7 +52,7 @@ static void a_whole_reply_ends_before_the_cloud_has_begun(void **state)
     make(&r);
     r.cloud.token_count = 6;
     rig_run(&r);
-    struct client *c = asking(&r, 6);
+    struct client *c = rig_asks(&r, 6);
     client_run(&r, c);
     assert_all_own(c, 6);
     assert_int_equal(c->finish, FINISH_LENGTH);
@@ -93,7 +79,7 @@ static void a_reply_that_the_client_ends_is_ended_there(void **state)
     make(&r);
     r.cloud.token_count = 100;
     rig_run(&r);
-    struct client *c = asking(&r, 100);
+    struct client *c = rig_asks(&r, 100);
     c->finish_at = 4;
     client_run(&r, c);
     assert_int_equal(c->usage.completion_tokens, 4);
@@ -125,7 +111,7 @@ static void the_device_is_ahead_by_so_many_at_most(void **state)
     make(&r);
     r.cloud.token_count = 150;
     rig_run(&r);
-    struct client *c = asking(&r, 150);
+    struct client *c = rig_asks(&r, 150);
     begin(&r, c);
     assert_true(comes_true(r.cloud.loop, has_lead, c));
     nanosleep(&(struct timespec){.tv_nsec = 50000000}, NULL);
@@ -146,9 +132,9 @@ static void another_text_of_the_cloud_goes_on_behind_the_devices(void **state)
     struct rig r;
     make(&r);
     r.cloud.token_count = 100;
-    r.cloud.same_token = OWN + 1;
+    r.cloud.same_token = RIG_TOKEN + 1;
     rig_run(&r);
-    struct client *c = asking(&r, 100);
+    struct client *c = rig_asks(&r, 100);
     begin(&r, c);
     assert_true(comes_true(r.cloud.loop, has_five, c));
     on_loop(r.cloud.loop, let_tokens, &r);
@@ -162,7 +148,7 @@ static void another_text_of_the_cloud_goes_on_behind_the_devices(void **state)
     assert_memory_equal(again->request_id, r.cloud.opens[0].request_id, 16);
     assert_true(again->held_count >= 5 && again->held_count <= LEAD);
     for (uint32_t i = 0; i < 100; i++)
-        assert_int_equal(c->ids[i], i < again->held_count ? OWN : OWN + 1);
+        assert_int_equal(c->ids[i], i < again->held_count ? RIG_TOKEN : RIG_TOKEN + 1);
     assert_int_equal(c->timings.local_tokens, again->held_count);
     assert_int_equal(r.cloud.plans[1].ranges[0].layers, 0);
     free(c);
@@ -177,12 +163,12 @@ static void a_cloud_that_is_busy_is_asked_again(void **state)
     make(&r);
     r.cloud.token_count = 80;
     rig_run(&r);
-    struct client *c = asking(&r, 80);
+    struct client *c = rig_asks(&r, 80);
     begin(&r, c);
     assert_true(comes_true(r.cloud.loop, has_five, c));
     r.cloud.error_code = TD_ERR_FULL;
     r.cloud.error_retry = true;
-    r.cloud.same_token = OWN + 1; /* makes it open again, which is refused once */
+    r.cloud.same_token = RIG_TOKEN + 1; /* makes it open again, which is refused once */
     on_loop(r.cloud.loop, let_tokens, &r);
     assert_true(comes_true(r.cloud.loop, is_whole, c));
     assert_int_equal(c->failed, 0);
@@ -213,7 +199,7 @@ static void a_lost_link_does_not_stop_the_device(void **state)
     make(&r);
     r.cloud.token_count = 90;
     rig_run(&r);
-    struct client *c = asking(&r, 90);
+    struct client *c = rig_asks(&r, 90);
     begin(&r, c);
     assert_true(comes_true(r.cloud.loop, has_five, c));
     on_loop(r.cloud.loop, cut, &r);
@@ -233,7 +219,7 @@ static void a_reply_may_be_whole_without_a_link(void **state)
     make(&r);
     r.cloud.token_count = 64;
     rig_run(&r);
-    struct client *c = asking(&r, 64), *next = asking(&r, 3);
+    struct client *c = rig_asks(&r, 64), *next = rig_asks(&r, 3);
     begin(&r, c);
     assert_true(comes_true(r.cloud.loop, has_five, c));
     on_loop(r.cloud.loop, cut, &r);
@@ -254,7 +240,7 @@ static void a_client_that_leaves_ends_it(void **state)
     struct rig r;
     make(&r);
     rig_run(&r);
-    struct client *c = asking(&r, 200);
+    struct client *c = rig_asks(&r, 200);
     c->cancel_at = 5;
     begin(&r, c);
     assert_true(comes_true(r.cloud.loop, all_are_gone, &r));
@@ -271,7 +257,7 @@ static void the_same_key_takes_the_run_over(void **state)
     make(&r);
     r.cloud.token_count = 120;
     rig_run(&r);
-    struct client *first = asking(&r, 120), *second = asking(&r, 120);
+    struct client *first = rig_asks(&r, 120), *second = rig_asks(&r, 120);
     snprintf(first->key, sizeof first->key, "key");
     snprintf(second->key, sizeof second->key, "key");
     begin(&r, first);
@@ -296,7 +282,7 @@ static void shutting_down_waits_for_no_cloud(void **state)
         struct rig r;
         make(&r);
         rig_run(&r);
-        struct client *c = asking(&r, ends ? 5 : 300);
+        struct client *c = rig_asks(&r, ends ? 5 : 300);
         begin(&r, c);
         assert_true(comes_true(r.cloud.loop, has_five, c));
         assert_true(!ends || comes_true(r.cloud.loop, is_whole, c));
@@ -320,7 +306,7 @@ static void without_it_the_cloud_makes_all(void **state)
         else
             r.config.local = LOCAL_OFF;
         rig_run(&r);
-        struct client *c = asking(&r, 20);
+        struct client *c = rig_asks(&r, 20);
         client_run(&r, c);
         assert_all_own(c, FAKE_REPLY);
         assert_int_equal(c->timings.local_tokens, 0);

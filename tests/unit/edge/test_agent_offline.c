@@ -4,26 +4,11 @@
 #include "edge/agent_internal.h"
 #include "edge/api_edge.h"
 
-#define OWN 20
-
 static void make(struct rig *r)
 {
     rig_make(r, PLANNER_AUTO);
     r->config.offline = OFFLINE_CONTINUE;
-    r->cloud.same_token = OWN;
-}
-
-static struct client *asking(struct rig *r, uint32_t token_count)
-{
-    struct client *c = client_make(r);
-    client_says(c, "user", "hello");
-    c->request.max_tokens = token_count;
-    c->request.ignore_end = true;
-    c->request.sampling.repetition_penalty = 1;
-    c->request.sampling.bias_count = 1;
-    c->request.sampling.bias_ids[0] = OWN;
-    c->request.sampling.bias_values[0] = 100;
-    return c;
+    r->cloud.same_token = RIG_TOKEN;
 }
 
 static void assert_all_own(const struct client *c, uint32_t count)
@@ -32,7 +17,7 @@ static void assert_all_own(const struct client *c, uint32_t count)
     assert_int_equal(c->done, 1);
     assert_int_equal(c->count, count);
     for (uint32_t i = 0; i < count; i++)
-        assert_int_equal(c->ids[i], OWN);
+        assert_int_equal(c->ids[i], RIG_TOKEN);
     assert_int_equal(c->usage.completion_tokens, count);
 }
 
@@ -50,7 +35,7 @@ static void the_rest_is_made_here(void **state)
     r.cloud.cut_after = 10;
     r.cloud.away_then = true;
     rig_run(&r);
-    struct client *c = asking(&r, 40);
+    struct client *c = rig_asks(&r, 40);
     client_run(&r, c);
     assert_all_own(c, 40);
     assert_int_equal(c->finish, FINISH_LENGTH);
@@ -75,7 +60,7 @@ static void leave_a_late_token(struct rig *r, uint32_t count)
     struct flight *f = r->agent->flights;
     int32_t ids[11];
     for (uint32_t i = 0; i < count; i++)
-        ids[i] = i + 1 < count ? OWN : OWN + 1;
+        ids[i] = i + 1 < count ? RIG_TOKEN : RIG_TOKEN + 1;
     f->local.run_last = 1;
     assert_int_equal(f->work_count, f->turn.ids_count);
     pipeline_append(r->agent->pipeline, f->work, f->work_count, ids, count);
@@ -102,7 +87,7 @@ static void a_token_that_came_too_late_does_not_count(void **state)
         r.cloud.cut_after = 10;
         r.cloud.away_then = true;
         rig_run(&r);
-        struct client *c = asking(&r, 40);
+        struct client *c = rig_asks(&r, 40);
         on_loop(r.cloud.loop, client_begin, c);
         assert_true(comes_true(r.cloud.loop, has_ten, c));
         on_loop(r.cloud.loop, late[i], &r);
@@ -133,7 +118,7 @@ static void it_hands_back(void **state)
     r.cloud.cut_after = 10;
     r.cloud.away_then = true;
     rig_run(&r);
-    struct client *c = asking(&r, 400);
+    struct client *c = rig_asks(&r, 400);
     on_loop(r.cloud.loop, client_begin, c);
     assert_true(comes_true(r.cloud.loop, has_thirty, c));
     on_loop(r.cloud.loop, come_back, &r);
@@ -163,7 +148,7 @@ static void again_in_the_same_folder(struct rig *r)
     model_layout(r->model, layout);
     assert_int_equal(fake_cloud_make(&r->cloud, layout), 0);
     r->config.cloud_port = r->cloud.port;
-    r->cloud.same_token = OWN;
+    r->cloud.same_token = RIG_TOKEN;
 }
 
 /* It has known its cloud once; now it starts without it. */
@@ -173,13 +158,13 @@ static void whole_replies_are_made_here(void **state)
     struct rig r;
     make(&r);
     rig_run(&r);
-    struct client *c = asking(&r, 8);
+    struct client *c = rig_asks(&r, 8);
     client_run(&r, c);
     free(c);
     again_in_the_same_folder(&r);
     r.cloud.away = true;
     rig_run(&r);
-    c = asking(&r, 12);
+    c = rig_asks(&r, 12);
     client_run(&r, c);
     assert_all_own(c, 12);
     assert_int_equal(c->timings.offline_from, 0);
@@ -201,7 +186,7 @@ static void a_device_that_was_never_connected_waits(void **state)
     r.cloud.away = true;
     r.config.cloud_timeout_ms = 300;
     rig_run(&r);
-    struct client *c = asking(&r, 12);
+    struct client *c = rig_asks(&r, 12);
     client_run(&r, c);
     assert_int_equal(c->failed, 1);
     assert_int_equal(c->code, -TD_ERR_CLOSED);
@@ -222,7 +207,7 @@ static void without_the_wish_it_waits(void **state)
     r.cloud.cut_after = 10;
     r.cloud.away_then = true;
     rig_run(&r);
-    struct client *c = asking(&r, 40);
+    struct client *c = rig_asks(&r, 40);
     client_run(&r, c);
     assert_int_equal(c->failed, 1);
     assert_int_equal(c->count, 10);

@@ -327,7 +327,7 @@ static struct backend *real_backend(struct rig *rig, uint32_t rows)
     return backend;
 }
 
-static void naive(struct sampled out[REPLY])
+static void naive(struct sampled out[REPLY], uint32_t unseen)
 {
     struct rig rig;
     struct backend *b = real_backend(&rig, CAPACITY);
@@ -344,7 +344,8 @@ static void naive(struct sampled out[REPLY])
                                 .logit_count = 1,
                                 .pages = pages};
         assert_int_equal(b->ops->forward(b, &(struct batch){&seq, 1}), 0);
-        assert_int_equal(sampler_draw(sampling(), logits, vocab, all, PROMPT + i, PROMPT, scratch, &out[i]),
+        assert_int_equal(sampler_draw(sampling(), logits, vocab, all + unseen, PROMPT + i - unseen,
+                                      PROMPT - unseen, scratch, &out[i]),
                          0);
         all[PROMPT + i] = out[i].id;
     }
@@ -355,19 +356,20 @@ static void naive(struct sampled out[REPLY])
     gguf_close(rig.file);
 }
 
-static void tokens_are_those_of_a_naive_loop(void **state)
+static void follow_a_naive_loop(bool reply_only, struct sampled expected[REPLY])
 {
-    (void)state;
     struct rig rig;
-    struct sampled expected[REPLY];
     struct backend *backend = real_backend(&rig, 64);
     for (size_t i = 0; i < CAPACITY; i++)
         ids[i] = (int32_t)(i * 31 % rig.model->params.vocab_count);
-    naive(expected);
+    naive(expected, reply_only ? PROMPT : 0);
     rig_start(&rig, backend, NULL);
     struct pipeline_job *job = open_job(&rig, 1, PROMPT);
-    struct pipeline_decode d = {
-        .run = 3, .prompt_count = PROMPT, .until = PROMPT + REPLY, .sampling = *sampling()};
+    struct pipeline_decode d = {.run = 3,
+                                .prompt_count = PROMPT,
+                                .until = PROMPT + REPLY,
+                                .reply_only = reply_only,
+                                .sampling = *sampling()};
     assert_int_equal(pipeline_decode(rig.pipeline, job, &d), 0);
     bool varied = false;
     for (uint32_t i = 0; i < REPLY; i++) {
@@ -381,6 +383,18 @@ static void tokens_are_those_of_a_naive_loop(void **state)
     assert_true(varied);
     pipeline_close(rig.pipeline, job, 0);
     rig_free(&rig);
+}
+
+static void tokens_are_those_of_a_naive_loop(void **state)
+{
+    (void)state;
+    struct sampled all[REPLY], reply_only[REPLY];
+    follow_a_naive_loop(false, all);
+    follow_a_naive_loop(true, reply_only);
+    bool differ = false;
+    for (uint32_t i = 0; i < REPLY; i++)
+        differ |= all[i].id != reply_only[i].id;
+    assert_true(differ);
 }
 
 static void an_end_token_ends_it(void **state)

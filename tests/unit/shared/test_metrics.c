@@ -25,6 +25,38 @@ static void assert_rendered(const char *expected, bool wanted)
     free(text);
 }
 
+/* Stand in for the C library's calloc, but under a sanitizer, which does that itself. */
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+#define ALLOCATIONS_CAN_FAIL 1
+static bool allocations_fail;
+void *__libc_calloc(size_t count, size_t size);
+void *calloc(size_t count, size_t size)
+{
+    return allocations_fail ? NULL : __libc_calloc(count, size);
+}
+#endif
+
+/* What cannot be registered is counted nowhere, and ends no application. */
+static void test_no_memory(void **state)
+{
+    (void)state;
+#ifdef ALLOCATIONS_CAN_FAIL
+    static const double bounds[] = {1, 2};
+    allocations_fail = true;
+    struct metric *counter = metric_counter("no_memory_total", NULL, "a");
+    struct metric *histogram = metric_histogram("no_memory_seconds", NULL, "b", bounds, 2);
+    allocations_fail = false;
+    metric_add(counter, 1);
+    metric_observe(histogram, 5);
+    assert_rendered("no_memory", false);
+    counter = metric_counter("no_memory_total", NULL, "a");
+    metric_add(counter, 2);
+    assert_rendered("no_memory_total 2", true);
+#else
+    skip();
+#endif
+}
+
 static void test_one_head_a_name_in_order(void **state)
 {
     (void)state;
@@ -202,6 +234,7 @@ static void test_updates_from_threads(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_no_memory),
         cmocka_unit_test(test_one_head_a_name_in_order),
         cmocka_unit_test(test_numbers),
         cmocka_unit_test(test_histogram),
