@@ -35,8 +35,8 @@
     1000000                    /* blocks are read for so long while it is not known what computing takes */
 #define LOAD_LOSS_PERCENT 4    /* of what computing takes, is the most that reading in vain may cost … */
 #define LOAD_SLACK_US     3000 /* … but so much at least */
-#define LOAD_FIRST_US                                                                                        \
-    20000 /* of a tier that was not measured yet the first block is waited for so long: it tells what reading takes */
+/* Once, of a tier that was not measured yet, the first block is waited for so long: it tells what reading takes. */
+#define LOAD_FIRST_US     20000
 #define LOAD_AHEAD        4 /* blocks under way for a sequence that waits for them: more might be read in vain */
 #define LOAD_GRACE_BLOCKS 8 /* where reading was measured to be worth it: what so many take */
 #define ENGINE_STEP_TARGET_US                                                                                \
@@ -186,6 +186,7 @@ struct engine {
     uint32_t loads_in_flight;
     struct engine_forgetting *forgetting; /* not NULL: blocks neither come nor go */
     uint64_t load_us[TIER_COUNT];         /* a block from each tier; likewise */
+    bool load_tried[TIER_COUNT];          /* that was waited for once without knowing */
     uint64_t expired_us, drain_deadline_us, steps, rows;
     uint32_t parked_count;
     bool answer_due;     /* a sequence waits for what the remote tier says */

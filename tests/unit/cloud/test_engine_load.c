@@ -279,6 +279,30 @@ static void a_disk_that_was_not_measured_is_tried(void **state)
     node_close(n);
 }
 
+/* But only once: what a disk that says nothing costs a short prompt is its slack from then on. */
+static void a_disk_that_is_silent_is_waited_for_once(void **state)
+{
+    (void)state;
+    struct node *n = node_open();
+    struct client c;
+    restart(n);
+    set_pace(n->block_size); /* a second for each block */
+    for (int i = 0; i < 2; i++) {
+        uint64_t begun = now();
+        struct engine_open open = client_open_of(&c, n->prompt, 2 * KV_BLOCK_TOKENS + 1, 0);
+        open.direct = true;
+        open.generate = rig_sampling(1, 5);
+        client_send(n->rig, &c, open);
+        while (!c.done && !c.failed)
+            paced_turn(n->rig);
+        uint64_t lost_us = now() - begun - (2 * KV_BLOCK_TOKENS + 1) * TOKEN_US;
+        assert_int_equal(c.done_event.done.cached_tokens, 0);
+        assert_in_range(lost_us, 0, (i == 0 ? LOAD_FIRST_US : 2 * LOAD_SLACK_US) + 4000);
+        forget_memory(n);
+    }
+    node_close(n);
+}
+
 /* Two requests at a disk that reads a block in a share of what it takes to compute: the first has measured it. Returns what the second takes. */
 static uint64_t ask_twice(struct node *n, uint32_t share, struct client *c)
 {
@@ -397,6 +421,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(restoring_is_never_slower_than_computing),
         cmocka_unit_test(a_disk_that_was_not_measured_is_tried),
+        cmocka_unit_test(a_disk_that_is_silent_is_waited_for_once),
         cmocka_unit_test(both_ends_meet),
         cmocka_unit_test(steps_end_where_they_meet),
         cmocka_unit_test(both_ends_of_what_is_not_in_memory),
