@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# checks.sh: what no compiler says. Format, static analysis, the arrows between folders, words that do not belong.
+# checks.sh: what no compiler says. Format, static analysis, the arrows between folders, long files, tests that documents name.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 failures=0
@@ -22,8 +22,12 @@ for folder in "${!may[@]}"; do
   done < <(grep -rnE '^#include "(shared|kernels|protocol|store|edge|cloud|cli)/' "$folder" --include='*.[ch]')
 done
 
-long_files=$(find "${product_folders[@]}" \( -name '*.[ch]' -o -name '*.cu' \) ! -name '*table*' -print0 | xargs -0 wc -l | awk '$2 != "total" && $1 > 800 {print $2 " (" $1 " lines)"}')
+long_files=$(find "${product_folders[@]}" tests \( -name '*.[ch]' -o -name '*.cu' \) ! -name '*table*' -print0 | xargs -0 wc -l | awk '$2 != "total" && $1 > 800 {print $2 " (" $1 " lines)"}')
 [ -z "$long_files" ] || fail "over 800 lines: $long_files"
+
+for reference in $(grep -ohE 'tests/[a-z0-9_/]+\.(c|py)::?[a-z0-9_]+' ./*.md tests/*.md | sort -u); do
+  grep -qsE "\b${reference##*:}\(" "${reference%%:*}" || fail "no test $reference, which a document names"
+done
 
 unfinished=$(grep -rnE '\b(TODO|FIXME)\b' --include='*.c' --include='*.h' --include='*.cu' "${product_folders[@]}" tests || true)
 [ -z "$unfinished" ] || fail "unfinished: $unfinished"

@@ -290,4 +290,14 @@ static inline void edge_send_generate(struct edge_client *c, uint32_t stream, bo
     edge_client_send(c, FRAME_GENERATE, stream, &m, NULL, 0);
 }
 
+static const int32_t prompt[] = {5, 6, 7, 8}, reply[] = {20, 21, 22};
+
+static inline void assert_stream_error(struct edge_client *c, uint32_t stream, unsigned code, bool retry)
+{
+    struct wire_frame f = edge_client_next_frame(c, FRAME_ERROR);
+    assert_int_equal(f.stream, stream);
+    assert_int_equal(f.error->code, code);
+    assert_int_equal(f.error->retry, retry);
+    assert_int_equal(f.error->retry_after_ms > 0, retry);
+}
 #endif

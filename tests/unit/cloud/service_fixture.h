@@ -135,4 +135,5 @@ static inline void fixture_settle(void)
     assert_int_equal(pending, 0);
 }
 
+#define TEST(name) cmocka_unit_test_setup_teardown(name, fixture_start, fixture_stop)
 #endif

@@ -479,8 +479,6 @@ static void test_conversation_list(void **state)
     client_close(&c);
 }
 
-#define TEST(name) cmocka_unit_test_setup_teardown(name, fixture_start, fixture_stop)
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {

@@ -256,4 +256,37 @@ static inline struct client *rig_asks(struct rig *r, uint32_t token_count)
     return c;
 }
 
+static const char long_text[] =
+    "The keeper of the lighthouse had been told to light the lamp at dusk and to put it out at dawn, and to "
+    "write down every ship that passed, and he "
+    "did so for thirty years without a word, until one evening no ship came and no gull cried.";
+
+static inline bool planned_for_the_cloud(void *arg)
+{
+    struct rig *r = arg;
+    const struct fake_plan *p = &r->cloud.plans[(r->cloud.plan_count + FAKE_PLANS - 1) % FAKE_PLANS];
+    return r->cloud.plan_count > 1 && p->range_count == 1 && p->ranges[0].layers == 0;
+}
+
+static inline void let_tokens(void *arg)
+{
+    ((struct rig *)arg)->cloud.silent = false;
+}
+
+/* The reply's text, as a client would send it back. */
+static inline char *text_of(struct rig *r, const struct client *c)
+{
+    int64_t size = tokenizer_decode(agent_tokenizer(r->agent), c->ids, c->count, false, NULL, 0);
+    char *text = malloc((size_t)size + 1);
+    tokenizer_decode(agent_tokenizer(r->agent), c->ids, c->count, false, text, (size_t)size);
+    text[size] = '\0';
+    return text;
+}
+
+static inline int rig_set_up(void **state)
+{
+    (void)state;
+    log_set_level(LOG_ERROR);
+    return crypto_init();
+}
 #endif

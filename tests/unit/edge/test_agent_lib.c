@@ -249,13 +249,6 @@ static void older_structs_are_understood(void **state)
     finish(&l);
 }
 
-static int set_up(void **state)
-{
-    (void)state;
-    log_set_level(LOG_ERROR);
-    return crypto_init();
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -263,5 +256,5 @@ int main(void)
         cmocka_unit_test(a_cancelled_reply_ends_once),     cmocka_unit_test(closing_ends_what_is_under_way),
         cmocka_unit_test(bad_arguments_are_refused),       cmocka_unit_test(older_structs_are_understood),
     };
-    return cmocka_run_group_tests(tests, set_up, NULL);
+    return cmocka_run_group_tests(tests, rig_set_up, NULL);
 }

@@ -23,11 +23,6 @@ static bool all_are_gone(void *arg)
     return agent_flight_count(((struct rig *)arg)->agent) == 0;
 }
 
-static void let_tokens(void *arg)
-{
-    ((struct rig *)arg)->cloud.silent = false;
-}
-
 static bool has_five(void *arg)
 {
     return ((struct client *)arg)->count >= 5;
@@ -316,13 +311,6 @@ static void without_it_the_cloud_makes_all(void **state)
     }
 }
 
-static int set_up(void **state)
-{
-    (void)state;
-    log_set_level(LOG_ERROR);
-    return crypto_init();
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -338,5 +326,5 @@ int main(void)
         cmocka_unit_test(shutting_down_waits_for_no_cloud),
         cmocka_unit_test(without_it_the_cloud_makes_all),
     };
-    return cmocka_run_group_tests(tests, set_up, NULL);
+    return cmocka_run_group_tests(tests, rig_set_up, NULL);
 }

@@ -1,0 +1,278 @@
+/* agent, links that break: each token once, the plan that the cloud knows goes on, nodes that leave are followed, and no cloud is an error in time. */
+#include "agent_rig.h"
+#include "edge/api_edge.h"
+
+/* ---- links that break ---- */
+
+static void every_token_comes_once_over_a_cut_link(void **state)
+{
+    (void)state;
+    for (int resumed = 0; resumed < 2; resumed++) {
+        struct rig r;
+        rig_make(&r, 1);
+        r.cloud.cut_after = 7;
+        r.cloud.resumed = resumed;
+        r.cloud.wait_for_rows = true;
+        rig_run(&r);
+        struct client *c = client_make(&r);
+        client_says(c, "user", long_text);
+        client_run(&r, c);
+        client_check_reply(c, FAKE_REPLY);
+        assert_int_equal(r.cloud.open_count, 2);
+        const struct fake_open *a = &r.cloud.opens[0], *b = &r.cloud.opens[1];
+        assert_int_equal(b->held_count, 7);
+        assert_true(b->attempt > a->attempt);
+        assert_memory_equal(a->request_id, b->request_id, 16);
+        assert_int_equal(b->ids_count, a->prompt_count + 7);
+        assert_memory_equal(a->ids, b->ids, a->ids_count * 4);
+        for (uint32_t i = 0; i < 7; i++)
+            assert_int_equal(b->ids[a->prompt_count + i], fake_token(i));
+        if (!resumed) { /* planned again, for the prompt alone */
+            assert_int_equal(r.cloud.plan_count, 2);
+            assert_int_equal(r.cloud.plans[1].ranges[0].count, a->prompt_count);
+            assert_int_equal(r.cloud.plans[1].ranges[0].layers, 1);
+        } else {
+            assert_int_equal(r.cloud.plan_count, 1);
+        }
+        free(c);
+        rig_free(&r);
+    }
+}
+
+/* The cloud went on from ids where rows stayed away. That is part of what the reply was made from, and is planned so again when all is lost. */
+static void what_the_cloud_did_by_itself_is_in_the_record(void **state)
+{
+    (void)state;
+    struct rig r;
+    rig_make(&r, 1);
+    r.cloud.left_from = 64;
+    r.cloud.silent = true;
+    r.cloud.cut_after = 7;
+    rig_run(&r);
+    struct client *c = client_make(&r);
+    client_says(c, "user", long_text);
+    client_run(&r, c);
+    client_check_reply(c, FAKE_REPLY);
+    uint32_t prompt = c->usage.prompt_tokens;
+    assert_int_equal(r.cloud.open_count, 2);
+    assert_int_equal(r.cloud.plan_count, 2);
+    const struct fake_plan *p = &r.cloud.plans[1];
+    assert_int_equal(p->range_count, 2);
+    assert_int_equal(p->ranges[0].layers, 1);
+    assert_int_equal(p->ranges[0].count, 64);
+    assert_int_equal(p->ranges[1].layers, 0);
+    assert_int_equal(p->ranges[1].count, prompt - 64);
+    assert_int_equal(c->timings.plan.left_tokens, prompt - 64);
+    free(c);
+    rig_free(&r);
+}
+
+/* The cloud has the first block: what is behind goes, in the form that the cloud's plan says, whatever the agent's own would be. */
+static void an_upload_goes_on_as_the_cloud_has_it_planned(void **state)
+{
+    (void)state;
+    for (uint32_t layers = 1; layers <= 3; layers++) { /* 3 are more than there are: the cloud's */
+        struct rig r;
+        rig_make(&r, 2);
+        r.cloud.cut_after = 1;
+        r.cloud.resumed = r.cloud.plan_wanted = true;
+        r.cloud.wanted_layers = layers;
+        r.cloud.wanted_epoch = 4000000000u;
+        rig_run(&r);
+        struct client *c = client_make(&r);
+        client_says(c, "user", long_text);
+        client_run(&r, c);
+        client_check_reply(c, FAKE_REPLY);
+        assert_int_equal(r.cloud.open_count, 2);
+        const struct fake_plan *p = &r.cloud.plans[r.cloud.plan_count - 1];
+        assert_true(p->epoch > 4000000000u);
+        assert_int_equal(p->range_count, 1);
+        assert_int_equal(p->ranges[0].first_token, 0);
+        assert_int_equal(p->ranges[0].layers, layers == 3 ? 0 : layers);
+        if (layers < 3)
+            assert_int_equal(p->ranges[0].hidden_dtype, HIDDEN_INT8);
+        if (layers == 1 && r.cloud.rows > 0) { /* the reply does not wait for them */
+            assert_int_equal(r.cloud.rows_begin, KV_BLOCK_TOKENS);
+            assert_int_equal(r.cloud.row_layer, 1);
+        }
+        free(c);
+        rig_free(&r);
+    }
+}
+
+static struct rig *resuming_rig(uint32_t layers)
+{
+    struct rig *r = calloc(1, sizeof *r);
+    rig_make(r, 2);
+    r->cloud.cut_after = 1;
+    r->cloud.resumed = r->cloud.plan_wanted = true;
+    r->cloud.wanted_layers = layers;
+    return r;
+}
+
+static const struct fake_plan *last_plan_of_a_reply(struct rig *r, uint32_t *prompt_count)
+{
+    rig_run(r);
+    struct client *c = client_make(r);
+    client_says(c, "user", long_text);
+    client_run(r, c);
+    client_check_reply(c, FAKE_REPLY);
+    *prompt_count = c->usage.prompt_tokens;
+    free(c);
+    return &r->cloud.plans[r->cloud.plan_count - 1];
+}
+
+/* A device that has run tokens through fewer layers cannot go on behind them through more: that range is the cloud's. */
+static void a_plan_does_not_get_deeper_under_way(void **state)
+{
+    (void)state;
+    struct rig *r = resuming_rig(1);
+    r->cloud.wanted_deeper = true;
+    uint32_t prompt_count;
+    const struct fake_plan *p = last_plan_of_a_reply(r, &prompt_count);
+    assert_int_equal(p->range_count, 2);
+    assert_int_equal(p->ranges[0].layers, 1);
+    assert_int_equal(p->ranges[1].layers, 0);
+    rig_free(r);
+    free(r);
+}
+
+/* A cloud that names more tokens than there are: the agent plans for those that it knows. */
+static void a_plan_beyond_the_prompt_is_not_carried_out(void **state)
+{
+    (void)state;
+    struct rig *r = resuming_rig(2);
+    r->cloud.wanted_beyond = 100000;
+    uint32_t prompt_count;
+    const struct fake_plan *p = last_plan_of_a_reply(r, &prompt_count);
+    uint32_t last = p->range_count - 1;
+    assert_int_equal(p->ranges[last].first_token + p->ranges[last].count, prompt_count);
+    rig_free(r);
+    free(r);
+}
+
+static void an_agent_that_chooses_says_by_what(void **state)
+{
+    (void)state;
+    struct rig r;
+    rig_make(&r, PLANNER_AUTO);
+    rig_run(&r);
+    for (int turn = 0; turn < 2; turn++) {
+        struct client *c = client_make(&r);
+        client_says(c, "user", long_text);
+        client_run(&r, c);
+        client_check_reply(c, FAKE_REPLY);
+        const struct api_plan *p = &c->timings.plan;
+        assert_true(p->chosen);
+        assert_true(p->plan_count >= 1);
+        assert_true(p->layers <= 2);
+        assert_int_equal(p->token_count, c->usage.prompt_tokens);
+        assert_true(p->first_token_ms > 0 && p->first_token_ms <= p->cloud_first_token_ms);
+        assert_true(p->t16_ms > p->first_token_ms);
+        assert_true(p->edge_layer_us > 0 && p->cloud_layer_us > 0 && p->uplink_mbit > 0);
+        free(c);
+    }
+    rig_free(&r);
+}
+
+static void a_node_that_leaves_is_followed(void **state)
+{
+    (void)state;
+    struct rig r;
+    rig_make(&r, 0);
+    r.cloud.error_code = TD_ERR_CLOSED;
+    r.cloud.error_retry = true;
+    rig_run(&r);
+    struct client *c = client_make(&r);
+    client_says(c, "user", "hello");
+    client_run(&r, c);
+    client_check_reply(c, FAKE_REPLY);
+    assert_int_equal(r.cloud.open_count, 2);
+    free(c);
+    rig_free(&r);
+}
+
+static void the_clouds_error_reaches_the_client(void **state)
+{
+    (void)state;
+    struct rig r;
+    rig_make(&r, 1);
+    r.cloud.error_code = TD_ERR_FULL;
+    r.cloud.error_retry = true;
+    rig_run(&r);
+    struct client *c = client_make(&r);
+    client_says(c, "user", "hello");
+    client_run(&r, c);
+    assert_int_equal(c->failed, 1);
+    assert_int_equal(c->code, -TD_ERR_FULL);
+    assert_int_equal(c->retry_ms, 700);
+    assert_int_equal(c->started, 0);
+    free(c);
+    rig_free(&r);
+}
+
+static void no_cloud_is_an_error_after_the_timeout(void **state)
+{
+    (void)state;
+    struct rig r;
+    rig_make(&r, 0);
+    r.config.cloud_port = 1; /* nobody listens */
+    r.config.cloud_timeout_ms = 100;
+    rig_run(&r);
+    struct client *c = client_make(&r);
+    client_says(c, "user", "hello");
+    client_run(&r, c);
+    assert_int_equal(c->failed, 1);
+    assert_int_equal(c->code, -TD_ERR_CLOSED);
+    assert_non_null(strstr(c->text, "could not be reached"));
+    assert_non_null(agent_unhealthy(r.agent));
+    free(c);
+    rig_free(&r);
+}
+
+static bool unhealthy_says_refused(void *arg)
+{
+    const char *why = agent_unhealthy(arg);
+    return why && strstr(why, "token not known");
+}
+
+static void a_refusal_fails_requests_at_once(void **state)
+{
+    (void)state;
+    struct rig r;
+    rig_make(&r, 0);
+    r.cloud.refuse_code = TD_ERR_AUTH;
+    rig_start(&r);
+    struct client *waiting = client_make(&r), *later = client_make(&r);
+    client_says(waiting, "user", "hello");
+    client_says(later, "user", "hello");
+    on_loop(r.cloud.loop, client_begin, waiting); /* before the cloud has said anything */
+    assert_int_equal(waiting->begin_code, 0);
+    on_loop(r.cloud.loop, rig_connect, r.agent);
+    assert_true(comes_true(r.cloud.loop, unhealthy_says_refused, r.agent));
+    assert_true(comes_true(r.cloud.loop, client_ended, waiting));
+    assert_int_equal(waiting->code, -TD_ERR_CLOSED);
+    assert_non_null(strstr(waiting->text, "refuses this device"));
+    on_loop(r.cloud.loop, client_begin, later);
+    assert_int_equal(later->begin_code, -TD_ERR_CLOSED);
+    free(waiting);
+    free(later);
+    rig_free(&r);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_token_comes_once_over_a_cut_link),
+        cmocka_unit_test(a_node_that_leaves_is_followed),
+        cmocka_unit_test(the_clouds_error_reaches_the_client),
+        cmocka_unit_test(no_cloud_is_an_error_after_the_timeout),
+        cmocka_unit_test(a_refusal_fails_requests_at_once),
+        cmocka_unit_test(what_the_cloud_did_by_itself_is_in_the_record),
+        cmocka_unit_test(an_upload_goes_on_as_the_cloud_has_it_planned),
+        cmocka_unit_test(a_plan_does_not_get_deeper_under_way),
+        cmocka_unit_test(a_plan_beyond_the_prompt_is_not_carried_out),
+        cmocka_unit_test(an_agent_that_chooses_says_by_what),
+    };
+    return cmocka_run_group_tests(tests, rig_set_up, NULL);
+}
