@@ -352,10 +352,12 @@ static bool admit_one(struct engine *e, struct sequence *s)
     }
     if (p.first == p.blocks && s->swap_ticket == 0)
         engine_run_from(e, s, p.blocks);
-    else if (p.both_ends)
+    else if (p.both_ends && s->swap_ticket == 0)
         engine_meet_begin(e, s, p.first, p.blocks, engine_load_us(e, p.counts));
     else
         engine_load_begin(e, s, p.first, p.blocks, p.counts);
+    if (p.both_ends && s->state == SEQ_LOADING) /* what is in front of the first row computed must be here */
+        s->load_each_us = engine_load_us(e, p.counts) / TD_MAX(p.blocks - p.first, 1u);
     return true;
 }
 

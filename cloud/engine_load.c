@@ -90,7 +90,7 @@ void engine_load_begin(struct engine *e, struct sequence *s, uint32_t first, uin
     s->load_id = e->next_load_id++;
     s->load_end = s->load_cut = blocks;
     s->load_next = s->load_first = first;
-    s->load_grace_us = 0;
+    s->load_grace_us = s->load_each_us = 0;
     for (int kind = 0; kind < TIER_COUNT; kind++) {
         if (counts[kind] == 0)
             continue;
@@ -212,9 +212,10 @@ void engine_take_loads(struct engine *e)
         if (s->state != SEQ_LOADING)
             continue;
         s->deadline_us = deadline(e, s);
-        if ((all_loaded(s) || now >= s->deadline_us) && engine_swap_arrived(e, s, false))
+        bool is_over = s->load_each_us || all_loaded(s) || now >= s->deadline_us;
+        if (is_over && engine_swap_arrived(e, s, false))
             finish_load(e, s);
-        else
+        else if (!s->load_each_us)
             ask_for_blocks(e, s);
     }
 }

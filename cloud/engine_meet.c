@@ -10,6 +10,8 @@
  *   1. Blocks [load_first, load_end) are `on_disk` until they are read. Their pages are the sequence's alone, so either side may fill them.
  *   2. A block counts as computed once it is begun: what is read of it later is dropped. So a page is never written under a pass.
  *   3. Nothing of an edge is expected in these blocks; if a plan says otherwise, the rest is computed.
+ *   4. What is in front of them is here: pages on their way from host memory are waited for first, LOADING, with `load_each_us` for a sign that no
+ *      block is.
  *
  * Where reading is much faster than computing, steps that are short enough not to overrun the reads would cost more than they bring: then all is
  * read (engine_load.c). Where it is much slower there is little to win. */
@@ -47,12 +49,13 @@ void engine_meet_begin(struct engine *e, struct sequence *s, uint32_t first, uin
     s->load_seen_us = e->clock();
 }
 
-/* What a block takes is at least what the first ones are late by now. */
+/* What a block takes is what it was measured to, or at least what the first ones are late by now. */
 bool engine_meet_goes_on(struct engine *e, struct sequence *s, uint32_t blocks)
 {
     uint32_t count = s->load_end - blocks;
     uint64_t compute_us = engine_compute_us(e, blocks, count);
-    uint64_t each_us = (e->clock() - s->admitted_us) / (blocks - s->load_first + 1);
+    uint64_t late_us = (e->clock() - s->admitted_us) / (blocks - s->load_first + 1);
+    uint64_t each_us = s->load_each_us ? s->load_each_us : late_us;
     if (s->load_cut < s->load_end || !compute_us || each_us * count > compute_us * MEET_SHARE ||
         !may_meet(s, blocks, s->load_end))
         return false;

@@ -115,7 +115,7 @@ struct sequence {
     int64_t swap_ticket;                    /* of pages on their way from host memory; 0: none */
     uint64_t load_grace_us; /* may be lost on reading where it has been measured to be worth it */
     uint64_t load_each_us,
-        load_seen_us; /* from both ends: what a block took to read; when the last one came */
+        load_seen_us; /* from both ends: what a block took to read (LOADING: both ends are wanted); when the last one came */
 
     /* plan and what came of it */
     bool planned;

@@ -254,6 +254,38 @@ static void memory_is_taken_late_and_may_be_refused(void **state)
     }
 }
 
+/* The first blocks of a prompt are in host memory, the others on a disk that is as fast as computing: none is computed before those in front of it are here. */
+static void from_host_memory_and_disk(void **state)
+{
+    (void)state;
+    enum { PROMPT = 7 * 64 + 8, REPLY = 4 };
+    static struct client c;
+    char directory[] = "/tmp/tandem-device-XXXXXX", command[64];
+    assert_non_null(mkdtemp(directory));
+    struct rig *r =
+        rig_open((struct rig_options){.device = true, .pages = 10, .swap_pages = 30, .store = directory});
+    for (uint32_t seed = 1; seed <= 2; seed++)
+        ask(r, &c, seed, PROMPT, REPLY);
+    struct store_stats stats;
+    do {
+        rig_turn(r);
+        store_flush(r->store);
+        store_stats(r->store, &stats);
+    } while (stats.blocks < 2 * 7 || stats.queue_bytes > 0);
+    struct prefix_entry gone; /* four from host memory, the end of the first prompt */
+    for (int i = 0; i < 4 && prefix_cache_evict(r->engine->swap.blocks, &gone); i++)
+        page_pool_release(r->engine->swap.places, gone.page);
+    r->engine->load_us[TIER_DISK] = 1000;
+    line_add(&r->engine->prefill_cost, 300, 1000 * 1e3 / KV_BLOCK_TOKENS / r->model->params.layer_count);
+    uint64_t in = twin_of(r)->swapped_in;
+    ask(r, &c, 1, PROMPT, REPLY);
+    assert_true(twin_of(r)->swapped_in > in);
+    assert_true(c.open_event.opened.cached_memory >= 64 && c.open_event.opened.cached_disk >= 4 * 64);
+    rig_close(r);
+    snprintf(command, sizeof command, "rm -rf %s", directory);
+    assert_int_equal(system(command), 0);
+}
+
 static void no_swaps_no_memory(void **state)
 {
     (void)state;
@@ -275,6 +307,7 @@ int main(void)
         cmocka_unit_test(leaving_on_the_way),
         cmocka_unit_test(a_lost_device_fails_what_runs),
         cmocka_unit_test(memory_is_taken_late_and_may_be_refused),
+        cmocka_unit_test(from_host_memory_and_disk),
         cmocka_unit_test(no_swaps_no_memory),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
