@@ -55,26 +55,8 @@ static void fail_code(struct direct_call *c, int code)
 
 /* ---- the request ---- */
 
-static void copy_sampling(struct sampler_params *p, const struct api_sampling *s)
-{
-    sampler_defaults(p);
-    p->temperature = s->temperature;
-    p->top_k = s->top_k;
-    p->top_p = s->top_p;
-    p->min_p = s->min_p;
-    p->repetition_penalty = s->repetition_penalty;
-    p->repetition_window = s->repetition_window;
-    p->presence_penalty = s->presence_penalty;
-    p->frequency_penalty = s->frequency_penalty;
-    p->want_logprobs = s->logprobs;
-    p->logprob_count = s->top_logprobs;
-    p->bias_count = TD_MIN(s->bias_count, (uint32_t)SAMPLER_BIAS_MAX);
-    for (uint32_t i = 0; i < p->bias_count; i++)
-        p->bias[i] = (struct sampler_bias){s->bias_ids[i], s->bias_values[i]};
-}
-
 /* Which generation this is, and its random numbers. */
-static int choose_identity(struct direct_call *c, const struct api_sampling *s, const char *key)
+static int choose_identity(struct direct_call *c, const struct api_request *r, const char *key)
 {
     uint64_t seed;
     c->keyed = key[0] != '\0';
@@ -85,7 +67,8 @@ static int choose_identity(struct direct_call *c, const struct api_sampling *s, 
                crypto_random(&seed, sizeof seed) < 0) {
         return -TD_ERR_CRYPTO;
     }
-    c->generate.sampling.seed = s->has_seed ? s->seed : seed;
+    if (!r->has_seed)
+        c->generate.sampling.seed = seed;
     return 0;
 }
 
@@ -97,7 +80,7 @@ static int fill_call(struct direct_call *c, const struct api_identity *who, cons
     c->accept = (enum kv_accept)r->accept;
     c->generate.token_count_max = r->max_tokens;
     c->generate.ignore_end = r->ignore_end;
-    copy_sampling(&c->generate.sampling, &r->sampling);
+    c->generate.sampling = r->sampling;
     memcpy(c->tenant, who->tenant, sizeof c->tenant);
     memcpy(c->principal, who->principal, sizeof c->principal);
     if (r->conversation) {
@@ -108,7 +91,7 @@ static int fill_call(struct direct_call *c, const struct api_identity *who, cons
     }
     int rc = service_keys(c->direct->service, c->tenant, c->principal, c->shared_key, c->own_key, err);
     if (rc == 0)
-        rc = choose_identity(c, &r->sampling, key);
+        rc = choose_identity(c, r, key);
     if (rc == 0)
         rc = sampler_check(&c->generate.sampling, err);
     return rc == 0 ? direct_copy_texts(c, r) : rc;

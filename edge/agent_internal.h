@@ -106,7 +106,8 @@ struct flight {
     /* the request */
     struct edge_turn turn;
     char key[LIMIT_IDEMPOTENCY_SIZE + 1];
-    struct api_sampling sampling;
+    struct sampler_params sampling;
+    bool has_seed;
     uint32_t token_count_max; /* asked for; after prepare: what fits */
     bool ignore_end, no_cache;
     bool is_private; /* the cloud is not told the prompt's ids, and so computes nothing of it from them */

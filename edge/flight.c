@@ -145,9 +145,9 @@ static int name_request(struct flight *f)
         if (rc < 0)
             return rc;
     }
-    if (!f->sampling.has_seed)
+    if (!f->has_seed)
         f->sampling.seed = seed;
-    f->sampling.has_seed = true;
+    f->has_seed = true;
     return 0;
 }
 
@@ -481,6 +481,7 @@ int agent_begin(struct agent *a, const struct api_request *request, const char *
     f->begun_us = clock_mono_us();
     f->deadline_us = f->begun_us + a->config.cloud_timeout_ms * UINT64_C(1000);
     f->sampling = request->sampling;
+    f->has_seed = request->has_seed;
     f->token_count_max = request->max_tokens;
     f->ignore_end = request->ignore_end;
     f->no_cache = request->no_cache;

@@ -49,26 +49,6 @@ static uint32_t until(const struct flight *f)
     return f->turn.ids_count + TD_MIN(f->token_count_max, f->receiver.confirmed + LOCAL_LEAD);
 }
 
-/* As the cloud has them from GENERATE. */
-static void fill_sampling(const struct api_sampling *s, struct sampler_params *p)
-{
-    sampler_defaults(p);
-    p->temperature = s->temperature;
-    p->top_k = s->top_k;
-    p->top_p = s->top_p;
-    p->min_p = s->min_p;
-    p->repetition_penalty = s->repetition_penalty;
-    p->repetition_window = s->repetition_window;
-    p->presence_penalty = s->presence_penalty;
-    p->frequency_penalty = s->frequency_penalty;
-    p->seed = s->seed;
-    p->want_logprobs = s->logprobs;
-    p->logprob_count = s->top_logprobs;
-    p->bias_count = TD_MIN(s->bias_count, (uint32_t)SAMPLER_BIAS_MAX);
-    for (uint32_t i = 0; i < p->bias_count; i++)
-        p->bias[i] = (struct sampler_bias){s->bias_ids[i], s->bias_values[i]};
-}
-
 void local_start(struct flight *f)
 {
     struct agent *a = f->agent;
@@ -79,8 +59,8 @@ void local_start(struct flight *f)
                                      .prompt_count = f->turn.ids_count,
                                      .until = until(f),
                                      .ignore_end = f->ignore_end,
-                                     .reply_only = f->is_private};
-    fill_sampling(&f->sampling, &decode.sampling);
+                                     .reply_only = f->is_private,
+                                     .sampling = f->sampling};
     if (sampler_check(&decode.sampling, &err) < 0 || pipeline_decode(a->pipeline, f->work, &decode) < 0)
         return; /* the cloud says what is wrong, or does it alone */
     f->local.run = f->local.run_last = decode.run;
@@ -177,7 +157,7 @@ static bool deliver(struct flight *f, const struct sampled *token)
     struct api_logprob_in logprob = {
         .logprob = token->logprob, .top_count = token->top_count, .top_ids = ids, .top_logprobs = values};
     return flight_deliver(f, f->receiver.ids + f->receiver.count - 1, 1,
-                          f->sampling.logprobs ? &logprob : NULL);
+                          f->sampling.want_logprobs ? &logprob : NULL);
 }
 
 static void take_token(struct flight *f, const struct pipeline_event *e)

@@ -110,8 +110,8 @@ static int send_open(struct flight *f)
 
 static int send_generate(struct flight *f)
 {
-    const struct api_sampling *s = &f->sampling;
-    uint8_t bias[8 * TD_COUNT(s->bias_ids)];
+    const struct sampler_params *s = &f->sampling;
+    uint8_t bias[8 * SAMPLER_BIAS_MAX];
     Tandem__Generate g = TANDEM__GENERATE__INIT;
     g.token_count_max = f->token_count_max;
     g.temperature = s->temperature;
@@ -123,13 +123,13 @@ static int send_generate(struct flight *f)
     g.presence_penalty = s->presence_penalty;
     g.frequency_penalty = s->frequency_penalty;
     g.seed = s->seed;
-    g.logprobs = s->logprobs;
-    g.top_logprobs = s->top_logprobs;
+    g.logprobs = s->want_logprobs;
+    g.top_logprobs = s->logprob_count;
     g.ignore_end = f->ignore_end;
     for (uint32_t i = 0; i < s->bias_count; i++) {
         uint32_t bits;
-        memcpy(&bits, &s->bias_values[i], sizeof bits);
-        store_le32(bias + 8 * i, (uint32_t)s->bias_ids[i]);
+        memcpy(&bits, &s->bias[i].bias, sizeof bits);
+        store_le32(bias + 8 * i, (uint32_t)s->bias[i].id);
         store_le32(bias + 8 * i + 4, bits);
     }
     return uplink_send(f->agent->uplink, f->stream, FRAME_GENERATE, &g.base, bias, 8 * (size_t)s->bias_count);

@@ -263,7 +263,7 @@ static int parse_request(const struct tandem_request *r, struct api_request *out
     free(body);
     if (rc == 0 && r->has_seed) {
         out->sampling.seed = r->seed;
-        out->sampling.has_seed = true;
+        out->has_seed = true;
     }
     return rc;
 }

@@ -25,14 +25,6 @@ struct sampler_scratch {
     uint32_t *list;            /* [vocab] candidate ids */
 };
 
-void sampler_defaults(struct sampler_params *p)
-{
-    memset(p, 0, sizeof *p);
-    p->temperature = 1.0f;
-    p->top_p = 1.0f;
-    p->repetition_penalty = 1.0f;
-}
-
 /* --- checks ----------------------------------------------------------------------------------- */
 
 static int check_range(const char *name, float value, float low, float high, struct td_error *err)

@@ -7,30 +7,9 @@
 #define TANDEM_KERNELS_SAMPLER_H
 #include "kernels/sample.h"
 #include "shared/base.h"
+#include "shared/sampling.h"
 #include "shared/status.h"
 
-#define SAMPLER_BIAS_MAX     300 /* logit_bias entries (the OpenAI API's limit) */
-#define SAMPLER_LOGPROBS_MAX 20
-
-struct sampler_bias {
-    int32_t id;
-    float bias;
-};
-struct sampler_params {
-    float temperature;         /* 0: greedy */
-    int32_t top_k;             /* 0: off */
-    float top_p;               /* 1: off */
-    float min_p;               /* 0: off */
-    float repetition_penalty;  /* 1: off; over the last repetition_window ids, prompt included */
-    int32_t repetition_window; /* 0: none, -1: all */
-    float presence_penalty, frequency_penalty; /* 0: off; over generated ids only */
-    uint64_t seed;
-    uint32_t bias_count;
-    struct sampler_bias bias[SAMPLER_BIAS_MAX];
-    uint32_t
-        logprob_count; /* alternatives to report, <= SAMPLER_LOGPROBS_MAX; the chosen token's is always computed when want_logprobs */
-    bool want_logprobs;
-};
 struct sampler_logprob {
     int32_t id;
     float logprob; /* of the unmodified distribution (softmax of the raw logits) */
@@ -41,7 +20,6 @@ struct sampled {
     uint32_t top_count;
     struct sampler_logprob top[SAMPLER_LOGPROBS_MAX];
 };
-void sampler_defaults(struct sampler_params *p); /* temperature 1, everything else off */
 int sampler_check(const struct sampler_params *p,
                   struct td_error *err); /* ranges, with the field's name in the message */
 

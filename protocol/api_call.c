@@ -110,6 +110,14 @@ static bool ids_in_vocabulary(const int32_t *ids, size_t count, uint32_t vocab_c
     return true;
 }
 
+static bool bias_in_vocabulary(const struct sampler_params *s, uint32_t vocab_count)
+{
+    for (uint32_t i = 0; i < s->bias_count; i++)
+        if (!ids_in_vocabulary(&s->bias[i].id, 1, vocab_count))
+            return false;
+    return true;
+}
+
 struct refusal {
     int status;
     const char *param, *code;
@@ -147,7 +155,7 @@ static bool check_request(const struct api_server *s, struct api_request *q, con
     if (!ids_in_vocabulary(q->prompt_ids, q->prompt_id_count, vocab_count))
         return refuse(out, 400, "prompt", "invalid_value",
                       "'prompt' holds a token id that the model does not have");
-    if (!ids_in_vocabulary(q->sampling.bias_ids, q->sampling.bias_count, vocab_count))
+    if (!bias_in_vocabulary(&q->sampling, vocab_count))
         return refuse(out, 400, "logit_bias", "invalid_value",
                       "'logit_bias' holds a token id that the model does not have");
     if (!key_is_good(r->idempotency_key))
@@ -244,7 +252,7 @@ static int keep_logprob(struct api_call *c, struct span piece, const struct api_
     *p = (struct api_pending_logprob){
         .entry = {.text = (const char *)piece.data, .size = piece.size, .logprob = in->logprob},
         .start = c->text.shown_size + c->text.held.size + c->text.partial_size};
-    uint32_t most = TD_MIN((uint32_t)TD_COUNT(p->entry.top), c->request.sampling.top_logprobs);
+    uint32_t most = TD_MIN((uint32_t)TD_COUNT(p->entry.top), c->request.sampling.logprob_count);
     for (uint32_t i = 0; i < in->top_count && i < most; i++) {
         struct span top = tokenizer_piece(c->server->config.tokenizer, in->top_ids[i], true);
         p->entry.top[i].text = (const char *)top.data;
@@ -262,7 +270,7 @@ static int take_token(struct api_call *c, int32_t id, const struct api_logprob_i
     c->token_count++;
     if (tokenizer_is_end(t, id))
         return 0;
-    int code = logprob && c->request.sampling.logprobs ? keep_logprob(c, piece, logprob) : 0;
+    int code = logprob && c->request.sampling.want_logprobs ? keep_logprob(c, piece, logprob) : 0;
     return code ? code : api_text_stream_feed(&c->text, piece.data, piece.size, false, &c->shown);
 }
 

@@ -5,9 +5,8 @@
 #include "protocol/openai.h"
 #include <jansson.h>
 
-#define API_MODEL_SIZE   256u
-#define API_USER_SIZE    512u
-#define API_TOP_LOGPROBS 20u
+#define API_MODEL_SIZE 256u
+#define API_USER_SIZE  512u
 #define API_REPETITION_WINDOW                                                                                \
     64 /* tokens that repetition_penalty looks back over, unless the request says otherwise */
 

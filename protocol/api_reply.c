@@ -54,7 +54,7 @@ static struct api_reply reply_of(const struct api_call *c)
 static struct api_token_logprob *take_logprobs(struct api_call *c, size_t *count)
 {
     *count = 0;
-    if (!c->request.sampling.logprobs)
+    if (!c->request.sampling.want_logprobs)
         return NULL;
     struct api_token_logprob *out = calloc(c->logprob_count + 1, sizeof *out);
     for (size_t i = 0; out && i < c->logprob_count; i++)

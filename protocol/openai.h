@@ -5,19 +5,8 @@
 #include "shared/base.h"
 #include "shared/status.h"
 #include "shared/chat_template.h"
+#include "shared/sampling.h"
 #include "protocol/limits.h"
-
-struct api_sampling { /* same meaning as the Generate frame's fields */
-    float temperature, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty;
-    int32_t top_k, repetition_window;
-    uint64_t seed;
-    bool has_seed;
-    uint32_t bias_count;
-    int32_t bias_ids[300];
-    float bias_values[300];
-    bool logprobs;
-    uint32_t top_logprobs;
-};
 
 enum api_prefer { API_PREFER_NONE, API_PREFER_LATENCY, API_PREFER_CLOUD_COST, API_PREFER_PRIVATE };
 
@@ -30,7 +19,8 @@ struct api_request { /* one parsed /v1/chat/completions or /v1/completions body;
     size_t prompt_size;
     int32_t *prompt_ids;
     size_t prompt_id_count;
-    struct api_sampling sampling;
+    struct sampler_params sampling;
+    bool has_seed; /* the request named one: sampling.seed is not to be drawn */
     uint32_t
         max_tokens; /* max_completion_tokens wins over max_tokens; 0: not given (chat: the context's rest; completions: 16) */
     char *stops[LIMIT_API_STOPS];

@@ -54,17 +54,17 @@ static json_t *field(const struct parse *p, const char *name)
 struct number_field {
     const char *name;
     double min, max;
-    size_t offset; /* of a float in struct api_sampling */
+    size_t offset; /* of a float in struct sampler_params */
 };
 
 static const struct number_field number_fields[] = {
-    {"temperature", 0, 2, offsetof(struct api_sampling, temperature)},
-    {"top_p", 0, 1, offsetof(struct api_sampling, top_p)},
-    {"min_p", 0, 1, offsetof(struct api_sampling, min_p)},
-    {"repeat_penalty", 0.01, 10, offsetof(struct api_sampling, repetition_penalty)},
-    {"repetition_penalty", 0.01, 10, offsetof(struct api_sampling, repetition_penalty)},
-    {"presence_penalty", -2, 2, offsetof(struct api_sampling, presence_penalty)},
-    {"frequency_penalty", -2, 2, offsetof(struct api_sampling, frequency_penalty)},
+    {"temperature", 0, 2, offsetof(struct sampler_params, temperature)},
+    {"top_p", 0, 1, offsetof(struct sampler_params, top_p)},
+    {"min_p", 0, 1, offsetof(struct sampler_params, min_p)},
+    {"repeat_penalty", 0.01, 10, offsetof(struct sampler_params, repetition_penalty)},
+    {"repetition_penalty", 0.01, 10, offsetof(struct sampler_params, repetition_penalty)},
+    {"presence_penalty", -2, 2, offsetof(struct sampler_params, presence_penalty)},
+    {"frequency_penalty", -2, 2, offsetof(struct sampler_params, frequency_penalty)},
 };
 
 static int parse_numbers(struct parse *p)
@@ -138,7 +138,7 @@ static int parse_integers(struct parse *p)
     if ((code = get_integer(p, "seed", INT64_MIN, INT64_MAX, &x)) < 0)
         return code;
     if (code)
-        r->sampling.seed = (uint64_t)x, r->sampling.has_seed = true;
+        r->sampling.seed = (uint64_t)x, r->has_seed = true;
     r->max_tokens = r->chat ? 0 : 16;
     static const char *const limits[] = {"max_tokens", "max_completion_tokens"}; /* the later one wins */
     for (size_t i = 0; i < TD_COUNT(limits); i++) {
@@ -295,22 +295,22 @@ static bool parse_token_id(const char *text, int32_t *out)
 
 static int parse_bias(struct parse *p)
 {
-    struct api_sampling *s = &p->out->sampling;
+    struct sampler_params *s = &p->out->sampling;
     json_t *v = field(p, "logit_bias");
     if (!v)
         return 0;
-    if (!json_is_object(v) || json_object_size(v) > TD_COUNT(s->bias_ids))
-        return refuse(p, -TD_ERR_ARG, "logit_bias", "'logit_bias' must be an object of at most %zu token ids",
-                      TD_COUNT(s->bias_ids));
+    if (!json_is_object(v) || json_object_size(v) > SAMPLER_BIAS_MAX)
+        return refuse(p, -TD_ERR_ARG, "logit_bias", "'logit_bias' must be an object of at most %d token ids",
+                      SAMPLER_BIAS_MAX);
     const char *key;
     json_t *bias;
     json_object_foreach(v, key, bias)
     {
         double x = json_is_number(bias) ? json_number_value(bias) : NAN;
-        if (!parse_token_id(key, &s->bias_ids[s->bias_count]) || !(x >= -100 && x <= 100))
+        if (!parse_token_id(key, &s->bias[s->bias_count].id) || !(x >= -100 && x <= 100))
             return refuse(p, -TD_ERR_ARG, "logit_bias",
                           "'logit_bias' must map token ids to numbers from -100 to 100");
-        s->bias_values[s->bias_count++] = (float)x;
+        s->bias[s->bias_count++].bias = (float)x;
     }
     return 0;
 }
@@ -318,22 +318,22 @@ static int parse_bias(struct parse *p)
 /* Chat: a flag and a count. Completions: the count alone, and 0 means "the chosen token only". */
 static int parse_logprobs(struct parse *p)
 {
-    struct api_sampling *s = &p->out->sampling;
+    struct sampler_params *s = &p->out->sampling;
     int64_t count = 0;
     int code;
     if (!p->out->chat) {
-        if ((code = get_integer(p, "logprobs", 0, API_TOP_LOGPROBS, &count)) < 0)
+        if ((code = get_integer(p, "logprobs", 0, SAMPLER_LOGPROBS_MAX, &count)) < 0)
             return code;
-        s->logprobs = code > 0;
+        s->want_logprobs = code > 0;
     } else {
-        if ((code = get_bool(p, "logprobs", &s->logprobs)) < 0 ||
-            (code = get_integer(p, "top_logprobs", 0, API_TOP_LOGPROBS, &count)) < 0)
+        if ((code = get_bool(p, "logprobs", &s->want_logprobs)) < 0 ||
+            (code = get_integer(p, "top_logprobs", 0, SAMPLER_LOGPROBS_MAX, &count)) < 0)
             return code;
-        if (code > 0 && !s->logprobs)
+        if (code > 0 && !s->want_logprobs)
             return refuse(p, -TD_ERR_ARG, "top_logprobs",
                           "'top_logprobs' is allowed only with \"logprobs\": true");
     }
-    s->top_logprobs = (uint32_t)count;
+    s->logprob_count = (uint32_t)count;
     return 0;
 }
 
@@ -584,7 +584,7 @@ json_t *api_json_load(const char *body, size_t size, struct td_error *err)
 static void set_defaults(struct api_request *r, bool chat)
 {
     *r = (struct api_request){.chat = chat};
-    r->sampling.temperature = 1, r->sampling.top_p = 1, r->sampling.repetition_penalty = 1;
+    sampler_defaults(&r->sampling);
     r->sampling.repetition_window = API_REPETITION_WINDOW;
 }
 

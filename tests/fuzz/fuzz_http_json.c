@@ -105,7 +105,7 @@ static void use_request(struct api_request *r)
     struct api_reply reply = {
         .chat = r->chat, .id = "id", .model = r->model, .conversation = r->conversation};
     if (r->message_count > LIMIT_API_MESSAGES || r->stop_count > LIMIT_API_STOPS ||
-        r->prompt_id_count > LIMIT_PROMPT_TOKENS || r->sampling.top_logprobs > API_TOP_LOGPROBS ||
+        r->prompt_id_count > LIMIT_PROMPT_TOKENS || r->sampling.logprob_count > SAMPLER_LOGPROBS_MAX ||
         (r->conversation && !api_conversation_id_valid(r->conversation)))
         abort();
     for (size_t i = 0; i < r->message_count; i++) { /* what was taken for text must print as JSON */

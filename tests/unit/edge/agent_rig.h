@@ -251,8 +251,7 @@ static inline struct client *rig_asks(struct rig *r, uint32_t token_count)
     c->request.ignore_end = true;
     c->request.sampling.repetition_penalty = 1;
     c->request.sampling.bias_count = 1;
-    c->request.sampling.bias_ids[0] = RIG_TOKEN;
-    c->request.sampling.bias_values[0] = 100;
+    c->request.sampling.bias[0] = (struct sampler_bias){RIG_TOKEN, 100};
     return c;
 }
 

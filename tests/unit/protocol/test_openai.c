@@ -43,7 +43,7 @@ static void test_defaults(void **state)
     assert_true(r.sampling.repetition_penalty == 1 && r.sampling.presence_penalty == 0 &&
                 r.sampling.frequency_penalty == 0);
     assert_int_equal(r.sampling.top_k, 0);
-    assert_false(r.sampling.has_seed || r.sampling.logprobs || r.stream || r.include_usage || r.echo_timings);
+    assert_false(r.has_seed || r.sampling.want_logprobs || r.stream || r.include_usage || r.echo_timings);
     assert_int_equal(r.max_tokens, 0);
     assert_int_equal(r.accept, KV_ACCEPT_VISIBLE_LOSSLESS);
     assert_false(r.no_cache || r.ignore_end || r.has_tools_or_format);
@@ -68,22 +68,23 @@ static void test_all_fields(void **state)
                                 "\"response_format\":{\"type\":\"text\"},\"tools\":[],\"tool_choice\":"
                                 "\"auto\",\"metadata\":{\"any\":[1]}," USER "}",
                                 true);
-    const struct api_sampling *s = &r.sampling;
+    const struct sampler_params *s = &r.sampling;
     assert_string_equal(r.model, "m");
     assert_true(s->temperature == 0 && s->top_p == 0.5f && s->min_p == 0.125f &&
                 s->repetition_penalty == 1.25f);
     assert_true(s->presence_penalty == -2 && s->frequency_penalty == 2);
     assert_int_equal(s->top_k, 40);
     assert_int_equal(s->repetition_window, 128);
-    assert_true(s->has_seed && s->seed == UINT64_MAX);
+    assert_true(r.has_seed && s->seed == UINT64_MAX);
     assert_int_equal(r.max_tokens, 7);
     assert_int_equal(r.stop_count, 2);
     assert_string_equal(r.stops[1], "bc");
-    assert_true(r.stream && r.include_usage && s->logprobs && r.echo_timings && r.no_cache && r.ignore_end);
-    assert_int_equal(s->top_logprobs, 20);
+    assert_true(r.stream && r.include_usage && s->want_logprobs && r.echo_timings && r.no_cache &&
+                r.ignore_end);
+    assert_int_equal(s->logprob_count, 20);
     assert_int_equal(s->bias_count, 2);
-    assert_int_equal(s->bias_ids[1], 7);
-    assert_true(s->bias_values[0] == -100 && s->bias_values[1] == 1.5f);
+    assert_int_equal(s->bias[1].id, 7);
+    assert_true(s->bias[0].bias == -100 && s->bias[1].bias == 1.5f);
     assert_string_equal(r.user, "u");
     assert_string_equal(r.conversation, "c.1");
     assert_int_equal(r.accept, KV_ACCEPT_EXACT);
@@ -101,7 +102,7 @@ static void test_null_is_not_given(void **state)
         "\"response_format\":null,\"user\":null,\"top_p\":null," USER "}",
         true);
     assert_true(r.sampling.temperature == 1);
-    assert_false(r.stream || r.sampling.has_seed);
+    assert_false(r.stream || r.has_seed);
     api_request_free(&r);
 }
 
@@ -133,7 +134,7 @@ static void test_prompts(void **state)
     api_request_free(&r);
     r = good("{\"prompt\":[\"only\"],\"logprobs\":0}", false);
     assert_string_equal(r.prompt, "only");
-    assert_true(r.sampling.logprobs && r.sampling.top_logprobs == 0);
+    assert_true(r.sampling.want_logprobs && r.sampling.logprob_count == 0);
     api_request_free(&r);
     r = good("{\"prompt\":[1,2,2147483647]}", false);
     assert_null(r.prompt);

@@ -156,7 +156,7 @@ static inline int toy_start(void *ctx, struct api_call *call, const struct api_i
         request->chat ? request->messages[request->message_count - 1].content : request->prompt;
     const char *text = said ? strchr(said, ' ') : NULL;
     struct toy_call *t = calloc(1, sizeof *t);
-    t->call = call, t->logprobs = request->sampling.logprobs;
+    t->call = call, t->logprobs = request->sampling.want_logprobs;
     t->timer = net_timer_create(toy.loop, toy_on_timer, t);
     t->text = strdup(text ? text + 1 : "");
     *handle = t;
