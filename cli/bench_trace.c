@@ -26,7 +26,8 @@ static const struct config_option OPTIONS[] = {
      .offset = FIELD(policy),
      .fallback = "all",
      .metavar = "NAME",
-     .help = "tandem, lru, s3fifo, belady (the bound: it knows the future) or all"},
+     .help = "tandem, demoting (the same, re-encoding before it evicts), lru, s3fifo, belady (the bound: it "
+             "knows the future) or all"},
     {.name = "block-bytes",
      .type = CONFIG_SIZE,
      .offset = FIELD(block_size),
@@ -59,10 +60,8 @@ static const struct {
     const char *name;
     trace_replay replay;
 } POLICIES[] = {
-    {"tandem", trace_replay_tandem},
-    {"lru", trace_replay_lru},
-    {"s3fifo", trace_replay_s3fifo},
-    {"belady", trace_replay_belady},
+    {"tandem", trace_replay_tandem}, {"demoting", trace_replay_demoting}, {"lru", trace_replay_lru},
+    {"s3fifo", trace_replay_s3fifo}, {"belady", trace_replay_belady},
 };
 #define POLICY_COUNT TD_COUNT(POLICIES)
 
@@ -126,15 +125,16 @@ static void print_table(const struct trace *t, const struct plan *plan, const ch
     printf("%s: %zu requests, %zu block references, %u unique; %.1f %% hit in an unbounded cache\n", path,
            t->request_count, t->reference_count, t->unique,
            percent(t->reference_count - t->unique, t->reference_count));
-    printf("%9s %10s  %-8s %9s %8s %12s %12s\n", "capacity", "blocks", "policy", "hits", "rate", "from cache",
-           "to cache");
+    printf("%9s %10s  %-8s %9s %8s %12s %12s %10s\n", "capacity", "blocks", "policy", "hits", "rate",
+           "from cache", "to cache", "lossy hits");
     for (size_t k = 0; k < plan->size_count; k++)
         for (size_t i = 0; i < POLICY_COUNT; i++) {
             const struct trace_result *r = &plan->results[i][k];
             if (plan->wanted[i])
-                printf("%7g %% %10u  %-8s %9llu %6.2f %% %12s %12s\n", plan->sizes[k], plan->capacity[k],
-                       POLICIES[i].name, (unsigned long long)r->hits, percent(r->hits, t->reference_count),
-                       cli_bytes(r->hits * block_size, read), cli_bytes(r->inserted * block_size, written));
+                printf("%7g %% %10u  %-8s %9llu %6.2f %% %12s %12s %10llu\n", plan->sizes[k],
+                       plan->capacity[k], POLICIES[i].name, (unsigned long long)r->hits,
+                       percent(r->hits, t->reference_count), cli_bytes(r->hits * block_size, read),
+                       cli_bytes(r->inserted * block_size, written), (unsigned long long)r->lossy_hits);
         }
 }
 
@@ -146,12 +146,13 @@ static void print_json(const struct trace *t, const struct plan *plan, const cha
             const struct trace_result *r = &plan->results[i][k];
             if (plan->wanted[i])
                 json_array_append_new(
-                    rows, json_pack("{s:f,s:I,s:s,s:I,s:f,s:I,s:I}", "size_percent", plan->sizes[k],
+                    rows, json_pack("{s:f,s:I,s:s,s:I,s:f,s:I,s:I,s:I,s:I}", "size_percent", plan->sizes[k],
                                     "capacity_blocks", (json_int_t)plan->capacity[k], "policy",
                                     POLICIES[i].name, "hits", (json_int_t)r->hits, "hit_rate",
                                     percent(r->hits, t->reference_count) / 100, "bytes_from_cache",
                                     (json_int_t)(r->hits * block_size), "bytes_to_cache",
-                                    (json_int_t)(r->inserted * block_size)));
+                                    (json_int_t)(r->inserted * block_size), "demoted", (json_int_t)r->demoted,
+                                    "lossy_hits", (json_int_t)r->lossy_hits));
         }
     cli_print_json(json_pack("{s:s,s:I,s:I,s:I,s:o}", "trace", path, "requests", (json_int_t)t->request_count,
                              "references", (json_int_t)t->reference_count, "unique", (json_int_t)t->unique,

@@ -33,10 +33,17 @@ void trace_free(struct trace *t);
 
 struct trace_result {
     uint64_t hits, inserted; /* blocks */
+    uint64_t demoted;        /* times that a block was stored at a lossy level instead of its own */
+    uint64_t lossy_hits;     /* of hits */
 };
 /* Replays with room for `capacity` blocks; 0 or -TD_ERR_NOMEM. */
 typedef int (*trace_replay)(const struct trace *t, uint32_t capacity, struct trace_result *out);
 int trace_replay_tandem(const struct trace *t, uint32_t capacity, struct trace_result *out);
+/* The same where the tenant's policy allows demotion: a block takes TRACE_SIZE, one that was demoted from L0 to L1 TRACE_SIZE_DEMOTED, and what is held at most
+ * capacity * TRACE_SIZE. 27 : 16 is 13.7 : 8.1 bits a value. */
+#define TRACE_SIZE         27
+#define TRACE_SIZE_DEMOTED 16
+int trace_replay_demoting(const struct trace *t, uint32_t capacity, struct trace_result *out);
 /* Least recently used; of one request the deepest goes first, which is better for runs than the other way round. */
 int trace_replay_lru(const struct trace *t, uint32_t capacity, struct trace_result *out);
 /* S3-FIFO (Yang et al., SOSP 2023): small queue 10 %, main queue 90 %, as many ghosts as the main queue holds. */

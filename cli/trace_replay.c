@@ -23,47 +23,102 @@ static void number_id(uint32_t number, struct kv_block_id *id)
     id->bytes[4] = 1; /* no block's id is zero */
 }
 
-/* All blocks cost and weigh the same: what counts here is hits. */
-static int take_in(struct policy *p, const struct kv_block_id *chain, size_t count, uint64_t now_ms,
-                   struct trace_result *out)
+/* All blocks cost the same: what counts here is hits. They weigh the same too, until they are demoted. */
+struct ours {
+    struct policy *policy;
+    uint64_t limit_size;
+    bool demotes;
+    uint8_t *demoted; /* by number */
+    struct trace_result *out;
+};
+
+static bool has_room(const struct ours *o, uint64_t size)
 {
-    for (size_t i = 0; i < count; i++) {
-        struct policy_block b = {.id = chain[i], .tenant = 1, .size = 1, .cost_s = 1};
-        struct policy_victim victim;
-        int rc;
-        if (policy_holds(p, 1, &b.id))
+    struct policy_stats stats;
+    policy_stats(o->policy, &stats);
+    return stats.size + size <= o->limit_size;
+}
+
+static int hold(struct ours *o, struct policy_block *b, bool demoted, uint64_t now_ms)
+{
+    b->size = demoted ? TRACE_SIZE_DEMOTED : TRACE_SIZE;
+    b->lossless = !demoted;
+    o->demoted[load_le32(b->id.bytes)] = demoted;
+    o->out->demoted += demoted;
+    return policy_insert(o->policy, b, now_ms);
+}
+
+/* 1: it is held; 0: it is not worth it. Where demotion is allowed all that is lossless is demoted before anything goes, the newcomer last. */
+static int take_block(struct ours *o, struct policy_block *b, uint64_t now_ms)
+{
+    struct policy_victim victim;
+    int rc = 0;
+    while (rc == 0 && o->demotes && !has_room(o, TRACE_SIZE) &&
+           policy_demote(o->policy, 0, now_ms, &victim) == 1) {
+        struct policy_block small = {.id = victim.id, .tenant = 1, .cost_s = 1};
+        rc = hold(o, &small, true, now_ms);
+    }
+    if (rc < 0)
+        return rc;
+    b->size = o->demotes ? TRACE_SIZE_DEMOTED : TRACE_SIZE; /* what it can come to is what counts */
+    while ((rc = policy_room(o->policy, b, now_ms, &victim)) == 1)
+        ;
+    if (rc < 0)
+        return 0;
+    rc = hold(o, b, !has_room(o, TRACE_SIZE), now_ms);
+    o->out->inserted += rc == 0;
+    return rc < 0 ? rc : 1;
+}
+
+static int take_in(struct ours *o, const struct kv_block_id *chain, size_t count, uint64_t now_ms)
+{
+    int rc = 1;
+    for (size_t i = 0; i < count && rc == 1; i++) {
+        struct policy_block b = {.id = chain[i], .tenant = 1, .cost_s = 1};
+        if (policy_holds(o->policy, 1, &b.id))
             continue;
         if (i)
             b.parent = chain[i - 1];
-        while ((rc = policy_room(p, &b, now_ms, &victim)) == 1)
-            ;
-        if (rc < 0)
-            return 0;
-        if ((rc = policy_insert(p, &b, now_ms)) < 0)
-            return rc;
-        out->inserted++;
+        rc = take_block(o, &b, now_ms);
     }
-    return 0;
+    return TD_MIN(rc, 0);
 }
 
-int trace_replay_tandem(const struct trace *t, uint32_t capacity, struct trace_result *out)
+static int replay_ours(const struct trace *t, uint32_t capacity, bool demotes, struct trace_result *out)
 {
-    struct policy *p = NULL;
+    struct ours o = {.demotes = demotes, .out = out, .limit_size = (uint64_t)capacity * TRACE_SIZE};
+    o.demoted = calloc(t->unique + 1u, 1);
     struct kv_block_id *chain = malloc(TRACE_CHAIN_MAX * sizeof *chain);
-    int rc = chain
-                 ? policy_create(&(struct policy_config){.limit_size = capacity, .blocks_max = capacity}, &p)
-                 : -TD_ERR_NOMEM;
+    struct policy_config config = {.limit_size = o.limit_size,
+                                   .blocks_max = demotes ? 2 * capacity : capacity};
+    int rc = chain && o.demoted ? policy_create(&config, &o.policy) : -TD_ERR_NOMEM;
     *out = (struct trace_result){0};
+    if (rc == 0 && demotes)
+        rc = policy_set_demotion(o.policy, 1, true);
     for (size_t i = 0; i < t->request_count && rc == 0; i++) {
         const struct trace_request *r = &t->requests[i];
         for (uint32_t k = 0; k < r->count; k++)
             number_id(t->blocks[r->first + k], &chain[k]);
-        out->hits += policy_touch(p, 1, chain, r->count, r->time_ms);
-        rc = take_in(p, chain, r->count, r->time_ms, out);
+        size_t run = policy_touch(o.policy, 1, chain, r->count, r->time_ms);
+        out->hits += run;
+        for (size_t k = 0; k < run; k++)
+            out->lossy_hits += o.demoted[t->blocks[r->first + k]];
+        rc = take_in(&o, chain, r->count, r->time_ms);
     }
-    policy_destroy(p);
+    policy_destroy(o.policy);
+    free(o.demoted);
     free(chain);
     return rc;
+}
+
+int trace_replay_tandem(const struct trace *t, uint32_t capacity, struct trace_result *out)
+{
+    return replay_ours(t, capacity, false, out);
+}
+
+int trace_replay_demoting(const struct trace *t, uint32_t capacity, struct trace_result *out)
+{
+    return replay_ours(t, capacity, true, out);
 }
 
 /* ---- LRU -------------------------------------------------------------------------------------------------- */

@@ -46,7 +46,7 @@ static struct policy_tenant *tenant_of(const struct policy *p, uint32_t tenant)
 }
 
 /* The tenant's state, made when it is first met; NULL without memory. */
-static struct policy_tenant *tenant_make(struct policy *p, uint32_t tenant)
+struct policy_tenant *policy_tenant_make(struct policy *p, uint32_t tenant)
 {
     uint32_t at = tenant < POLICY_TENANTS_MAX ? tenant : 0;
     if (!p->tenants[at]) {
@@ -98,7 +98,7 @@ static void list_remove(struct policy *p, uint32_t index)
 }
 
 /* Time has come to now_ms: entries move on through the stages. */
-static void advance(struct policy *p, uint64_t now_ms)
+void policy_advance(struct policy *p, uint64_t now_ms)
 {
     if (now_ms <= p->now_ms)
         return;
@@ -120,7 +120,14 @@ static void advance(struct policy *p, uint64_t now_ms)
 
 /* ---- heaps of leaves and ghosts --------------------------------------------------------------------------- */
 
-static void unqueue(struct policy *p, uint32_t index)
+/* The tenant's heap that a held entry is in: leaves by whether they could be demoted; of the others only those that could. */
+static uint32_t *tenant_root(const struct policy *p, const struct policy_entry *e)
+{
+    enum policy_set set = e->children ? SET_INNER : e->lossless ? SET_LEAVES_LOSSLESS : SET_LEAVES;
+    return &tenant_of(p, e->tenant)->sets[set].root[e->kind];
+}
+
+void policy_unqueue(struct policy *p, uint32_t index)
 {
     struct policy_entry *e = entry_at(p, index);
     if (!e->queued)
@@ -130,30 +137,39 @@ static void unqueue(struct policy *p, uint32_t index)
         policy_heap_remove(p, ORDER_ALL, &p->ghost_root, index);
         return;
     }
-    policy_heap_remove(p, ORDER_ALL, &p->leaves.root[e->kind], index);
-    policy_heap_remove(p, ORDER_TENANT, &tenant_of(p, e->tenant)->leaves.root[e->kind], index);
+    if (!e->children)
+        policy_heap_remove(p, ORDER_ALL, &p->leaves.root[e->kind], index);
+    policy_heap_remove(p, ORDER_TENANT, tenant_root(p, e), index);
 }
 
-/* Into the heaps where it belongs now, if any. */
-static void queue(struct policy *p, uint32_t index)
+/* A block with held children is looked for only to demote it. */
+static bool is_queued_nowhere(const struct policy *p, const struct policy_entry *e)
+{
+    if (!e->held)
+        return e->children != 0;
+    return e->pinned || (e->children && !(e->lossless && tenant_of(p, e->tenant)->demotes));
+}
+
+void policy_queue(struct policy *p, uint32_t index)
 {
     struct policy_entry *e = entry_at(p, index);
-    if (e->queued || e->children || (e->held && e->pinned))
+    if (e->queued || is_queued_nowhere(p, e))
         return;
     e->queued = true;
     if (!e->held) {
         policy_heap_add(p, ORDER_ALL, &p->ghost_root, index);
         return;
     }
-    policy_heap_add(p, ORDER_ALL, &p->leaves.root[e->kind], index);
-    policy_heap_add(p, ORDER_TENANT, &tenant_of(p, e->tenant)->leaves.root[e->kind], index);
+    if (!e->children)
+        policy_heap_add(p, ORDER_ALL, &p->leaves.root[e->kind], index);
+    policy_heap_add(p, ORDER_TENANT, tenant_root(p, e), index);
 }
 
 static void release_entry(struct policy *p, uint32_t index)
 {
     struct policy_entry *e = entry_at(p, index);
     uint32_t *link = bucket_of(p, e->tenant, &e->id);
-    unqueue(p, index);
+    policy_unqueue(p, index);
     list_remove(p, index);
     while (*link != index)
         link = &entry_at(p, *link)->hash_next;
@@ -232,7 +248,7 @@ static uint32_t touch_block(struct policy *p, uint32_t tenant, const struct kv_b
         struct policy_entry *e = entry_at(p, index);
         if (e->sequence >= sequence)
             return 0; /* twice in one chain: no chain of ours */
-        unqueue(p, index);
+        policy_unqueue(p, index);
         list_remove(p, index);
         if (e->uses)
             learn_use(&p->learn, e->kind, e->stage);
@@ -249,7 +265,7 @@ static uint32_t touch_block(struct policy *p, uint32_t tenant, const struct kv_b
     e->uses += e->uses < UINT32_MAX;
     e->kind = learn_kind(e->uses > 1, e->generation, last);
     learn_enter(&p->learn, e->kind, 0);
-    queue(p, index);
+    policy_queue(p, index);
     return index;
 }
 
@@ -258,7 +274,7 @@ size_t policy_touch(struct policy *p, uint32_t tenant, const struct kv_block_id 
 {
     size_t run = 0;
     bool running = true;
-    advance(p, now_ms);
+    policy_advance(p, now_ms);
     learn_touch(&p->learn);
     p->request++;
     p->touched += count;
@@ -284,7 +300,7 @@ static void let_go(struct policy *p, uint32_t index)
 {
     struct policy_entry *e = entry_at(p, index);
     uint32_t parent = e->parent;
-    unqueue(p, index);
+    policy_unqueue(p, index);
     p->pinned -= e->pinned;
     e->held = e->pinned = false;
     e->parent = 0;
@@ -292,9 +308,12 @@ static void let_go(struct policy *p, uint32_t index)
     p->ghosts++;
     p->size -= e->size;
     tenant_of(p, e->tenant)->size -= e->size;
-    queue(p, index);
-    if (parent && --entry_at(p, parent)->children == 0)
-        queue(p, parent);
+    policy_queue(p, index);
+    if (parent) {
+        policy_unqueue(p, parent);
+        entry_at(p, parent)->children--;
+        policy_queue(p, parent);
+    }
 }
 
 static void hold(struct policy *p, uint32_t index, uint32_t parent, const struct policy_block *block)
@@ -312,18 +331,20 @@ static void hold(struct policy *p, uint32_t index, uint32_t parent, const struct
         learn_enter(&p->learn, e->kind, 0);
     }
     e->held = true;
+    e->lossless = block->lossless;
     e->size = block->size;
     e->cost_s = block->cost_s;
     e->parent = parent;
     if (parent) {
-        unqueue(p, parent);
+        policy_unqueue(p, parent);
         entry_at(p, parent)->children++;
+        policy_queue(p, parent);
     }
     p->ghosts--;
     p->blocks++;
     p->size += e->size;
     tenant_of(p, e->tenant)->size += e->size;
-    queue(p, index);
+    policy_queue(p, index);
 }
 
 static bool has_parent(const struct policy_block *b)
@@ -333,8 +354,8 @@ static bool has_parent(const struct policy_block *b)
 
 int policy_insert(struct policy *p, const struct policy_block *block, uint64_t now_ms)
 {
-    advance(p, now_ms);
-    struct policy_tenant *tenant = tenant_make(p, block->tenant);
+    policy_advance(p, now_ms);
+    struct policy_tenant *tenant = policy_tenant_make(p, block->tenant);
     if (!tenant)
         return -TD_ERR_NOMEM;
     uint32_t index = find(p, block->tenant, &block->id), parent = 0;
@@ -342,14 +363,17 @@ int policy_insert(struct policy *p, const struct policy_block *block, uint64_t n
         struct policy_entry *e = entry_at(p, index);
         p->size += (uint64_t)block->size - e->size;
         tenant->size += (uint64_t)block->size - e->size;
+        policy_unqueue(p, index);
         e->size = block->size;
         e->cost_s = block->cost_s;
+        e->lossless = block->lossless;
+        policy_queue(p, index);
         return 0;
     }
     if (p->blocks == p->blocks_max)
         return -TD_ERR_FULL;
     if (index)
-        unqueue(p, index); /* so that it is not the ghost which makes room for its parent */
+        policy_unqueue(p, index); /* so that it is not the ghost which makes room for its parent */
     else
         index = make_entry(p, block->tenant, &block->id, 0);
     if (index && has_parent(block)) {
@@ -358,7 +382,7 @@ int policy_insert(struct policy *p, const struct policy_block *block, uint64_t n
     }
     if (!index || (has_parent(block) && !parent)) {
         if (index)
-            queue(p, index);
+            policy_queue(p, index);
         return -TD_ERR_NOMEM;
     }
     hold(p, index, parent, block);
@@ -382,15 +406,15 @@ int policy_pin(struct policy *p, uint32_t tenant, const struct kv_block_id *id, 
         return -TD_ERR_NOTFOUND;
     struct policy_entry *e = entry_at(p, index);
     p->pinned += (uint32_t)pinned - e->pinned;
-    unqueue(p, index);
+    policy_unqueue(p, index);
     e->pinned = pinned;
-    queue(p, index);
+    policy_queue(p, index);
     return 0;
 }
 
 /* ---- room ------------------------------------------------------------------------------------------------- */
 
-static double value_of(const struct policy *p, uint32_t index)
+double policy_value(const struct policy *p, uint32_t index)
 {
     const struct policy_entry *e = entry_at(p, index);
     return p->learn.value[e->kind][e->stage] * e->cost_s / e->size;
@@ -409,16 +433,18 @@ static double incoming_value(const struct policy *p, const struct policy_block *
     return p->learn.value[kind][stage] * b->cost_s / b->size;
 }
 
-/* Of the oldest leaves of each kind; equal values: the least recently used. 0: there is none. */
-static uint32_t least_valuable(const struct policy *p, const struct policy_heads *leaves)
+uint32_t policy_least_valuable(const struct policy *p, const struct policy_heads *a,
+                               const struct policy_heads *b)
 {
     uint32_t least = 0;
     double least_value = 0;
     for (int k = 0; k < LEARN_KINDS; k++) {
-        uint32_t index = leaves->root[k];
+        uint32_t index = a->root[k], other = b ? b->root[k] : 0;
+        if (other && (!index || entry_at(p, other)->sequence < entry_at(p, index)->sequence))
+            index = other;
         if (!index)
             continue;
-        double value = value_of(p, index);
+        double value = policy_value(p, index);
         if (!least || value < least_value ||
             (value == least_value && entry_at(p, index)->sequence < entry_at(p, least)->sequence)) {
             least = index;
@@ -430,8 +456,8 @@ static uint32_t least_valuable(const struct policy *p, const struct policy_heads
 
 static uint32_t expired_of(const struct policy *p, const struct policy_tenant *t, uint32_t parent)
 {
-    for (int k = 0; t && t->ttl_ms && k < LEARN_KINDS; k++) {
-        uint32_t index = t->leaves.root[k];
+    for (int k = 0; t && t->ttl_ms && k < LEARN_KINDS * SET_INNER; k++) {
+        uint32_t index = t->sets[k / LEARN_KINDS].root[k % LEARN_KINDS];
         if (index && index != parent && p->now_ms - entry_at(p, index)->used_ms >= t->ttl_ms)
             return index;
     }
@@ -456,7 +482,7 @@ static int evict(struct policy *p, uint32_t index, bool expired, struct policy_v
                                   .tenant = e->tenant,
                                   .size = e->size,
                                   .uses = e->uses,
-                                  .value = value_of(p, index),
+                                  .value = policy_value(p, index),
                                   .expired = expired,
                                   .last_use_ms = e->used_ms};
     let_go(p, index);
@@ -484,7 +510,7 @@ int policy_room(struct policy *p, const struct policy_block *incoming, uint64_t 
 {
     uint32_t parent = 0, index;
     uint64_t size = incoming ? incoming->size : 0;
-    advance(p, now_ms);
+    policy_advance(p, now_ms);
     if (incoming) {
         if (policy_holds(p, incoming->tenant, &incoming->id))
             return 0;
@@ -499,10 +525,11 @@ int policy_room(struct policy *p, const struct policy_block *incoming, uint64_t 
     const struct policy_tenant *over = over_quota(p, incoming);
     if (!over && p->size + size <= p->limit_size && p->blocks + (incoming != NULL) <= p->blocks_max)
         return 0;
-    index = least_valuable(p, over ? &over->leaves : &p->leaves);
+    index = over ? policy_least_valuable(p, &over->sets[SET_LEAVES], &over->sets[SET_LEAVES_LOSSLESS])
+                 : policy_least_valuable(p, &p->leaves, NULL);
     if (index && !incoming)
         return evict(p, index, false, out);
-    if (index && index != parent && value_of(p, index) < incoming_value(p, incoming, parent))
+    if (index && index != parent && policy_value(p, index) < incoming_value(p, incoming, parent))
         return evict(p, index, false, out);
     p->refused += incoming != NULL;
     return -TD_ERR_NOSPACE;
@@ -520,7 +547,7 @@ int policy_set_tenant(struct policy *p, uint32_t tenant, uint64_t quota_size, ui
 {
     if (tenant == 0 || tenant >= POLICY_TENANTS_MAX)
         return -TD_ERR_LIMIT;
-    struct policy_tenant *t = tenant_make(p, tenant);
+    struct policy_tenant *t = policy_tenant_make(p, tenant);
     if (!t)
         return -TD_ERR_NOMEM;
     t->quota_size = quota_size;

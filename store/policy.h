@@ -53,6 +53,7 @@ struct policy_block {
     uint32_t tenant;               /* not 0 */
     uint32_t size;                 /* bytes that it takes in this tier; not 0 */
     float cost_s;                  /* seconds to recompute it, see policy_recompute_s; > 0 */
+    bool lossless;                 /* it could be stored at a lossy level: policy_demote */
 };
 /* Seconds to recompute `tokens` tokens behind `first` earlier ones: linear_s a token for the weights, and attention_s more for each earlier token
  * that it looks at. */
@@ -86,6 +87,14 @@ int policy_insert(struct policy *p, const struct policy_block *block, uint64_t n
 void policy_forget(struct policy *p, uint32_t tenant, const struct kv_block_id *id);
 /* -TD_ERR_NOTFOUND when it is not held. Pins do not count. */
 int policy_pin(struct policy *p, uint32_t tenant, const struct kv_block_id *id, bool pinned);
+
+/* Demotion: a block that is stored at a lossy level keeps what it is worth at fewer bytes, so it comes before evicting where the tenant allows it.
+ * Of all blocks of such tenants (`tenant` 0: of any of them), leaves or not, the least valuable lossless one that is neither pinned nor
+ * expired. 1: *out is to be demoted; it is held as before, and is not named again until policy_insert says anew how it is held. 0: there is none. */
+int policy_demote(struct policy *p, uint32_t tenant, uint64_t now_ms, struct policy_victim *out);
+/* -TD_ERR_NOMEM, -TD_ERR_LIMIT. Cost: of all entries. */
+int policy_set_demotion(struct policy *p, uint32_t tenant, bool allowed);
+
 bool policy_holds(const struct policy *p, uint32_t tenant, const struct kv_block_id *id);
 
 struct policy_stats {

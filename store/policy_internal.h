@@ -8,6 +8,8 @@
 #define ENTRIES_A_PAGE 4096u
 
 enum policy_order { ORDER_ALL, ORDER_TENANT, ORDER_COUNT }; /* heaps that a leaf is in */
+/* Of one tenant: leaves, of which those that could be demoted are apart; then blocks that are no leaves and could be, for tenants that allow it. */
+enum policy_set { SET_LEAVES, SET_LEAVES_LOSSLESS, SET_INNER, SET_COUNT };
 
 struct
     policy_links { /* in a pairing heap: first child; next sibling; previous sibling or, of a first child, the parent */
@@ -29,6 +31,7 @@ struct policy_entry {
     uint32_t request;      /* that it was first seen in */
     uint8_t kind, stage, generation;
     bool held, pinned, queued; /* queued: in the heaps (held) or in the heap of ghosts */
+    bool lossless;             /* and nobody has been told yet to demote it */
 };
 
 struct policy_heads { /* oldest leaf of each kind */
@@ -36,7 +39,8 @@ struct policy_heads { /* oldest leaf of each kind */
 };
 struct policy_tenant {
     uint64_t quota_size, ttl_ms, size;
-    struct policy_heads leaves;
+    struct policy_heads sets[SET_COUNT];
+    bool demotes; /* stored worse rather than let go */
 };
 
 struct policy {
@@ -50,7 +54,7 @@ struct policy {
     struct policy_heads leaves;
     uint32_t ghost_root;            /* oldest ghost */
     struct policy_tenant **tenants; /* POLICY_TENANTS_MAX of them, or NULL; [0] is shared by those beyond */
-    uint32_t tenants_top, ttl_turn;
+    uint32_t tenants_top, ttl_turn, demoting_tenants;
     uint64_t touched, hits, inserted, refused, evicted, expired, memory_size;
 };
 
@@ -58,6 +62,16 @@ static inline struct policy_entry *entry_at(const struct policy *p, uint32_t ind
 {
     return &p->pages[index / ENTRIES_A_PAGE][index % ENTRIES_A_PAGE];
 }
+
+struct policy_tenant *policy_tenant_make(struct policy *p, uint32_t tenant);
+void policy_advance(struct policy *p, uint64_t now_ms); /* time has come to now_ms */
+/* Out of the heaps before anything changes that decides in which it is; back into those where it belongs, if any. */
+void policy_unqueue(struct policy *p, uint32_t index);
+void policy_queue(struct policy *p, uint32_t index);
+double policy_value(const struct policy *p, uint32_t index);
+/* Of the oldest blocks of each kind in one or two (b: may be NULL) sets; equal values: the least recently used. 0: there is none. */
+uint32_t policy_least_valuable(const struct policy *p, const struct policy_heads *a,
+                               const struct policy_heads *b);
 
 /* Pairing heaps of entries, the least recently used at the root. O(log n) amortised; no memory of their own. */
 void policy_heap_add(const struct policy *p, enum policy_order order, uint32_t *root, uint32_t index);

@@ -14,6 +14,7 @@ import random
 
 FIRST_STAGE_MS, STAGES, KINDS = 4000, 32, 16
 PRIOR_BLOCKS, POOL_BLOCKS, FIRST_CHANCE = 50, 10, 0.001
+LOSSLESS_SIZE, LOSSY_SIZE = 27, 16  # of a block, where it may be demoted
 REFRESH_TOUCHES, HALVE_BLOCKS, GHOSTS_MIN = 16, 131072, 65536
 STAGE_ENDS = [(FIRST_STAGE_MS << s // 2) * (181 if s % 2 else 128) // 128 for s in range(STAGES)]
 WIDTHS = [STAGE_ENDS[0]] + [b - a for a, b in zip(STAGE_ENDS, STAGE_ENDS[1:])]
@@ -204,17 +205,20 @@ class Tandem:
         for _, name in ghosts[:max(0, len(ghosts) - max(GHOSTS_MIN, held))]:
             del self.blocks[name]
 
+    def least(self, blocks, worth):
+        oldest = {}  # the block of each kind that was used longest ago
+        for name, block in blocks:
+            if block.kind not in oldest or block.order < oldest[block.kind][1].order:
+                oldest[block.kind] = (name, block)
+        return min(oldest.values(), key=lambda entry: (worth(entry[1]), entry[1].order))
+
     def take_in(self, chain):
         parent = None
         for name in chain:
             block = self.blocks[name]
             if not block.held:
                 if sum(b.held for b in self.blocks.values()) == self.capacity:
-                    oldest = {}  # the leaf of each kind that was used longest ago
-                    for other, leaf in self.leaves():
-                        if leaf.kind not in oldest or leaf.order < oldest[leaf.kind][1].order:
-                            oldest[leaf.kind] = (other, leaf)
-                    other, leaf = min(oldest.values(), key=lambda entry: (self.worth(entry[1]), entry[1].order))
+                    other, leaf = self.least(self.leaves(), self.worth)
                     if other == parent or self.worth(leaf) >= self.worth(block):
                         return
                     leaf.held = False
@@ -222,7 +226,36 @@ class Tandem:
             parent = name
 
 
-POLICIES = {"tandem": Tandem, "lru": Lru, "s3fifo": S3Fifo, "belady": Belady}
+class Demoting(Tandem):
+    """Before a block goes every lossless one is made smaller, leaf or not, the least valuable first."""
+
+    def worth(self, block, size=None):
+        return super().worth(block) / (size or block.size)
+
+    def size(self):
+        return sum(b.size for b in self.blocks.values() if b.held)
+
+    def take_in(self, chain):
+        limit, parent = self.capacity * LOSSLESS_SIZE, None
+        for name in chain:
+            block = self.blocks[name]
+            if not block.held:
+                while self.size() + LOSSLESS_SIZE > limit:
+                    lossless = [(n, b) for n, b in self.blocks.items() if b.held and b.size == LOSSLESS_SIZE]
+                    if not lossless:
+                        break
+                    self.least(lossless, self.worth)[1].size = LOSSY_SIZE
+                while self.size() + LOSSY_SIZE > limit:
+                    other, leaf = self.least(self.leaves(), self.worth)
+                    if other == parent or self.worth(leaf) >= self.worth(block, LOSSY_SIZE):
+                        return
+                    leaf.held = False
+                block.size = LOSSLESS_SIZE if self.size() + LOSSLESS_SIZE <= limit else LOSSY_SIZE
+                block.held, block.parent = True, parent
+            parent = name
+
+
+POLICIES = {"tandem": Tandem, "demoting": Demoting, "lru": Lru, "s3fifo": S3Fifo, "belady": Belady}
 
 
 def read(path, requests):

@@ -40,7 +40,7 @@ def test_table_and_chart(tmp_path):
     assert lines[2].split()[:4] == ["3", "%", lines[2].split()[2], "lru"]
     tandem(trace, "--svg", chart)
     texts = [e.text for e in xml.etree.ElementTree.parse(chart).iter("{http://www.w3.org/2000/svg}text")]
-    assert {"tandem", "lru", "s3fifo", "belady", "1", "30", "hits, % of all blocks asked for"} <= set(texts)
+    assert {"tandem", "demoting", "lru", "s3fifo", "belady", "1", "30", "hits, % of all blocks asked for"} <= set(texts)
 
 
 def test_refusals_are_one_line(tmp_path):

@@ -20,14 +20,15 @@ static struct kv_block_id id_of(uint32_t number) /* 0: the zero id */
 
 static struct policy_block block_of(uint32_t tenant, uint32_t number, uint32_t parent, uint32_t size)
 {
-    return (struct policy_block){id_of(number), id_of(parent), tenant, size, 1};
+    return (struct policy_block){
+        .id = id_of(number), .parent = id_of(parent), .tenant = tenant, .size = size, .cost_s = 1};
 }
 
 /* ---- the twin --------------------------------------------------------------------------------------------- */
 
 enum { TWIN_BLOCKS = 512, TWIN_TENANTS = 3 };
 struct twin_block {
-    bool known, held, pinned;
+    bool known, held, pinned, lossless;
     uint32_t parent, size, uses, request;
     float cost_s;
     uint64_t used_ms, order;
@@ -37,6 +38,7 @@ struct twin {
     struct learn learn;
     struct twin_block blocks[TWIN_TENANTS + 1][TWIN_BLOCKS];
     uint64_t now_ms, order, limit, quota[TWIN_TENANTS + 1], ttl[TWIN_TENANTS + 1];
+    bool demotes[TWIN_TENANTS + 1];
     uint32_t request, turn;
 };
 struct place {
@@ -171,6 +173,36 @@ static int twin_room(struct twin *w, uint32_t t, uint32_t b, uint32_t parent, ui
     return 1;
 }
 
+/* Of each tenant that allows it the oldest lossless block of each kind, leaf or not, of these the one of least value; then of the tenants. A kind of
+ * which the oldest has expired is left out here, so the test looks only at tenants whose blocks do not expire. */
+static bool twin_demote(struct twin *w, uint32_t tenant, struct place *out)
+{
+    struct place oldest[TWIN_TENANTS + 1][LEARN_KINDS] = {{{0, 0}}};
+    EACH_BLOCK(t, b)
+    {
+        const struct twin_block *x = &w->blocks[t][b];
+        struct place *o = &oldest[t][x->kind];
+        if (w->demotes[t] && (!tenant || t == tenant) && x->held && x->lossless && !x->pinned &&
+            (!o->tenant || x->order < w->blocks[t][o->number].order))
+            *o = (struct place){t, b};
+    }
+    struct twin_block *least = NULL;
+    for (uint32_t t = 1; t <= TWIN_TENANTS; t++) {
+        struct twin_block *own = NULL;
+        for (int k = 0; k < LEARN_KINDS; k++) {
+            struct twin_block *x = oldest[t][k].tenant ? &w->blocks[t][oldest[t][k].number] : NULL;
+            if (x && (!own || twin_value(w, x) < twin_value(w, own) ||
+                      (twin_value(w, x) == twin_value(w, own) && x->order < own->order)))
+                own = x;
+        }
+        if (own && (!least || twin_value(w, own) < twin_value(w, least))) {
+            least = own;
+            *out = (struct place){t, (uint32_t)(own - w->blocks[t])};
+        }
+    }
+    return least != NULL;
+}
+
 static void twin_insert(struct twin *w, uint32_t t, uint32_t b, uint32_t parent, uint32_t size)
 {
     struct twin_block *x = &w->blocks[t][b];
@@ -185,6 +217,7 @@ static void twin_insert(struct twin *w, uint32_t t, uint32_t b, uint32_t parent,
         learn_enter(&w->learn, x->kind, 0);
     }
     x->held = true;
+    x->lossless = size > 1;
     x->parent = parent;
     x->size = size;
     x->cost_s = 1;
@@ -237,6 +270,7 @@ static void take_in(struct policy *p, struct twin *w, uint32_t t, uint32_t b, ui
     struct policy_victim victim;
     struct place expected = {0, 0};
     int rc, wanted;
+    block.lossless = size > 1;
     if (w->blocks[t][b].held)
         return;
     do {
@@ -263,6 +297,26 @@ static void take_in(struct policy *p, struct twin *w, uint32_t t, uint32_t b, ui
     }
 }
 
+/* Now and then it stays as it was, as when its re-encoding fails: then it is not named again. */
+static void demote(struct policy *p, struct twin *w, uint32_t tenant, bool fails)
+{
+    struct policy_victim victim;
+    struct place expected = {0, 0};
+    bool wanted = twin_demote(w, tenant, &expected);
+    assert_int_equal(policy_demote(p, tenant, w->now_ms, &victim), wanted);
+    if (!wanted)
+        return;
+    uint32_t b = expected.number;
+    assert_int_equal(victim.tenant, expected.tenant);
+    assert_int_equal(load_le32(victim.id.bytes), b);
+    w->blocks[victim.tenant][b].lossless = false;
+    if (fails)
+        return;
+    struct policy_block small = block_of(victim.tenant, b, b / 3, 1);
+    assert_int_equal(policy_insert(p, &small, w->now_ms), 0);
+    w->blocks[victim.tenant][b].size = 1;
+}
+
 static void test_like_the_twin(void **state)
 {
     (void)state;
@@ -276,6 +330,8 @@ static void test_like_the_twin(void **state)
     assert_int_equal(policy_create(&(struct policy_config){.limit_size = 300}, &p), 0);
     assert_int_equal(policy_set_tenant(p, 2, 90, 0), 0);
     assert_int_equal(policy_set_tenant(p, 3, 0, 400000), 0);
+    assert_int_equal(policy_set_demotion(p, 1, true), 0);
+    w.demotes[1] = true;
     for (int step = 0; step < 3000; step++) {
         uint32_t t = 1 + random_below(TWIN_TENANTS), b = 1 + random_below(TWIN_BLOCKS - 1);
         b = random_below(3) ? 1 + b % 60 : b; /* some are used often */
@@ -287,6 +343,12 @@ static void test_like_the_twin(void **state)
                              w.blocks[t][b].held ? 0 : -TD_ERR_NOTFOUND);
             w.blocks[t][b].pinned = w.blocks[t][b].held && pinned;
         }
+        if (step % 500 == 250) { /* the setting may change while blocks are held */
+            w.demotes[2] = !w.demotes[2];
+            assert_int_equal(policy_set_demotion(p, 2, w.demotes[2]), 0);
+        }
+        if (random_below(3) == 0)
+            demote(p, &w, random_below(3), random_below(4) == 0);
         if (random_below(12) == 0) {
             policy_forget(p, t, &ids[count - 1]);
             twin_forget(&w, t, b);
@@ -621,6 +683,42 @@ static void test_size_of_a_held_block_changes(void **state)
     policy_destroy(r.p);
 }
 
+static void test_demotion_is_the_tenants_choice(void **state)
+{
+    (void)state;
+    struct rig r;
+    struct policy_victim victim;
+    struct kv_block_id second = id_of(2);
+    rig_init(&r, 100, 0);
+    policy_set_tenant(r.p, 1, 0, 60000);
+    for (uint32_t i = 1; i <= 3; i++) {
+        struct policy_block b = block_of(1, i, i - 1, 4);
+        b.lossless = i != 3;
+        assert_int_equal(policy_insert(r.p, &b, r.now_ms), 0);
+    }
+    assert_int_equal(policy_demote(r.p, 0, r.now_ms, &victim), 0); /* nobody has said so */
+    assert_int_equal(policy_set_demotion(r.p, 0, true), -TD_ERR_LIMIT);
+    assert_int_equal(policy_set_demotion(r.p, POLICY_TENANTS_MAX, true), -TD_ERR_LIMIT);
+    assert_int_equal(policy_set_demotion(r.p, 1, true), 0);
+    assert_int_equal(policy_pin(r.p, 1, &second, true), 0);
+    assert_int_equal(policy_demote(r.p, 2, r.now_ms, &victim), 0);         /* another tenant's */
+    assert_int_equal(policy_demote(r.p, 0, r.now_ms + 60000, &victim), 0); /* expired: it goes as it is */
+    assert_int_equal(policy_set_tenant(r.p, 1, 0, 0), 0);
+    assert_int_equal(policy_demote(r.p, 0, r.now_ms, &victim), 1);
+    assert_int_equal(load_le32(victim.id.bytes), 1); /* not 2, which is pinned, nor 3, which is lossy */
+    assert_int_equal(policy_demote(r.p, 0, r.now_ms, &victim), 0); /* once */
+    assert_true(holds(&r, 1, 1));
+    assert_int_equal(policy_pin(r.p, 1, &second, false), 0);
+    assert_int_equal(policy_demote(r.p, 1, r.now_ms, &victim), 1);
+    assert_int_equal(load_le32(victim.id.bytes), 2);
+    struct policy_block again = block_of(1, 1, 0, 4);
+    again.lossless = true; /* a better copy has come */
+    assert_int_equal(policy_insert(r.p, &again, r.now_ms), 0);
+    assert_int_equal(policy_demote(r.p, 1, r.now_ms, &victim), 1);
+    assert_int_equal(load_le32(victim.id.bytes), 1);
+    policy_destroy(r.p);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -639,6 +737,7 @@ int main(void)
         cmocka_unit_test(test_blocks_are_limited_like_bytes),
         cmocka_unit_test(test_parent_does_not_expire_under_its_child),
         cmocka_unit_test(test_size_of_a_held_block_changes),
+        cmocka_unit_test(test_demotion_is_the_tenants_choice),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
