@@ -9,6 +9,8 @@ All connections are warm: every program has answered a prompt of the length, the
 asks each mode once, in an order that rotates, each time a prompt that nobody has seen; rounds are the pairs. A run that takes longer than STOP times the
 better single side is cut off and counts as that long. Between runs the programs finish what they do behind a reply (read from their processor time).
 
+Paced, the model is a thin copy (links_model.py): the same bytes on the link, and computing that stays below its pace also beside other work.
+
 `--drop`: the rate falls in the middle of a prompt, with paced computing. What could have been had by knowing it is reckoned (hindsight): the better single side,
 or any split of what reaches the cloud before the fall, the rest from token ids.
 
@@ -30,6 +32,7 @@ import sys
 import threading
 import time
 
+import links_model
 import links_report
 
 CLONE_NEWNET, PR_SET_PDEATHSIG = 0x40000000, 1
@@ -136,7 +139,11 @@ class Bench:
 
     def __init__(self, o, names, edge_extra=()):
         self.o, self.programs, self.modes = o, [], {}
-        self.names, self.edge_extra, self.at = names, edge_extra, None
+        self.names, self.edge_extra, self.at = names, [*edge_extra], None
+        if os.environ.get("TANDEM_PACED_LAYER_US"):
+            links_model.main(o.model, o.dir / "thin.gguf")
+            o.model = o.dir / "thin.gguf"
+            self.edge_extra.append("--codec-unchecked")  # nobody has measured its quality, nor needs to
         self.random = random.Random(o.seed)
         self.overhead = 40
         self.link = Link(o)

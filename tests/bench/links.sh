@@ -13,7 +13,8 @@
 #     --keep-window   TCP keeps its window when idle (a kernel's default is to begin anew, from 10 packets)
 #
 # Cloud and device are in network namespaces of their own, a core each; between them tests/bench/links_relay.c forwards IP packets. What is compared with
-# what, and how: tests/bench/links.py. TANDEM_PACED_LAYER_US=X takes the noise out: computing takes X microseconds a token and layer on both sides.
+# what, and how: tests/bench/links.py. TANDEM_PACED_LAYER_US=X takes the noise out: computing takes X microseconds a token and layer on both sides,
+# with a thin copy of the model, whose real computing stays below that (tests/bench/links_model.py).
 # Needs root, two cores, /dev/net/tun, ip and a C compiler; says so and exits with 77 where one is missing. TANDEM_BIN and TANDEM_MODEL as for tests/e2e.
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
