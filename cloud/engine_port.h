@@ -7,7 +7,7 @@
 #ifndef TANDEM_CLOUD_ENGINE_PORT_H
 #define TANDEM_CLOUD_ENGINE_PORT_H
 #include "cloud/engine.h"
-#include "cloud/inbox.h"
+#include "protocol/inbox.h"
 
 #define ENGINE_PORT_SIZE_MAX (256u << 20)
 

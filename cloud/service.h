@@ -4,7 +4,7 @@
 #define TANDEM_CLOUD_SERVICE_H
 #include "cloud/auth.h"
 #include "cloud/engine_port.h"
-#include "cloud/io_worker.h"
+#include "protocol/io_worker.h"
 #include "cloud/tenant_keys.h"
 #include "shared/chat_template.h"
 #include "store/conversation.h"

@@ -252,16 +252,11 @@ static const struct uplink_events uplink_events = {on_ready, on_lost, on_frame, 
 
 /* ---- the prefill thread's events ---- */
 
-static int sink_event(void *ctx, struct pipeline_event *e)
+static void on_result(struct inbox_item *item)
 {
-    struct agent *a = ctx;
-    return mailbox_send(a->results, e);
-}
-
-static void on_result(void *ctx, void *item)
-{
-    struct agent *a = ctx;
-    struct pipeline_event *e = item;
+    struct pipeline_event *e = (struct pipeline_event *)item;
+    struct agent *a = e->owner;
+    atomic_fetch_sub(&a->results_waiting, 1);
     if (e->cost.tokens > 0)
         estimates_edge(&a->estimates, e->cost.compute_us, e->cost.tokens, e->cost.layers, e->cost.position);
     if (e->token_us > 0)
@@ -277,6 +272,19 @@ static void on_result(void *ctx, void *item)
     if (dropped && a->pipeline)
         pipeline_taken(a->pipeline, dropped);
     pipeline_event_free(e);
+}
+
+/* On the prefill thread. */
+static int sink_event(void *ctx, struct pipeline_event *e)
+{
+    struct agent *a = ctx;
+    if (atomic_load(&a->results_waiting) >= AGENT_RESULTS_MAX)
+        return -TD_ERR_FULL;
+    atomic_fetch_add(&a->results_waiting, 1);
+    e->item.run = on_result;
+    e->owner = a;
+    inbox_push(a->inbox, &e->item);
+    return 0;
 }
 
 /* ---- creation: model ---- */
@@ -374,8 +382,7 @@ static int start_prefill(struct agent *a, struct td_error *err)
         return rc;
     a->kv_tokens = config.page_count * KV_BLOCK_TOKENS;
     a->kv = local_kv_create(config.page_count);
-    a->results = mailbox_create(a->loop, on_result, a);
-    if (!a->kv || !a->results) {
+    if (!a->kv) {
         backend->ops->destroy(backend);
         return td_fail(err, -TD_ERR_NOMEM,
                        "not enough memory for the device's own KV; give a smaller --kv-memory");
@@ -459,7 +466,7 @@ static int make_uplink(struct agent *a, struct td_error *err)
     memcpy(config.layout_hash, a->env.layout_hash, TD_HASH_SIZE);
     a->uplink = uplink_create(&config);
     a->tick = net_timer_create(a->loop, on_tick, a);
-    a->worker = edge_worker_create(a->loop);
+    a->worker = io_worker_create(a->inbox);
     return a->uplink && a->tick && a->worker ? 0 : td_fail(err, -TD_ERR_NOMEM, "not enough memory to start");
 }
 
@@ -475,6 +482,11 @@ int agent_create(const struct agent_config *config, struct net_loop *loop, struc
     a->config = *config;
     a->loop = loop;
     a->away_since_us = clock_mono_us();
+    a->inbox = inbox_create(loop);
+    if (!a->inbox) {
+        free(a);
+        return td_fail(err, -TD_ERR_NOMEM, "not enough memory to start");
+    }
     register_metrics(&a->metrics);
     struct filter_config filter = {.words_path = config->words_path, .pii = config->filter_pii};
     if ((rc = check_certificates(config, err)) < 0 || (rc = open_model(a, err)) < 0 ||
@@ -499,9 +511,9 @@ void agent_shutdown(struct agent *a)
     struct pipeline *pipeline = a->pipeline;
     a->pipeline = NULL;
     pipeline_destroy(pipeline);
-    if (a->results)
-        mailbox_drain(a->results);
-    edge_worker_stop(a->worker);
+    if (a->inbox)
+        inbox_drain(a->inbox);
+    io_worker_stop(a->worker);
     if (a->uplink)
         uplink_stop(a->uplink);
 }
@@ -510,15 +522,13 @@ void agent_destroy(struct agent *a)
 {
     if (!a)
         return;
-    edge_worker_destroy(a->worker);
+    io_worker_destroy(a->worker);
     while (a->flights) {
         struct flight *next = a->flights->next;
         flight_free(a->flights);
         a->flights = next;
     }
-    if (a->results)
-        mailbox_drain(a->results);
-    mailbox_destroy(a->results);
+    inbox_destroy(a->inbox);
     uplink_destroy(a->uplink);
     if (a->tick)
         net_timer_destroy(a->tick);

@@ -11,7 +11,6 @@
 #ifndef TANDEM_EDGE_AGENT_INTERNAL_H
 #define TANDEM_EDGE_AGENT_INTERNAL_H
 #include "edge/agent.h"
-#include "edge/edge_worker.h"
 #include "edge/estimates.h"
 #include "edge/identity.h"
 #include "edge/pipeline.h"
@@ -19,7 +18,11 @@
 #include "edge/uplink.h"
 #include "kernels/model.h"
 #include "protocol/generation.h"
+#include "protocol/io_worker.h"
 #include "shared/metrics.h"
+#include <stdatomic.h>
+
+#define AGENT_RESULTS_MAX 4096u /* of the pipeline, on their way to the loop; then it waits */
 
 enum flight_state {
     FLIGHT_KEY,
@@ -68,8 +71,9 @@ struct agent {
     struct kv_disk *disk; /* NULL: none */
     struct local_kv *kv;
     struct pipeline *pipeline;
-    struct mailbox *results; /* of the pipeline */
-    struct edge_worker *worker;
+    struct inbox *inbox; /* results of the pipeline, finished jobs of the worker */
+    atomic_uint results_waiting;
+    struct io_worker *worker;
     struct uplink *uplink;
     struct net_timer *tick; /* deadlines */
     char unhealthy[UPLINK_WHY_SIZE + 64];
@@ -94,7 +98,7 @@ struct agent {
 struct flight {
     struct flight *next;
     struct agent *agent;
-    struct edge_job job; /* prepare, then commit */
+    struct io_job job; /* prepare, then commit */
     uint64_t serial;
     enum flight_state state;
     bool job_running;              /* the worker has it */

@@ -63,7 +63,7 @@ static void fail_context(struct flight *f, uint32_t asked_tokens)
 
 /* ---- prepare ---- */
 
-static void work_prepare(struct edge_job *job)
+static void work_prepare(struct io_job *job)
 {
     struct flight *f = (struct flight *)((char *)job - offsetof(struct flight, job));
     edge_turn_prepare(&f->turn);
@@ -95,7 +95,7 @@ static bool limit_reply(struct flight *f, uint32_t asked)
 
 static void take_over(struct flight *f, struct flight *old);
 
-static void on_prepared(struct edge_job *job)
+static void on_prepared(struct io_job *job)
 {
     struct flight *f = (struct flight *)((char *)job - offsetof(struct flight, job));
     f->job_running = false;
@@ -154,9 +154,9 @@ static int name_request(struct flight *f)
 static void prepare(struct flight *f)
 {
     int rc = name_request(f);
-    f->job = (struct edge_job){work_prepare, on_prepared};
+    f->job = (struct io_job){.work = work_prepare, .done = on_prepared};
     if (rc == 0)
-        rc = edge_worker_submit(f->agent->worker, &f->job);
+        rc = io_worker_submit(f->agent->worker, &f->job);
     if (rc < 0) {
         flight_fail(f, rc, "too many requests at once; try again", 1000);
         return;
@@ -341,13 +341,13 @@ void flight_end_trail(struct flight *f)
         retire(f);
 }
 
-static void work_commit(struct edge_job *job)
+static void work_commit(struct io_job *job)
 {
     struct flight *f = (struct flight *)((char *)job - offsetof(struct flight, job));
     f->turn.err.code = edge_turn_commit(&f->turn);
 }
 
-static void on_committed(struct edge_job *job)
+static void on_committed(struct io_job *job)
 {
     struct flight *f = (struct flight *)((char *)job - offsetof(struct flight, job));
     int rc = f->turn.err.code;
@@ -375,8 +375,8 @@ void flight_finish(struct flight *f, unsigned finish)
     wire_close_work(f, true);
     f->state = FLIGHT_ENDING;
     bool whole = f->finished || finish == FINISH_STOP || finish == FINISH_LENGTH;
-    f->job = (struct edge_job){work_commit, on_committed};
-    if (whole && f->turn.has_turn && edge_worker_submit(f->agent->worker, &f->job) == 0)
+    f->job = (struct io_job){.work = work_commit, .done = on_committed};
+    if (whole && f->turn.has_turn && io_worker_submit(f->agent->worker, &f->job) == 0)
         f->job_running = true;
     else
         complete(f);

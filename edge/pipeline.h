@@ -23,6 +23,7 @@
 #include "edge/local_kv.h"
 #include "kernels/backend.h"
 #include "kernels/sampler.h"
+#include "protocol/inbox.h"
 #include "protocol/plan.h"
 #include "protocol/wire.h"
 #include "shared/tokenizer.h"
@@ -55,7 +56,9 @@ enum pipeline_event_type {
     PIPELINE_TOKEN,
     PIPELINE_DECODE_FAILED /* no more tokens come of this run: code */
 };
-struct pipeline_event { /* malloc'ed; the sink's once it returned 0 */
+struct pipeline_event {     /* malloc'ed; the sink's once it returned 0 */
+    struct inbox_item item; /* the sink's, as `owner` */
+    void *owner;
     enum pipeline_event_type type;
     uint64_t job;
     uint32_t epoch;

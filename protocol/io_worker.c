@@ -1,5 +1,5 @@
 /* io_worker: see io_worker.h. */
-#include "cloud/io_worker.h"
+#include "protocol/io_worker.h"
 #include "shared/queue.h"
 #include <pthread.h>
 #include <stdlib.h>
@@ -55,15 +55,23 @@ struct io_worker *io_worker_create(struct inbox *inbox)
     return w;
 }
 
-void io_worker_destroy(struct io_worker *w)
+void io_worker_stop(struct io_worker *w)
 {
-    if (!w)
+    if (!w || !w->started)
         return;
     struct io_job end = {0};
     queue_push(w->jobs, &end); /* there is always room for it: see io_worker_submit */
     queue_close(w->jobs);
     pthread_join(w->thread, NULL);
-    inbox_drain(w->inbox); /* `done` of the last jobs refers to the worker */
+    w->started = false;
+}
+
+void io_worker_destroy(struct io_worker *w)
+{
+    if (!w)
+        return;
+    io_worker_stop(w);
+    inbox_drain(w->inbox);
     queue_destroy(w->jobs);
     free(w);
 }

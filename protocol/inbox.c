@@ -1,5 +1,5 @@
 /* inbox: see inbox.h. */
-#include "cloud/inbox.h"
+#include "protocol/inbox.h"
 #include <pthread.h>
 #include <stdlib.h>
 

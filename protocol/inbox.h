@@ -1,8 +1,8 @@
 /* inbox: how other threads hand things to the network loop: a list under a lock, and one post to the loop for as many items as have come
- * together. A push never fails and never waits, so an event of the engine cannot get lost because the loop is busy; if the loop's own post
- * queue is full, the next push or inbox_drain (called once a second) tries again. Items are run in the order of their pushes. */
-#ifndef TANDEM_CLOUD_INBOX_H
-#define TANDEM_CLOUD_INBOX_H
+ * together. A push never fails and never waits, so nothing gets lost because the loop is busy; how much may be waiting is for the pushing side to bound; if the loop's own post
+ * queue is full, the next push or inbox_drain tries again. Items are run in the order of their pushes. */
+#ifndef TANDEM_PROTOCOL_INBOX_H
+#define TANDEM_PROTOCOL_INBOX_H
 #include "protocol/net.h"
 
 struct inbox;

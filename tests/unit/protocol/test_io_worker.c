@@ -1,0 +1,117 @@
+/* io_worker and inbox: jobs in the order of submission, one more than may wait is refused, `done` comes on the loop's thread, and what was
+ * submitted is finished when the worker is stopped. */
+#include "protocol/io_worker.h"
+#include <pthread.h>
+#include <semaphore.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <cmocka.h>
+
+static struct bench {
+    struct net_loop *loop;
+    struct inbox *inbox;
+    struct io_worker *worker;
+    sem_t gate; /* holds the first job */
+    uint32_t worked, finished;
+    pthread_t loop_thread;
+} b;
+
+struct job {
+    uint32_t before; /* something that is not the job */
+    struct io_job io;
+    uint32_t number;
+};
+
+static struct job *job_of(struct io_job *io)
+{
+    return (struct job *)((char *)io - offsetof(struct job, io));
+}
+
+static void work(struct io_job *io)
+{
+    if (job_of(io)->number == 0)
+        sem_wait(&b.gate);
+    if (job_of(io)->number == b.worked)
+        b.worked++;
+}
+
+static void done(struct io_job *io)
+{
+    if (job_of(io)->number == b.finished && pthread_equal(pthread_self(), b.loop_thread))
+        b.finished++;
+    if (b.finished == IO_WORKER_JOBS_MAX)
+        net_loop_stop(b.loop);
+}
+
+static int set_up(void **state)
+{
+    struct td_error err;
+    (void)state;
+    b = (struct bench){.loop_thread = pthread_self()};
+    sem_init(&b.gate, 0, 0);
+    b.loop = net_loop_create(&err);
+    if (!b.loop)
+        return -1;
+    b.inbox = inbox_create(b.loop);
+    b.worker = io_worker_create(b.inbox);
+    return b.worker ? 0 : -1;
+}
+
+static int tear_down(void **state)
+{
+    (void)state;
+    sem_post(&b.gate);
+    io_worker_destroy(b.worker);
+    inbox_destroy(b.inbox);
+    net_loop_destroy(b.loop);
+    return 0;
+}
+
+static struct job *submit_all(void)
+{
+    struct job *jobs = calloc(IO_WORKER_JOBS_MAX + 1, sizeof *jobs);
+    for (uint32_t i = 0; i <= IO_WORKER_JOBS_MAX; i++) {
+        jobs[i] = (struct job){.io = {.work = work, .done = done}, .number = i};
+        assert_int_equal(io_worker_submit(b.worker, &jobs[i].io), i < IO_WORKER_JOBS_MAX ? 0 : -TD_ERR_FULL);
+    }
+    assert_int_equal(io_worker_pending(b.worker), IO_WORKER_JOBS_MAX);
+    return jobs;
+}
+
+static void jobs_come_back_in_their_order(void **state)
+{
+    (void)state;
+    struct job *jobs = submit_all();
+    sem_post(&b.gate);
+    assert_int_equal(net_loop_run(b.loop), 0);
+    assert_int_equal(b.worked, IO_WORKER_JOBS_MAX);
+    assert_int_equal(b.finished, IO_WORKER_JOBS_MAX);
+    assert_int_equal(io_worker_pending(b.worker), 0);
+    free(jobs);
+}
+
+static void a_stopped_worker_has_finished_and_takes_no_more(void **state)
+{
+    (void)state;
+    struct job *jobs = submit_all();
+    sem_post(&b.gate);
+    io_worker_stop(b.worker);
+    assert_int_equal(b.worked, IO_WORKER_JOBS_MAX);
+    assert_int_equal(b.finished, 0);
+    inbox_drain(b.inbox);
+    assert_int_equal(b.finished, IO_WORKER_JOBS_MAX);
+    assert_int_equal(io_worker_submit(b.worker, &jobs[0].io), -TD_ERR_CLOSED);
+    assert_int_equal(io_worker_pending(b.worker), 0);
+    free(jobs);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(jobs_come_back_in_their_order, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(a_stopped_worker_has_finished_and_takes_no_more, set_up, tear_down),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
