@@ -7,7 +7,8 @@ struct inbox {
     struct net_loop *loop;
     pthread_mutex_t lock; /* guards all below */
     struct inbox_item *first, **last;
-    bool posted;
+    bool posted; /* a post is on its way, and refers to this */
+    bool dead;   /* that post frees it */
 };
 
 struct inbox *inbox_create(struct net_loop *loop)
@@ -21,18 +22,34 @@ struct inbox *inbox_create(struct net_loop *loop)
     return b;
 }
 
+static void inbox_free(struct inbox *b)
+{
+    pthread_mutex_destroy(&b->lock);
+    free(b);
+}
+
 void inbox_destroy(struct inbox *b)
 {
     if (!b)
         return;
     inbox_drain(b);
-    pthread_mutex_destroy(&b->lock);
-    free(b);
+    pthread_mutex_lock(&b->lock);
+    b->dead = b->posted;
+    pthread_mutex_unlock(&b->lock);
+    if (!b->dead)
+        inbox_free(b);
 }
 
 static void on_post(void *arg)
 {
-    inbox_drain(arg);
+    struct inbox *b = arg;
+    pthread_mutex_lock(&b->lock);
+    b->posted = false;
+    pthread_mutex_unlock(&b->lock);
+    if (b->dead)
+        inbox_free(b);
+    else
+        inbox_drain(b);
 }
 
 void inbox_push(struct inbox *b, struct inbox_item *item)
@@ -57,7 +74,6 @@ void inbox_drain(struct inbox *b)
     struct inbox_item *item = b->first;
     b->first = NULL;
     b->last = &b->first;
-    b->posted = false;
     pthread_mutex_unlock(&b->lock);
     while (item) {
         struct inbox_item *next = item->next;

@@ -1,6 +1,6 @@
 /* inbox: how other threads hand things to the network loop: a list under a lock, and one post to the loop for as many items as have come
- * together. A push never fails and never waits, so nothing gets lost because the loop is busy; how much may be waiting is for the pushing side to bound; if the loop's own post
- * queue is full, the next push or inbox_drain tries again. Items are run in the order of their pushes. */
+ * together. A push never fails and never waits, so nothing gets lost because the loop is busy; whoever pushes bounds what may be waiting.
+ * If the loop's own post queue is full, the next push or inbox_drain tries again. Items are run in the order of their pushes. */
 #ifndef TANDEM_PROTOCOL_INBOX_H
 #define TANDEM_PROTOCOL_INBOX_H
 #include "protocol/net.h"
@@ -12,7 +12,7 @@ struct inbox_item { /* the first member of what is handed over */
 };
 
 struct inbox *inbox_create(struct net_loop *loop); /* NULL without memory */
-/* Loop's thread, when nobody pushes any more and before the loop is destroyed: runs what is left. */
+/* Loop's thread, when nobody pushes any more: runs what is left. Before the loop's end or after it: a post on its way does no harm. */
 void inbox_destroy(struct inbox *b);
 void inbox_push(struct inbox *b, struct inbox_item *item);
 void inbox_drain(struct inbox *b); /* loop's thread */
