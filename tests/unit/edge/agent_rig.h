@@ -15,7 +15,8 @@
 
 #define RIG_MODEL "/tiny/llama-gqa-untied.gguf" /* 2 layers, context 512 */
 
-struct client {
+struct client { /* of a rig, which frees it */
+    struct client *next;
     struct agent *agent;
     struct flight *flight;
     struct api_request request;
@@ -42,6 +43,7 @@ struct rig {
     struct agent *agent;
     struct agent_config config;
     char dir[64], model[128], data[128];
+    struct client *clients;
 };
 
 /* ---- what a client hears ---- */
@@ -102,6 +104,8 @@ static const struct agent_sink client_sink = {client_started, client_tokens, cli
 static inline struct client *client_make(struct rig *r)
 {
     struct client *c = calloc(1, sizeof *c);
+    c->next = r->clients;
+    r->clients = c;
     c->agent = r->agent;
     c->request.chat = true;
     c->request.messages = c->messages;
@@ -114,6 +118,14 @@ static inline struct client *client_make(struct rig *r)
 static inline void client_says(struct client *c, const char *role, const char *content)
 {
     c->messages[c->request.message_count++] = (struct chat_message){role, content, strlen(content)};
+}
+
+/* One user message. */
+static inline struct client *client_asks(struct rig *r, const char *content)
+{
+    struct client *c = client_make(r);
+    client_says(c, "user", content);
+    return c;
 }
 
 static inline void client_begin(void *arg)
@@ -230,13 +242,38 @@ static inline int rig_remove(const char *path, const struct stat *s, int type, s
     return remove(path);
 }
 
-static inline void rig_free(struct rig *r)
+static inline void rig_end(struct rig *r)
 {
     fake_cloud_stop(&r->cloud);
     agent_shutdown(r->agent);
     fake_cloud_free(&r->cloud);
     agent_destroy(r->agent);
+}
+
+/* Another cloud, and no agent yet: the next one finds the folder of the one before. */
+static inline void rig_make_again(struct rig *r)
+{
+    uint8_t layout[32];
+    rig_end(r);
+    model_layout(r->model, layout);
+    assert_int_equal(fake_cloud_make(&r->cloud, layout), 0);
+    r->config.cloud_port = r->cloud.port;
+}
+
+static inline void rig_clear(struct rig *r)
+{
+    while (r->clients) {
+        struct client *next = r->clients->next;
+        free(r->clients);
+        r->clients = next;
+    }
     nftw(r->dir, rig_remove, 16, FTW_DEPTH | FTW_PHYS);
+}
+
+static inline void rig_free(struct rig *r)
+{
+    rig_end(r);
+    rig_clear(r);
 }
 
 /* ---- replies of one token over and over: a bias makes each token that the device draws this one ---- */
@@ -245,8 +282,7 @@ static inline void rig_free(struct rig *r)
 
 static inline struct client *rig_asks(struct rig *r, uint32_t token_count)
 {
-    struct client *c = client_make(r);
-    client_says(c, "user", "hello");
+    struct client *c = client_asks(r, "hello");
     c->request.max_tokens = token_count;
     c->request.ignore_end = true;
     c->request.sampling.repetition_penalty = 1;

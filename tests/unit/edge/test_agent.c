@@ -11,8 +11,7 @@ static void ids_alone_go_to_the_cloud_at_k_0(void **state)
     struct rig r;
     rig_make(&r, 0);
     rig_run(&r);
-    struct client *c = client_make(&r);
-    client_says(c, "user", "hello");
+    struct client *c = client_asks(&r, "hello");
     c->request.max_tokens = 50;
     client_run(&r, c);
     client_check_reply(c, FAKE_REPLY);
@@ -30,7 +29,6 @@ static void ids_alone_go_to_the_cloud_at_k_0(void **state)
     assert_int_equal(r.cloud.generate_count, 1);
     assert_int_equal(r.cloud.token_count_max, 50);
     assert_int_equal(r.cloud.rows, 0);
-    free(c);
     rig_free(&r);
 }
 
@@ -64,12 +62,10 @@ static void an_idle_link_is_probed_for_the_planner(void **state)
     rig_free(&r);
     rig_make(&r, 1);
     rig_run(&r);
-    struct client *c = client_make(&r);
-    client_says(c, "user", "hello");
+    struct client *c = client_asks(&r, "hello");
     client_run(&r, c);
     client_check_reply(c, FAKE_REPLY);
     assert_false(probe_came(&r));
-    free(c);
     rig_free(&r);
 }
 
@@ -80,8 +76,7 @@ static void rows_and_pieces_of_the_whole_prompt_are_sent(void **state)
     rig_make(&r, 1);
     r.cloud.wait_for_rows = true;
     rig_run(&r);
-    struct client *c = client_make(&r);
-    client_says(c, "user", long_text);
+    struct client *c = client_asks(&r, long_text);
     client_run(&r, c);
     client_check_reply(c, FAKE_REPLY);
     uint32_t prompt = c->usage.prompt_tokens, blocks = (prompt + 63) / 64;
@@ -97,7 +92,6 @@ static void rows_and_pieces_of_the_whole_prompt_are_sent(void **state)
     assert_int_equal(c->timings.edge_prefill_tokens, prompt);
     assert_true(c->timings.uplink_bytes > 0);
     assert_true(c->timings.uplink_raw_bytes > c->timings.uplink_bytes);
-    free(c);
     rig_free(&r);
 }
 
@@ -108,14 +102,12 @@ static void all_layers_send_one_row(void **state)
     rig_make(&r, 2);
     r.cloud.wait_for_rows = true;
     rig_run(&r);
-    struct client *c = client_make(&r);
-    client_says(c, "user", long_text);
+    struct client *c = client_asks(&r, long_text);
     client_run(&r, c);
     client_check_reply(c, FAKE_REPLY);
     assert_int_equal(r.cloud.rows, 1);
     assert_int_equal(r.cloud.rows_begin, c->usage.prompt_tokens - 1);
     assert_int_equal(r.cloud.row_layer, 2);
-    free(c);
     rig_free(&r);
 }
 
@@ -127,8 +119,7 @@ static void what_the_cloud_has_is_not_sent_again(void **state)
     r.cloud.wait_for_rows = true;
     r.cloud.cached_tokens = 64;
     rig_run(&r);
-    struct client *c = client_make(&r);
-    client_says(c, "user", long_text);
+    struct client *c = client_asks(&r, long_text);
     client_run(&r, c);
     client_check_reply(c, FAKE_REPLY);
     assert_int_equal(r.cloud.plan_count, 2);
@@ -140,7 +131,6 @@ static void what_the_cloud_has_is_not_sent_again(void **state)
     assert_int_equal(c->usage.cached_tokens, 64);
     assert_int_equal(c->start_usage.cached_tokens, 64);
     assert_int_equal(c->timings.cached_memory_tokens, 64);
-    free(c);
     rig_free(&r);
 }
 
@@ -150,15 +140,13 @@ static void exact_requests_are_sent_lossless(void **state)
     struct rig r;
     rig_make(&r, 1);
     rig_run(&r);
-    struct client *c = client_make(&r);
-    client_says(c, "user", long_text);
+    struct client *c = client_asks(&r, long_text);
     c->request.accept = KV_ACCEPT_EXACT;
     c->request.has_accept = true;
     client_run(&r, c);
     assert_int_equal(r.cloud.opens[0].accept, KV_ACCEPT_EXACT);
     assert_int_equal(r.cloud.plans[0].ranges[0].codec, KV_L0);
     assert_int_equal(r.cloud.plans[0].ranges[0].hidden_dtype, HIDDEN_F32);
-    free(c);
     rig_free(&r);
 }
 
@@ -187,8 +175,6 @@ static void a_sent_history_keeps_its_ids(void **state)
     assert_int_equal(o->ids_count, o->prompt_count - known);
     assert_true(o->attempt > 0);
     free(reply);
-    free(first);
-    free(second);
     rig_free(&r);
 }
 
@@ -217,8 +203,6 @@ static void a_cloud_that_forgot_gets_all_ids(void **state)
     assert_memory_equal(r.cloud.opens[2].ids, r.cloud.opens[0].ids, r.cloud.opens[0].ids_count * 4);
     for (uint32_t i = 0; i < FAKE_REPLY; i++)
         assert_int_equal(r.cloud.opens[2].ids[r.cloud.opens[0].ids_count + i], fake_token(i));
-    free(first);
-    free(second);
     rig_free(&r);
 }
 
@@ -228,8 +212,7 @@ static void conversations_outlive_the_agent(void **state)
     struct rig r;
     rig_make(&r, 0);
     rig_run(&r);
-    struct client *first = client_make(&r);
-    client_says(first, "user", "hello");
+    struct client *first = client_asks(&r, "hello");
     client_run(&r, first);
     char *json;
     assert_int_equal(edge_conversation_show(r.agent, "local", first->conversation, &json), 0);
@@ -237,21 +220,13 @@ static void conversations_outlive_the_agent(void **state)
     free(json);
     assert_int_equal(edge_conversation_show(r.agent, "other", first->conversation, &json), -TD_ERR_NOTFOUND);
     /* The same folder, a new agent. */
-    fake_cloud_stop(&r.cloud);
-    agent_shutdown(r.agent);
-    fake_cloud_free(&r.cloud);
-    agent_destroy(r.agent);
-    uint8_t layout[32];
-    model_layout(r.model, layout);
-    assert_int_equal(fake_cloud_make(&r.cloud, layout), 0);
-    r.config.cloud_port = r.cloud.port;
+    rig_make_again(&r);
     rig_run(&r);
     assert_int_equal(edge_conversations_list(r.agent, "local", &json), 0);
     assert_non_null(strstr(json, first->conversation));
     free(json);
     assert_int_equal(edge_conversation_delete(r.agent, "local", first->conversation), 0);
     assert_int_equal(edge_conversation_show(r.agent, "local", first->conversation, &json), -TD_ERR_NOTFOUND);
-    free(first);
     rig_free(&r);
 }
 
@@ -269,8 +244,7 @@ static void a_client_that_leaves_stops_the_cloud(void **state)
     rig_make(&r, 1);
     r.cloud.token_count = 400;
     rig_run(&r);
-    struct client *c = client_make(&r);
-    client_says(c, "user", "hello");
+    struct client *c = client_asks(&r, "hello");
     c->cancel_at = 5;
     on_loop(r.cloud.loop, client_begin, c);
     assert_true(comes_true(r.cloud.loop, heard_cancel, &r));
@@ -280,7 +254,6 @@ static void a_client_that_leaves_stops_the_cloud(void **state)
     assert_int_equal(agent_flight_count(r.agent), 0);
     char *json;
     assert_int_equal(edge_conversation_show(r.agent, "local", c->conversation, &json), -TD_ERR_NOTFOUND);
-    free(c);
     rig_free(&r);
 }
 
@@ -291,8 +264,7 @@ static void a_stop_string_keeps_what_was_shown(void **state)
     rig_make(&r, 1);
     r.cloud.token_count = 400;
     rig_run(&r);
-    struct client *c = client_make(&r);
-    client_says(c, "user", "hello");
+    struct client *c = client_asks(&r, "hello");
     c->finish_at = 6;
     client_run(&r, c);
     assert_true(r.cloud.cancel_finished);
@@ -304,7 +276,6 @@ static void a_stop_string_keeps_what_was_shown(void **state)
     snprintf(tokens, sizeof tokens, "\"tokens\":%u,", c->usage.prompt_tokens + 6);
     assert_non_null(strstr(json, tokens));
     free(json);
-    free(c);
     rig_free(&r);
 }
 
@@ -331,9 +302,6 @@ static void what_does_not_fit_is_refused_with_counts(void **state)
     assert_int_equal(e->done, 1);
     assert_int_equal(r.cloud.token_count_max, 100 - e->usage.prompt_tokens);
     assert_int_equal(r.cloud.open_count, 1);
-    free(c);
-    free(d);
-    free(e);
     rig_free(&r);
 }
 
@@ -350,10 +318,8 @@ static void a_key_names_one_generation(void **state)
     struct rig r;
     rig_make(&r, 0);
     rig_run(&r);
-    struct client *a = client_make(&r), *b = client_make(&r), *other = client_make(&r);
-    client_says(a, "user", "hello");
-    client_says(b, "user", "hello");
-    client_says(other, "user", "hello");
+    struct client *a = client_asks(&r, "hello"), *b = client_asks(&r, "hello"),
+                  *other = client_asks(&r, "hello");
     strcpy(a->key, "k1");
     strcpy(b->key, "k1");
     strcpy(other->key, "k2");
@@ -377,9 +343,6 @@ static void a_key_names_one_generation(void **state)
     free(json);
     client_run(&r, other);
     assert_memory_not_equal(r.cloud.opens[2].request_id, request_id, 16);
-    free(a);
-    free(b);
-    free(other);
     rig_free(&r);
 }
 
@@ -390,10 +353,8 @@ static void the_later_of_two_takes_over(void **state)
     rig_make(&r, 1);
     r.cloud.token_count = 60;
     rig_run(&r);
-    struct client *a = client_make(&r), *b = client_make(&r), *wrong = client_make(&r);
-    client_says(a, "user", "hello");
-    client_says(b, "user", "hello");
-    client_says(wrong, "user", "another prompt");
+    struct client *a = client_asks(&r, "hello"), *b = client_asks(&r, "hello"),
+                  *wrong = client_asks(&r, "another prompt");
     strcpy(a->key, "k");
     strcpy(b->key, "k");
     strcpy(wrong->key, "k");
@@ -408,9 +369,6 @@ static void the_later_of_two_takes_over(void **state)
     assert_int_equal(a->code, -TD_ERR_CONFLICT);
     assert_int_equal(r.cloud.open_count, 1); /* the cloud noticed nothing */
     assert_int_equal(r.cloud.cancel_count, 0);
-    free(a);
-    free(b);
-    free(wrong);
     rig_free(&r);
 }
 
@@ -432,9 +390,7 @@ static void one_that_is_ending_is_waited_for(void **state)
     r.cloud.hold_done = true;
     r.cloud.token_count = 300;
     rig_run(&r);
-    struct client *a = client_make(&r), *b = client_make(&r);
-    client_says(a, "user", "hello");
-    client_says(b, "user", "hello");
+    struct client *a = client_asks(&r, "hello"), *b = client_asks(&r, "hello");
     strcpy(a->key, "k");
     strcpy(b->key, "k");
     a->finish_at = b->finish_at = 6;
@@ -455,8 +411,6 @@ static void one_that_is_ending_is_waited_for(void **state)
     snprintf(tokens, sizeof tokens, "\"tokens\":%u,", a->usage.prompt_tokens + 6);
     assert_non_null(strstr(json, tokens)); /* once */
     free(json);
-    free(a);
-    free(b);
     rig_free(&r);
 }
 
@@ -469,15 +423,13 @@ static void without_room_the_cloud_gets_the_prompt(void **state)
     rig_make(&r, 1);
     r.config.kv_memory = 1; /* two pages, the least there is; the prompt wants more */
     rig_run(&r);
-    struct client *c = client_make(&r);
-    client_says(c, "user", long_text);
+    struct client *c = client_asks(&r, long_text);
     r.cloud.silent = true;
     on_loop(r.cloud.loop, client_begin, c);
     assert_true(comes_true(r.cloud.loop, planned_for_the_cloud, &r));
     on_loop(r.cloud.loop, let_tokens, &r);
     assert_true(comes_true(r.cloud.loop, client_ended, c));
     client_check_reply(c, FAKE_REPLY);
-    free(c);
     rig_free(&r);
 }
 
@@ -503,8 +455,7 @@ static void what_was_damaged_is_left_to_the_cloud(void **state)
     rig_make(&r, 1);
     r.cloud.silent = true;
     rig_run(&r);
-    struct client *c = client_make(&r);
-    client_says(c, "user", long_text);
+    struct client *c = client_asks(&r, long_text);
     on_loop(r.cloud.loop, client_begin, c);
     assert_true(comes_true(r.cloud.loop, has_planned, &r));
     assert_int_equal(r.cloud.plans[0].ranges[0].layers, 1);
@@ -513,7 +464,6 @@ static void what_was_damaged_is_left_to_the_cloud(void **state)
     on_loop(r.cloud.loop, let_tokens, &r);
     assert_true(comes_true(r.cloud.loop, client_ended, c));
     client_check_reply(c, FAKE_REPLY);
-    free(c);
     rig_free(&r);
 }
 
@@ -528,8 +478,7 @@ static void many_clients_at_once_hear_their_own(void **state)
     rig_run(&r);
     struct client *clients[8];
     for (size_t i = 0; i < TD_COUNT(clients); i++) {
-        clients[i] = client_make(&r);
-        client_says(clients[i], "user", i % 2 ? "hello" : long_text);
+        clients[i] = client_asks(&r, i % 2 ? "hello" : long_text);
         clients[i]->cancel_at = i == 3 ? 4 : 0;
     }
     /* The fake cloud serves the last stream of a connection only, so one after the other begins when the one before has been heard. */
@@ -539,11 +488,9 @@ static void many_clients_at_once_hear_their_own(void **state)
         if (i != 3)
             assert_true(comes_true(r.cloud.loop, client_ended, clients[i]));
     }
-    for (size_t i = 0; i < TD_COUNT(clients); i++) {
+    for (size_t i = 0; i < TD_COUNT(clients); i++)
         if (i != 3)
             client_check_reply(clients[i], 10);
-        free(clients[i]);
-    }
     rig_free(&r);
 }
 
@@ -554,16 +501,13 @@ static void shutdown_in_the_middle_leaves_nothing(void **state)
     rig_make(&r, 1);
     r.cloud.token_count = 400;
     rig_run(&r);
-    struct client *a = client_make(&r), *b = client_make(&r);
-    client_says(a, "user", long_text);
-    client_says(b, "user", "hello");
+    struct client *a = client_asks(&r, long_text), *b = client_asks(&r, "hello");
     on_loop(r.cloud.loop, client_begin, a);
     assert_true(comes_true(r.cloud.loop, has_tokens, a));
     on_loop(r.cloud.loop, client_begin, b);
-    rig_free(&r); /* under a sanitizer: nothing leaks, nothing is touched */
+    rig_end(&r); /* under a sanitizer: nothing leaks, nothing is touched */
     assert_int_equal(a->done, 0);
-    free(a);
-    free(b);
+    rig_clear(&r);
 }
 
 static void layers_beyond_the_file_are_refused(void **state)
@@ -592,7 +536,7 @@ static void missing_certificates_are_told_at_the_start(void **state)
     assert_int_equal(agent_create(&r.config, r.cloud.loop, &r.agent, &err), -TD_ERR_IO);
     assert_non_null(strstr(err.text, "/nonexistent/ca.crt"));
     fake_cloud_free(&r.cloud);
-    nftw(r.dir, rig_remove, 16, FTW_DEPTH | FTW_PHYS);
+    rig_clear(&r);
 }
 
 int main(void)

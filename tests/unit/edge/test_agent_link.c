@@ -14,8 +14,7 @@ static void every_token_comes_once_over_a_cut_link(void **state)
         r.cloud.resumed = resumed;
         r.cloud.wait_for_rows = true;
         rig_run(&r);
-        struct client *c = client_make(&r);
-        client_says(c, "user", long_text);
+        struct client *c = client_asks(&r, long_text);
         client_run(&r, c);
         client_check_reply(c, FAKE_REPLY);
         assert_int_equal(r.cloud.open_count, 2);
@@ -34,7 +33,6 @@ static void every_token_comes_once_over_a_cut_link(void **state)
         } else {
             assert_int_equal(r.cloud.plan_count, 1);
         }
-        free(c);
         rig_free(&r);
     }
 }
@@ -49,8 +47,7 @@ static void what_the_cloud_did_by_itself_is_in_the_record(void **state)
     r.cloud.silent = true;
     r.cloud.cut_after = 7;
     rig_run(&r);
-    struct client *c = client_make(&r);
-    client_says(c, "user", long_text);
+    struct client *c = client_asks(&r, long_text);
     client_run(&r, c);
     client_check_reply(c, FAKE_REPLY);
     uint32_t prompt = c->usage.prompt_tokens;
@@ -63,7 +60,6 @@ static void what_the_cloud_did_by_itself_is_in_the_record(void **state)
     assert_int_equal(p->ranges[1].layers, 0);
     assert_int_equal(p->ranges[1].count, prompt - 64);
     assert_int_equal(c->timings.plan.left_tokens, prompt - 64);
-    free(c);
     rig_free(&r);
 }
 
@@ -79,8 +75,7 @@ static void an_upload_goes_on_as_the_cloud_has_it_planned(void **state)
         r.cloud.wanted_layers = layers;
         r.cloud.wanted_epoch = 4000000000u;
         rig_run(&r);
-        struct client *c = client_make(&r);
-        client_says(c, "user", long_text);
+        struct client *c = client_asks(&r, long_text);
         client_run(&r, c);
         client_check_reply(c, FAKE_REPLY);
         assert_int_equal(r.cloud.open_count, 2);
@@ -95,7 +90,6 @@ static void an_upload_goes_on_as_the_cloud_has_it_planned(void **state)
             assert_int_equal(r.cloud.rows_begin, KV_BLOCK_TOKENS);
             assert_int_equal(r.cloud.row_layer, 1);
         }
-        free(c);
         rig_free(&r);
     }
 }
@@ -113,12 +107,10 @@ static struct rig *resuming_rig(uint32_t layers)
 static const struct fake_plan *last_plan_of_a_reply(struct rig *r, uint32_t *prompt_count)
 {
     rig_run(r);
-    struct client *c = client_make(r);
-    client_says(c, "user", long_text);
+    struct client *c = client_asks(r, long_text);
     client_run(r, c);
     client_check_reply(c, FAKE_REPLY);
     *prompt_count = c->usage.prompt_tokens;
-    free(c);
     return &r->cloud.plans[r->cloud.plan_count - 1];
 }
 
@@ -158,8 +150,7 @@ static void an_agent_that_chooses_says_by_what(void **state)
     rig_make(&r, PLANNER_AUTO);
     rig_run(&r);
     for (int turn = 0; turn < 2; turn++) {
-        struct client *c = client_make(&r);
-        client_says(c, "user", long_text);
+        struct client *c = client_asks(&r, long_text);
         client_run(&r, c);
         client_check_reply(c, FAKE_REPLY);
         const struct api_plan *p = &c->timings.plan;
@@ -170,7 +161,6 @@ static void an_agent_that_chooses_says_by_what(void **state)
         assert_true(p->first_token_ms > 0 && p->first_token_ms <= p->cloud_first_token_ms);
         assert_true(p->t16_ms > p->first_token_ms);
         assert_true(p->edge_layer_us > 0 && p->cloud_layer_us > 0 && p->uplink_mbit > 0);
-        free(c);
     }
     rig_free(&r);
 }
@@ -183,12 +173,10 @@ static void a_node_that_leaves_is_followed(void **state)
     r.cloud.error_code = TD_ERR_CLOSED;
     r.cloud.error_retry = true;
     rig_run(&r);
-    struct client *c = client_make(&r);
-    client_says(c, "user", "hello");
+    struct client *c = client_asks(&r, "hello");
     client_run(&r, c);
     client_check_reply(c, FAKE_REPLY);
     assert_int_equal(r.cloud.open_count, 2);
-    free(c);
     rig_free(&r);
 }
 
@@ -200,14 +188,12 @@ static void the_clouds_error_reaches_the_client(void **state)
     r.cloud.error_code = TD_ERR_FULL;
     r.cloud.error_retry = true;
     rig_run(&r);
-    struct client *c = client_make(&r);
-    client_says(c, "user", "hello");
+    struct client *c = client_asks(&r, "hello");
     client_run(&r, c);
     assert_int_equal(c->failed, 1);
     assert_int_equal(c->code, -TD_ERR_FULL);
     assert_int_equal(c->retry_ms, 700);
     assert_int_equal(c->started, 0);
-    free(c);
     rig_free(&r);
 }
 
@@ -219,14 +205,12 @@ static void no_cloud_is_an_error_after_the_timeout(void **state)
     r.config.cloud_port = 1; /* nobody listens */
     r.config.cloud_timeout_ms = 100;
     rig_run(&r);
-    struct client *c = client_make(&r);
-    client_says(c, "user", "hello");
+    struct client *c = client_asks(&r, "hello");
     client_run(&r, c);
     assert_int_equal(c->failed, 1);
     assert_int_equal(c->code, -TD_ERR_CLOSED);
     assert_non_null(strstr(c->text, "could not be reached"));
     assert_non_null(agent_unhealthy(r.agent));
-    free(c);
     rig_free(&r);
 }
 
@@ -243,9 +227,7 @@ static void a_refusal_fails_requests_at_once(void **state)
     rig_make(&r, 0);
     r.cloud.refuse_code = TD_ERR_AUTH;
     rig_start(&r);
-    struct client *waiting = client_make(&r), *later = client_make(&r);
-    client_says(waiting, "user", "hello");
-    client_says(later, "user", "hello");
+    struct client *waiting = client_asks(&r, "hello"), *later = client_asks(&r, "hello");
     on_loop(r.cloud.loop, client_begin, waiting); /* before the cloud has said anything */
     assert_int_equal(waiting->begin_code, 0);
     on_loop(r.cloud.loop, rig_connect, r.agent);
@@ -255,8 +237,6 @@ static void a_refusal_fails_requests_at_once(void **state)
     assert_non_null(strstr(waiting->text, "refuses this device"));
     on_loop(r.cloud.loop, client_begin, later);
     assert_int_equal(later->begin_code, -TD_ERR_CLOSED);
-    free(waiting);
-    free(later);
     rig_free(&r);
 }
 

@@ -62,7 +62,6 @@ static void a_whole_reply_ends_before_the_cloud_has_begun(void **state)
     assert_int_equal(r.cloud.done_count, 1);
     assert_int_equal(r.cloud.cancel_count, 0);
     assert_int_equal(r.cloud.open_count, 1);
-    free(c);
     rig_free(&r);
 }
 
@@ -85,7 +84,6 @@ static void a_reply_that_the_client_ends_is_ended_there(void **state)
     assert_int_equal(r.cloud.cancel_count, 1);
     assert_true(r.cloud.cancel_finished);
     assert_int_equal(r.cloud.cancel_keep, 4);
-    free(c);
     rig_free(&r);
 }
 
@@ -117,7 +115,6 @@ static void the_device_is_ahead_by_so_many_at_most(void **state)
     assert_all_own(c, 150);
     assert_true(comes_true(r.cloud.loop, all_are_gone, &r));
     assert_int_equal(r.cloud.open_count, 1);
-    free(c);
     rig_free(&r);
 }
 
@@ -146,7 +143,6 @@ static void another_text_of_the_cloud_goes_on_behind_the_devices(void **state)
         assert_int_equal(c->ids[i], i < again->held_count ? RIG_TOKEN : RIG_TOKEN + 1);
     assert_int_equal(c->timings.local_tokens, again->held_count);
     assert_int_equal(r.cloud.plans[1].ranges[0].layers, 0);
-    free(c);
     rig_free(&r);
 }
 
@@ -170,7 +166,6 @@ static void a_cloud_that_is_busy_is_asked_again(void **state)
     assert_int_equal(c->count, 80);
     assert_int_equal(r.cloud.open_count, 3);
     assert_int_equal(r.cloud.opens[2].held_count, r.cloud.opens[1].held_count);
-    free(c);
     rig_free(&r);
 }
 
@@ -203,7 +198,6 @@ static void a_lost_link_does_not_stop_the_device(void **state)
     on_loop(r.cloud.loop, let_tokens, &r);
     assert_true(comes_true(r.cloud.loop, is_whole, c));
     assert_all_own(c, 90);
-    free(c);
     rig_free(&r);
 }
 
@@ -224,8 +218,6 @@ static void a_reply_may_be_whole_without_a_link(void **state)
     assert_all_own(next, 3);
     on_loop(r.cloud.loop, cut, &r);
     assert_true(comes_true(r.cloud.loop, all_are_gone, &r));
-    free(c);
-    free(next);
     rig_free(&r);
 }
 
@@ -241,7 +233,6 @@ static void a_client_that_leaves_ends_it(void **state)
     assert_true(comes_true(r.cloud.loop, all_are_gone, &r));
     assert_int_equal(c->count, 5);
     assert_int_equal(c->done + c->failed, 0);
-    free(c);
     rig_free(&r);
 }
 
@@ -265,8 +256,6 @@ static void the_same_key_takes_the_run_over(void **state)
     assert_true(comes_true(r.cloud.loop, is_whole, second));
     assert_all_own(second, 120);
     assert_int_equal(r.cloud.open_count, 1);
-    free(first);
-    free(second);
     rig_free(&r);
 }
 
@@ -284,7 +273,6 @@ static void shutting_down_waits_for_no_cloud(void **state)
         on_loop(r.cloud.loop, (void (*)(void *))agent_end_flights, r.agent);
         assert_true(comes_true(r.cloud.loop, all_are_gone, &r));
         assert_int_equal(c->done, ends);
-        free(c);
         rig_free(&r);
     }
 }
@@ -306,7 +294,6 @@ static void without_it_the_cloud_makes_all(void **state)
         assert_all_own(c, FAKE_REPLY);
         assert_int_equal(c->timings.local_tokens, 0);
         assert_false(c->timings.plan.local);
-        free(c);
         rig_free(&r);
     }
 }

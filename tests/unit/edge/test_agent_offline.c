@@ -45,7 +45,6 @@ static void the_rest_is_made_here(void **state)
     assert_int_equal(c->timings.local_tokens, 30);
     assert_true(c->timings.offline_estimate_ms > 0);
     assert_int_equal(r.cloud.open_count, 1);
-    free(c);
     rig_free(&r);
 }
 
@@ -94,7 +93,6 @@ static void a_token_that_came_too_late_does_not_count(void **state)
         assert_true(comes_true(r.cloud.loop, is_whole, c));
         assert_all_own(c, 40);
         assert_int_equal(c->timings.offline_tokens, 30);
-        free(c);
         rig_free(&r);
     }
 }
@@ -134,20 +132,12 @@ static void it_hands_back(void **state)
     assert_true(c->timings.offline_tokens <= again->held_count - 10 + 64);
     const struct fake_plan *plan = &r.cloud.plans[r.cloud.plan_count - 1];
     assert_int_equal(plan->ranges[0].layers, 0); /* the cloud computes the context from ids */
-    free(c);
     rig_free(&r);
 }
 
 static void again_in_the_same_folder(struct rig *r)
 {
-    uint8_t layout[32];
-    fake_cloud_stop(&r->cloud);
-    agent_shutdown(r->agent);
-    fake_cloud_free(&r->cloud);
-    agent_destroy(r->agent);
-    model_layout(r->model, layout);
-    assert_int_equal(fake_cloud_make(&r->cloud, layout), 0);
-    r->config.cloud_port = r->cloud.port;
+    rig_make_again(r);
     r->cloud.same_token = RIG_TOKEN;
 }
 
@@ -160,7 +150,6 @@ static void whole_replies_are_made_here(void **state)
     rig_run(&r);
     struct client *c = rig_asks(&r, 8);
     client_run(&r, c);
-    free(c);
     again_in_the_same_folder(&r);
     r.cloud.away = true;
     rig_run(&r);
@@ -174,7 +163,6 @@ static void whole_replies_are_made_here(void **state)
     assert_int_equal(edge_conversation_show(r.agent, "local", c->conversation, &json), 0);
     free(json);
     assert_int_equal(r.cloud.open_count, 0);
-    free(c);
     rig_free(&r);
 }
 
@@ -191,7 +179,6 @@ static void a_device_that_was_never_connected_waits(void **state)
     assert_int_equal(c->failed, 1);
     assert_int_equal(c->code, -TD_ERR_CLOSED);
     assert_non_null(agent_unhealthy(r.agent));
-    free(c);
     rig_free(&r);
 }
 
@@ -214,7 +201,6 @@ static void without_the_wish_it_waits(void **state)
     char path[160];
     snprintf(path, sizeof path, "%s/identity", r.data);
     assert_int_equal(access(path, F_OK), -1);
-    free(c);
     rig_free(&r);
 }
 
@@ -229,7 +215,7 @@ static void a_device_without_all_layers_is_told_so(void **state)
         assert_int_equal(agent_create(&r.config, r.cloud.loop, &r.agent, &err), -TD_ERR_ARG);
         assert_non_null(strstr(err.text, "--offline continue"));
         fake_cloud_free(&r.cloud);
-        nftw(r.dir, rig_remove, 16, FTW_DEPTH | FTW_PHYS);
+        rig_clear(&r);
     }
 }
 

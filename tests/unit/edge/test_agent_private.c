@@ -29,8 +29,7 @@ static void a_private_prompt_sends_names_and_no_ids(void **state)
         rig_make_private(&r, 1);
         r.config.prefer_private = false;
         rig_run(&r);
-        struct client *c = client_make(&r);
-        client_says(c, "user", long_text);
+        struct client *c = client_asks(&r, long_text);
         c->request.prefer = is_private ? API_PREFER_PRIVATE : API_PREFER_NONE;
         client_run(&r, c);
         client_check_reply(c, FAKE_REPLY);
@@ -41,7 +40,6 @@ static void a_private_prompt_sends_names_and_no_ids(void **state)
             assert_int_equal(r.cloud.plans[0].ranges[0].first_token, 0);
             assert_int_equal(r.cloud.plans[0].ranges[0].layers, 1);
         }
-        free(c);
         rig_free(&r);
     }
     const struct fake_open *normal = &opens[0], *o = &opens[1];
@@ -62,12 +60,10 @@ static void a_second_turn_of_a_private_conversation_names_no_conversation(void *
     struct rig r;
     rig_make_private(&r, 1);
     rig_run(&r);
-    struct client *c = client_make(&r);
-    client_says(c, "user", long_text);
+    struct client *c = client_asks(&r, long_text);
     client_run(&r, c);
     r.cloud.cached_tokens = 128;
-    struct client *d = client_make(&r);
-    client_says(d, "user", "and then?");
+    struct client *d = client_asks(&r, "and then?");
     d->request.conversation = c->conversation;
     client_run(&r, d);
     client_check_reply(d, FAKE_REPLY);
@@ -78,8 +74,6 @@ static void a_second_turn_of_a_private_conversation_names_no_conversation(void *
     assert_int_equal(second->payload_size, d->usage.prompt_tokens / 64 * 32);
     assert_memory_equal(first->payload, second->payload, 128 / 64 * 32); /* by which the cloud finds them */
     assert_int_equal(d->usage.cached_tokens, 128);
-    free(c);
-    free(d);
     rig_free(&r);
 }
 
@@ -90,8 +84,7 @@ static void held_tokens_of_a_private_reply_go_back(void **state)
     rig_make_private(&r, 1);
     r.cloud.cut_after = 5;
     rig_run(&r);
-    struct client *c = client_make(&r);
-    client_says(c, "user", long_text);
+    struct client *c = client_asks(&r, long_text);
     client_run(&r, c);
     client_check_reply(c, FAKE_REPLY);
     const struct fake_open *again = &r.cloud.opens[1];
@@ -102,7 +95,6 @@ static void held_tokens_of_a_private_reply_go_back(void **state)
     assert_int_equal(again->payload_size, names + 5 * 4);
     for (uint32_t i = 0; i < 5; i++)
         assert_int_equal(load_le32(again->payload + names + 4 * i), fake_token(i));
-    free(c);
     rig_free(&r);
 }
 
@@ -119,13 +111,11 @@ static void fewer_layers_than_promised_are_not_sent(void **state)
         r.cloud.wanted_layers = layers;
         r.cloud.wanted_epoch = 4000000000u;
         rig_run(&r);
-        struct client *c = client_make(&r);
-        client_says(c, "user", long_text);
+        struct client *c = client_asks(&r, long_text);
         client_run(&r, c);
         assert_int_equal(r.cloud.open_count, 2);
         assert_int_equal(c->failed, layers < 2);
         assert_int_equal(r.cloud.plan_count, layers == 2);
-        free(c);
         rig_free(&r);
     }
 }
@@ -140,15 +130,13 @@ static void what_the_cloud_needs_is_sent_again(void **state)
         r.cloud.need_from = 64;
         r.cloud.need_late = late;
         rig_run(&r);
-        struct client *c = client_make(&r);
-        client_says(c, "user", long_text);
+        struct client *c = client_asks(&r, long_text);
         client_run(&r, c);
         client_check_reply(c, FAKE_REPLY);
         assert_int_equal(r.cloud.plan_count, 2);
         assert_true(r.cloud.plans[1].epoch > r.cloud.plans[0].epoch);
         assert_int_equal(r.cloud.plans[1].ranges[0].first_token, 64);
         assert_int_equal(r.cloud.rows_begin, 64);
-        free(c);
         rig_free(&r);
     }
 }
@@ -166,8 +154,7 @@ static void private_prompts_that_cannot_be_are_refused(void **state)
         if (why == 3)
             r.cloud.codec_mask = 0; /* one that takes no KV */
         rig_run(&r);
-        struct client *c = client_make(&r);
-        client_says(c, "user", long_text);
+        struct client *c = client_asks(&r, long_text);
         on_loop(r.cloud.loop, client_begin, c);
         if (why < 2) {
             assert_int_equal(c->begin_code, -TD_ERR_ARG);
@@ -178,7 +165,6 @@ static void private_prompts_that_cannot_be_are_refused(void **state)
         }
         assert_non_null(strstr(c->text, "private prompt"));
         assert_int_equal(r.cloud.plan_count, 0);
-        free(c);
         rig_free(&r);
     }
 }
