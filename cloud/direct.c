@@ -389,6 +389,8 @@ static int authenticate(void *ctx, const char *bearer, struct api_identity *out)
     int rc = auth_check(d->service->auth, bearer, &who);
     if (rc < 0)
         return rc;
+    if (strcmp(who.tenant, d->service->erasing) == 0)
+        return -TD_ERR_AGAIN;
     memcpy(out->tenant, who.tenant, sizeof out->tenant);
     memcpy(out->principal, who.principal, sizeof out->principal);
     return 0;
@@ -523,6 +525,23 @@ void direct_tick(struct direct *d)
             continue;
         engine_port_cancel(d->service->engine, &c->listener, false, 0);
         fail(c, -TD_ERR_AUTH, "the API key was revoked or has expired", 0);
+    }
+}
+
+void direct_end_tenant(struct direct *d, const char *tenant, const char *why)
+{
+    for (struct direct_call *c = d->calls, *after; c; c = after) {
+        after = c->next;
+        if (strcmp(c->tenant, tenant) != 0)
+            continue;
+        struct api_call *api = c->api;
+        if (c->state == DIRECT_RUNNING) {
+            engine_port_cancel(d->service->engine, &c->listener, false, 0);
+            fail(c, -TD_ERR_CANCELLED, why, 0);
+        } else if (api) { /* the worker has it, and gives it back to be freed */
+            c->api = NULL;
+            api_error(api, -TD_ERR_CANCELLED, why, 0);
+        }
     }
 }
 

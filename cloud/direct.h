@@ -26,6 +26,8 @@ const struct http_handler *direct_http_handler(struct direct *d); /* for net_lis
 void direct_set_ready(struct direct *d, bool ready);
 /* Once a second: calls of principals that have no good token any more are ended. */
 void direct_tick(struct direct *d);
+/* End what a tenant has here; what the worker has of it already comes to its end without an answer. */
+void direct_end_tenant(struct direct *d, const char *tenant, const char *why);
 uint32_t direct_calls(const struct direct *d);
 
 #endif

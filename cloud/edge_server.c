@@ -92,6 +92,8 @@ static int on_hello(struct edge_connection *c, const Tandem__Hello *hello)
         return refuse(c, -TD_ERR_CLOSED, "this node is shutting down");
     if (auth_check(s->auth, hello->token, &c->who) < 0)
         return refuse(c, -TD_ERR_AUTH, "the token is not known here, or has expired");
+    if (strcmp(c->who.tenant, s->erasing) == 0)
+        return refuse(c, -TD_ERR_AGAIN, "the data of this tenant is being erased; come again");
     if (memcmp(hello->fingerprint.data, s->fingerprint, TD_HASH_SIZE) != 0 ||
         hello->layer_count != s->layer_count)
         return refuse_fingerprint(c, hello);
@@ -291,19 +293,32 @@ const struct ws_handler *edge_server_ws_handler(struct edge_server *s)
     return &s->handler;
 }
 
+/* Requests first: who may not come in any more must not compute here either. */
+static void end_connection(struct edge_connection *c, int code, const char *why)
+{
+    log_info("cloud", "edge of %s/%s at %s is sent away: %s", c->who.tenant, c->who.principal, c->peer, why);
+    while (c->streams)
+        edge_stream_fail(c->streams, code, why, 0);
+    link_fail(c->link, code, why);
+    c->ready = false;
+    edge_connection_flush(c);
+}
+
 void edge_server_tick(struct edge_server *s)
 {
     for (struct edge_connection *c = s->connections, *after; c; c = after) {
         after = c->next;
-        if (!c->ready || auth_still_valid(s->service->auth, c->who.hash))
-            continue;
-        log_info("cloud", "edge of %s/%s at %s: its token is no longer good", c->who.tenant, c->who.principal,
-                 c->peer);
-        while (c->streams) /* who may not come in any more must not compute here either */
-            edge_stream_fail(c->streams, -TD_ERR_AUTH, "the token was revoked or has expired", 0);
-        link_fail(c->link, -TD_ERR_AUTH, "the token was revoked or has expired");
-        c->ready = false;
-        edge_connection_flush(c);
+        if (c->ready && !auth_still_valid(s->service->auth, c->who.hash))
+            end_connection(c, -TD_ERR_AUTH, "the token was revoked or has expired");
+    }
+}
+
+void edge_server_end_tenant(struct edge_server *s, const char *tenant, const char *why)
+{
+    for (struct edge_connection *c = s->connections, *after; c; c = after) {
+        after = c->next;
+        if (c->ready && strcmp(c->who.tenant, tenant) == 0)
+            end_connection(c, -TD_ERR_CANCELLED, why);
     }
 }
 

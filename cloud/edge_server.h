@@ -23,6 +23,8 @@ const struct ws_handler *edge_server_ws_handler(struct edge_server *s); /* for n
 void edge_server_tick(struct edge_server *s);
 /* Tell every edge to go elsewhere ("": anywhere). Running streams go on. */
 void edge_server_goaway(struct edge_server *s, const char *node, const char *reason);
+/* End what a tenant has here, and its connections with it: their keys are no longer its keys, so each edge has to greet again. */
+void edge_server_end_tenant(struct edge_server *s, const char *tenant, const char *why);
 /* Close every connection, once what is queued has been sent. */
 void edge_server_close(struct edge_server *s, const char *why);
 uint32_t edge_server_connections(const struct edge_server *s);

@@ -149,11 +149,11 @@ static int start_steps(struct node *n, struct td_error *err)
     if (rc == 0)
         rc = node_start_engine(n, err);
     if (rc == 0)
-        admin_set_erase(n->admin, node_erase_tenant, n);
-    if (rc == 0)
         rc = start_loop(n, err);
     if (rc == 0)
         rc = listen_on(n, err);
+    if (rc == 0)
+        admin_set_erase(n->admin, node_erase_tenant, n);
     return rc;
 }
 
@@ -179,6 +179,7 @@ int node_start(const struct settings *settings, struct node **out, struct td_err
     if (!n)
         return no_memory(err);
     n->settings = settings;
+    node_erase_init(n);
     int rc = start_steps(n, err);
     if (rc < 0) {
         node_destroy(n);
@@ -217,6 +218,7 @@ void node_destroy(struct node *n)
     node_watch_stop(n);
     if (n->drain_started)
         pthread_join(n->drain_thread, NULL);
+    node_erase_stop(n);
     admin_stop(n->admin);
     engine_destroy(n->engine);
     if (v->engine)
@@ -238,5 +240,6 @@ void node_destroy(struct node *n)
     model_free(n->model);
     gguf_close(n->file);
     free(n->gauges);
+    node_erase_deinit(n);
     free(n);
 }

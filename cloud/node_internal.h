@@ -33,6 +33,15 @@ struct node {
         atomic_bool stop, serving; /* serving: the loop runs, auth is there */
     } watch;
 
+    struct erase { /* node_erase.c: one at a time, as the admin listener's jobs are */
+        pthread_mutex_t lock;
+        pthread_cond_t changed;
+        bool answered, stopping; /* under lock, as `status` */
+        int status;
+        char tenant[STORE_TENANT_MAX + 1];
+        struct io_job barrier;
+    } erase;
+
     /* stopping; the loop's thread alone, but for the drain thread's engine_drain */
     pthread_t drain_thread;
     bool drain_started, drained;
@@ -52,7 +61,11 @@ void node_watch_stop(struct node *n);
 int node_warm_keys(struct node *n, struct td_error *err);
 
 /* ---- node_erase.c ---- */
+void node_erase_init(struct node *n);
+void node_erase_deinit(struct node *n);
 int node_erase_tenant(void *node, const char *tenant, struct td_error *err);
+/* The loop has ended: nobody waits for it any more. Before the admin listener's jobs are waited for. */
+void node_erase_stop(struct node *n);
 
 /* ---- node.c ---- */
 void node_begin_drain(void *arg); /* loop's thread; arg: the node */

@@ -1,5 +1,5 @@
 /* service: what the two front doors of a node, the edges' WSS and the OpenAI API, have in common: the engine behind its port, the store,
- * who may come in, and which model this is. Filled once at start-up by node.c; borrowed by everybody; `draining` changes on the loop's thread. */
+ * who may come in, and which model this is. Filled once at start-up by node.c; borrowed by everybody; `draining` and `erasing` change on the loop's thread. */
 #ifndef TANDEM_CLOUD_SERVICE_H
 #define TANDEM_CLOUD_SERVICE_H
 #include "cloud/auth.h"
@@ -26,6 +26,9 @@ struct service {
     uint32_t layer_count, vocab_count, context_max;
     uint64_t node_epoch; /* random: another one after every start */
     bool draining;       /* nothing new is taken */
+    char erasing
+        [STORE_TENANT_MAX +
+         1]; /* nobody of this tenant is let in; "": none (node_erase.c). Loop's thread, as the one above */
 };
 
 /* The two keys of a principal. Nearly always from memory. */

@@ -13,6 +13,7 @@ struct tenant_keys {
     struct store *store;
     pthread_mutex_t lock; /* guards the list */
     struct tenant_key *first;
+    uint64_t forgotten; /* tenants: what was read before one went may be its old key, and is not remembered */
 };
 
 struct tenant_keys *tenant_keys_create(struct store *store)
@@ -39,9 +40,10 @@ void tenant_keys_destroy(struct tenant_keys *k)
     free(k);
 }
 
-static bool find(struct tenant_keys *k, const char *tenant, uint8_t out[CRYPTO_KEY_SIZE])
+static bool find(struct tenant_keys *k, const char *tenant, uint8_t out[CRYPTO_KEY_SIZE], uint64_t *forgotten)
 {
     pthread_mutex_lock(&k->lock);
+    *forgotten = k->forgotten;
     struct tenant_key *t = k->first;
     while (t && strcmp(t->tenant, tenant) != 0)
         t = t->next;
@@ -57,7 +59,8 @@ int tenant_keys_get(struct tenant_keys *k, const char *tenant, uint8_t out[CRYPT
 {
     if (strlen(tenant) > STORE_TENANT_MAX)
         return td_fail(err, -TD_ERR_ARG, "a tenant's name has more than %d characters", STORE_TENANT_MAX);
-    if (find(k, tenant, out))
+    uint64_t forgotten;
+    if (find(k, tenant, out, &forgotten))
         return 0;
     int rc = store_chain_key(k->store, tenant, out, err);
     if (rc < 0)
@@ -68,15 +71,23 @@ int tenant_keys_get(struct tenant_keys *k, const char *tenant, uint8_t out[CRYPT
     memcpy(t->tenant, tenant, strlen(tenant) + 1);
     memcpy(t->key, out, CRYPTO_KEY_SIZE);
     pthread_mutex_lock(&k->lock);
-    t->next = k->first;
-    k->first = t;
+    bool keep = forgotten == k->forgotten;
+    if (keep) {
+        t->next = k->first;
+        k->first = t;
+    }
     pthread_mutex_unlock(&k->lock);
+    if (!keep) {
+        crypto_wipe(t, sizeof *t);
+        free(t);
+    }
     return 0;
 }
 
 void tenant_keys_forget(struct tenant_keys *k, const char *tenant)
 {
     pthread_mutex_lock(&k->lock);
+    k->forgotten++;
     for (struct tenant_key **at = &k->first; *at;) {
         struct tenant_key *t = *at;
         if (strcmp(t->tenant, tenant) != 0) {

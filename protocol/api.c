@@ -370,7 +370,12 @@ static void on_request(void *ctx, struct http_exchange *x, const struct http_req
         api_respond_json(s, x, 405, json, 0, route->methods);
         return;
     }
-    if (!route->open && authenticate(s, q->authorization, &r.who)) {
+    int rc = route->open ? 0 : authenticate(s, q->authorization, &r.who);
+    if (rc == -TD_ERR_AGAIN) { /* known, and not now */
+        respond_code(&r, rc);
+        return;
+    }
+    if (rc != 0) {
         metric_add(s->unauthorized, 1);
         respond_error(&r, 401, "the API key is missing or wrong", NULL, "invalid_api_key");
         return;

@@ -5,9 +5,12 @@ import pty
 import re
 import socket
 import subprocess
+import threading
 import time
 import urllib.error
 import urllib.request
+
+import openai
 
 from conftest import client_of
 from harness import BIN, MODEL, Cloud, Edge
@@ -221,6 +224,77 @@ def test_a_tenant_is_erased(tmp_path):
     tandem("store", "erase-tenant", "acme", "--yes", *at)
     assert "no such tenant" in tandem("store", "erase-tenant", "acme", "--yes", *at, code=1).stderr
     assert [t["tenant"] for t in json.loads(tandem("store", "ls", *at).stdout)["tenants"]] == ["other"]
+    assert json.loads(tandem("store", "verify", *at).stdout)["bad"] == 0
+
+
+def test_a_tenant_is_erased_in_mid_traffic(tmp_path):
+    """Edge and direct clients of the tenant go on all the while; what they began before the erase ends, and nothing of it is written afterwards."""
+    c = Cloud(tmp_path / "c")
+    edge_token, direct_token, eve_token = c.new_token(principal="dev"), c.new_token(principal="app"), c.new_token(tenant="other", principal="eve")
+    c.start()
+    e = Edge(tmp_path / "e", c, edge_token).start()
+    key = c.dir / "store.key"
+    online = ("--admin", f"http://127.0.0.1:{c.admin_port}", "--store-key-file", key, "--json")
+    told, stop, failures = [], threading.Event(), []
+
+    def talk(client, name, tenant_is_erased):
+        """One turn after the other, each on a conversation of its own; an erase may end one, and then the next is good again."""
+        turn = 0
+        while not stop.is_set():
+            turn += 1
+            try:
+                with client.chat.completions.create(
+                        model="default", temperature=0, max_tokens=60, stream=True, extra_body={"conversation": f"{name}-{turn}", "ignore_eos": True},
+                        messages=[{"role": "user", "content": f"{name} {turn}: tell me about the sea and the ships. " * 8}]) as r:
+                    for _ in r:
+                        pass
+                told.append((name, turn, "ok"))
+            except openai.APIError as error:
+                told.append((name, turn, str(error)))
+                if not tenant_is_erased:
+                    failures.append(f"{name}: {error}")
+                time.sleep(0.1)
+
+    clients = [(client_of(e), "edge", True), (client_of(c, direct_token, c.ca), "direct", True), (client_of(c, eve_token, c.ca), "other", False)]
+    threads = [threading.Thread(target=talk, args=x) for x in clients]
+    for t in threads:
+        t.start()
+
+    def wait_for(names, count, state="ok"):
+        until = time.monotonic() + 100
+        while min(sum(1 for t in list(told) if t[0] == n and t[2] == state) for n in names) < count:
+            assert time.monotonic() < until, told
+            time.sleep(0.02)
+
+    def listed():
+        return json.loads(tandem("store", "ls", *online).stdout)
+
+    try:
+        wait_for(("edge", "direct", "other"), 2)
+        before = pages(c.store)
+        assert {t["tenant"] for t in listed()["tenants"]} == {"acme", "other"}, "control"
+        mark = len(told)
+        assert json.loads(tandem("store", "erase-tenant", "acme", "--yes", *online).stdout) == {"erased": "acme"}
+        wait_for(("edge", "direct"), 3)  # the edge has greeted again by itself
+    finally:
+        stop.set()
+        for t in threads:
+            t.join()
+    assert failures == []
+    assert any("erased" in t[2] for t in told[mark:]), "control: something was under way"
+    # Turns that were begun before the erase are nowhere; those that came after it are all there.
+    app = client_of(c, direct_token, c.ca)
+    kept = {x["id"] for x in app.get("/conversations", cast_to=object)["data"]}
+    good = [t for t in told if t[0] == "direct" and t[2] == "ok"]
+    late = {f"direct-{t[1]}" for t in good if told.index(t) > max(i for i, x in enumerate(told) if "erased" in x[2] or i < mark)}
+    assert late and late <= kept and not kept & {f"direct-{t[1]}" for t in told[:mark] if t[0] == "direct"}
+    e.stop()
+    c.stop()
+    # Every sealed page of before that is still there is the other tenant's: erase it, too, and only the segments' heads are left.
+    at = ("--store", c.store, "--store-key-file", key, "--json")
+    assert len(before & pages(c.store)) > len(list(c.store.glob("seg-*"))), "control: the other tenant's pages"
+    tandem("store", "erase-tenant", "other", "--yes", *at)
+    assert len(before & pages(c.store)) <= len(list(c.store.glob("seg-*")))
     assert json.loads(tandem("store", "verify", *at).stdout)["bad"] == 0
 
 

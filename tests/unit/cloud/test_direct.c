@@ -332,6 +332,78 @@ static void test_revoked_token(void **state)
     client_close(&bob);
 }
 
+static void end_acme(void *arg)
+{
+    (void)arg;
+    strcpy(fx.service.erasing, "acme");
+    direct_end_tenant(fx.direct, "acme", "erased");
+}
+
+static void let_acme_in(void *arg)
+{
+    (void)arg;
+    fx.service.erasing[0] = '\0';
+}
+
+struct held_job { /* keeps the worker from what comes behind it */
+    struct io_job job;
+    pthread_mutex_t lock;
+};
+
+static void hold_worker(struct io_job *job)
+{
+    struct held_job *h = (struct held_job *)job;
+    pthread_mutex_lock(&h->lock);
+    pthread_mutex_unlock(&h->lock);
+}
+
+static void held_done(struct io_job *job)
+{
+    (void)job;
+}
+
+static void submit_held(void *arg)
+{
+    assert_int_equal(io_worker_submit(fx.service.io, arg), 0);
+}
+
+/* Its calls end, whoever has them; it is not let in until all is done; another tenant notices nothing. */
+static void test_a_tenant_is_ended(void **state)
+{
+    (void)state;
+    struct client alice = client_open(fx.port), bob = client_open(fx.port), eve = client_open(fx.port);
+    chat(&alice, "", HELLO);
+    uint64_t first = fake_next("open")->sequence;
+    post(&eve, "eve", "", "/v1/chat/completions", HELLO);
+    const struct fake_command *open = fake_next("open");
+    struct held_job held = {.job = {.work = hold_worker, .done = held_done},
+                            .lock = PTHREAD_MUTEX_INITIALIZER};
+    pthread_mutex_lock(&held.lock);
+    on_loop(submit_held, &held);
+    post(&bob, "bob", "", "/v1/chat/completions", HELLO); /* PREPARING, behind it */
+    for (uint32_t calls = 0; calls < 3;)
+        on_loop(count_calls, &calls);
+    on_loop(end_acme, NULL);
+    assert_int_equal(fake_next("cancel")->sequence, first);
+    assert_error(&alice, 503, "erased");
+    assert_error(&bob, 503, "erased");
+    chat(&alice, "", HELLO);
+    assert_error(&alice, 503, "try again");
+    client_request(&bob, "GET", "/v1/conversations", "Authorization: Bearer bob\r\n", NULL);
+    assert_error(&bob, 503, "try again");
+    pthread_mutex_unlock(&held.lock);
+    assert_true(fake_is_quiet()); /* bob's prompt is ready, and nobody wants it */
+    reply_with(open, "hi", true);
+    json_decref(answer(&eve, 200));
+    on_loop(let_acme_in, NULL);
+    chat(&alice, "", HELLO);
+    reply_with(fake_next("open"), "hi", true);
+    json_decref(answer(&alice, 200));
+    client_close(&alice);
+    client_close(&bob);
+    client_close(&eve);
+}
+
 /* ---- conversations ---- */
 
 static char *conversation_id(json_t *root)
@@ -492,6 +564,7 @@ int main(void)
         TEST(test_client_leaves_at_once),
         TEST(test_engine_fails_in_a_stream),
         TEST(test_revoked_token),
+        TEST(test_a_tenant_is_ended),
         TEST(test_history_is_matched),
         TEST(test_idempotency_key),
         TEST(test_conflict),

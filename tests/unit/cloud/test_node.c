@@ -3,6 +3,7 @@
 #include "cloud/node_internal.h"
 #include "../protocol/http_client.h"
 #include <jansson.h>
+#include <semaphore.h>
 #include <signal.h>
 
 static struct settings settings;
@@ -313,6 +314,160 @@ static void test_lost_device(void **state)
     assert_int_equal(nftw(fx.folder, fixture_remove, 8, FTW_DEPTH | FTW_PHYS), 0);
 }
 
+/* ---- a tenant is erased ---- */
+
+static sem_t worker_is_held, worker_may_go;
+
+/* Not for ever, so that a test that fails ends. */
+static void hold_worker(struct io_job *job)
+{
+    struct timespec until;
+    (void)job;
+    clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_sec += 10;
+    sem_post(&worker_is_held);
+    sem_timedwait(&worker_may_go, &until);
+}
+
+static void held_done(struct io_job *job)
+{
+    (void)job;
+}
+
+static void submit_held(void *arg)
+{
+    assert_int_equal(io_worker_submit(node->service.io, arg), 0);
+}
+
+static void *erase_acme(void *arg)
+{
+    *(atomic_int *)arg = node_erase_tenant(node, "acme", NULL);
+    return NULL;
+}
+
+static void reply_on(struct edge_client *c, const char *conversation)
+{
+    static uint32_t stream = 1; /* odd, and above all before */
+    int32_t ids[8] = {3, 4, 5, 6, 7, 8, 9, 10};
+    Tandem__Open m = edge_open(8);
+    m.conversation = (char *)conversation;
+    edge_send_open(c, stream += 2, &m, ids, 8);
+    edge_send_plan(c, stream, 1, 8, 0);
+    edge_send_generate(c, stream, false);
+    edge_client_next_frame(c, FRAME_OPEN_ACK);
+    for (unsigned type = 0; type != FRAME_DONE;) {
+        struct wire_frame f = edge_client_take_frame(c, FRAME_DONE);
+        if (f.type != FRAME_TOKEN && f.type != FRAME_INGESTED && f.type != FRAME_DONE)
+            fail_msg("%s came", frame_type_name(f.type));
+        type = f.type;
+    }
+}
+
+static struct edge_client *greet(const char *token, uint8_t principal_key[CRYPTO_KEY_SIZE])
+{
+    struct edge_client *c = edge_client_open(edge_hello(token));
+    struct wire_frame f = edge_client_next_frame(c, FRAME_WELCOME);
+    assert_int_equal(f.welcome->principal_key.len, CRYPTO_KEY_SIZE);
+    memcpy(principal_key, f.welcome->principal_key.data, CRYPTO_KEY_SIZE);
+    return c;
+}
+
+static bool is_kept(const char *tenant, const char *principal, const char *id)
+{
+    uint64_t version;
+    struct conversation c;
+    int rc = conv_load(node->service.conversations, tenant, principal, id, &version, &c);
+    if (rc == 0)
+        conv_free(&c);
+    return rc == 0;
+}
+
+static void pending(void *arg)
+{
+    *(size_t *)arg = io_worker_pending(node->service.io);
+}
+
+static void settle(void)
+{
+    for (size_t count = 1; count > 0;)
+        on_loop(pending, &count);
+}
+
+/* A conversation that waits to be saved while its tenant is erased does not bring the tenant back; who was connected has to greet again, and gets
+ * other keys; meanwhile nobody of it is let in. */
+static void test_erased_while_saving(void **state)
+{
+    (void)state;
+    uint8_t before[CRYPTO_KEY_SIZE], after[CRYPTO_KEY_SIZE], other[CRYPTO_KEY_SIZE];
+    struct edge_client *alice = greet("alice", before), *eve = greet("eve", other);
+    reply_on(eve, "theirs");
+    reply_on(alice, "kept");
+    settle();
+    assert_true(is_kept("acme", "alice", "kept")); /* control */
+    static struct io_job held = {.work = hold_worker, .done = held_done};
+    sem_init(&worker_is_held, 0, 0);
+    sem_init(&worker_may_go, 0, 0);
+    on_loop(submit_held, &held);
+    sem_wait(&worker_is_held);
+    edge_client_close(alice);
+    alice = greet("alice", after);
+    assert_memory_equal(before, after, sizeof before);
+    edge_request_id[0]++; /* another request */
+    reply_on(alice, "late");
+
+    pthread_t eraser;
+    atomic_int rc = 1;
+    pthread_create(&eraser, NULL, erase_acme, &rc);
+    struct wire_frame f = edge_client_next_frame(alice, FRAME_ERROR);
+    assert_int_equal(f.stream, 0);
+    assert_non_null(strstr(f.error->text, "erased"));
+    struct edge_client *refused = edge_client_open(edge_hello("bob"));
+    assert_int_equal(edge_client_next_frame(refused, FRAME_ERROR).error->code, TD_ERR_AGAIN);
+    assert_int_equal(rc, 1);
+    sem_post(&worker_may_go);
+    pthread_join(eraser, NULL);
+    assert_int_equal(rc, 0);
+    settle();
+    assert_false(store_has_tenant(node->service.store, "acme"));
+    assert_false(is_kept("acme", "alice", "kept") || is_kept("acme", "alice", "late"));
+    assert_true(is_kept("globex", "eve", "theirs"));
+    edge_client_close(alice);
+    edge_client_close(refused);
+    alice = greet("alice", after);
+    assert_memory_not_equal(before, after, sizeof before);
+    reply_on(alice, "new");
+    edge_request_id[0]++;
+    reply_on(eve, "more"); /* the same connection as before */
+    settle();
+    assert_true(is_kept("acme", "alice", "new") && is_kept("globex", "eve", "more"));
+    assert_int_equal(node_erase_tenant(node, "nobody", NULL), -TD_ERR_NOTFOUND);
+    edge_client_close(alice);
+    edge_client_close(eve);
+}
+
+/* Who waits for a loop that has ended is told so. */
+static void test_stopped_while_erasing(void **state)
+{
+    (void)state;
+    static struct io_job held = {.work = hold_worker, .done = held_done};
+    sem_init(&worker_is_held, 0, 0);
+    sem_init(&worker_may_go, 0, 0);
+    on_loop(submit_held, &held);
+    sem_wait(&worker_is_held);
+    struct edge_client *alice = edge_client_ready("alice");
+    pthread_t eraser;
+    atomic_int rc = 1;
+    pthread_create(&eraser, NULL, erase_acme, &rc);
+    edge_client_next_frame(alice, FRAME_ERROR);
+    node_erase_stop(node);
+    pthread_join(eraser, NULL);
+    assert_int_equal(rc, -TD_ERR_CLOSED);
+    assert_true(store_has_tenant(node->service.store, "acme"));
+    sem_post(&worker_may_go);
+    edge_client_close(alice);
+    settle();
+}
+
 /* A GPU that is asked for by name is there, or the node does not start. */
 static void test_device_by_name(void **state)
 {
@@ -341,6 +496,8 @@ int main(void)
         TEST(test_token_file_is_watched),
         TEST(test_refuses_to_start),
         TEST(test_device_by_name),
+        TEST(test_erased_while_saving),
+        TEST(test_stopped_while_erasing),
         cmocka_unit_test_setup(test_drain, start),
         cmocka_unit_test_setup(test_lost_device, start),
     };
