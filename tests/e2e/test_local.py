@@ -197,6 +197,35 @@ def test_handed_back(offline):
     assert offline.cloud.metrics()["tandem_generated_tokens_total"] - before >= 800 - made
 
 
+@pytest.mark.parametrize("back_s", [None, 1.5])
+def test_a_break_in_mid_prompt(offline, back_s):
+    """The link breaks while the prompt is sent: the device makes the reply from what it holds of it, and hands back, where the link returns in time."""
+    notes = "Here are my notes. " + " ".join(f"On day {i} the fox went {i * 7 % 40} steps to the well and drank." for i in range(40))
+    more = dict(messages=[{"role": "user", "content": notes}])
+    whole, count, _ = whole_text(offline.alone, **more)
+    offline.relay.rate = 4_000_000
+    begun = offline.relay.bytes_up
+    text, _, timings = whole_text(offline.client, **more)
+    total = offline.relay.bytes_up - begun
+    assert text == whole and timings["plan"]["layers"] > 0, timings  # rows are sent
+    for part in (0.02, 0.3):
+        def disturb():
+            offline.relay.cut()
+            if back_s:
+                time.sleep(back_s)
+                offline.relay.restore()
+        offline.relay.at_bytes(int(total * part), disturb)
+        text, tokens, timings = whole_text(offline.client, **more)
+        assert offline.relay.fired(), part
+        assert (text, tokens) == (whole, count), part
+        assert timings["offline"]["from_token"] == 0, (part, timings)
+        assert (timings["offline"]["tokens"] == count) == (back_s is None), (part, timings)
+        offline.relay.restore()
+        until = time.monotonic() + 20
+        while not offline.edge.metrics()["tandem_edge_connected"] and time.monotonic() < until:
+            time.sleep(0.1)
+
+
 def test_a_cloud_that_is_away_from_the_start(offline):
     whole, count, _ = whole_text(offline.alone, max_tokens=60)
     whole_text(offline.client, max_tokens=2)  # it must have known the cloud once

@@ -57,7 +57,7 @@ struct fake_cloud {
     uint8_t layout[32], principal_key[32];
     uint32_t context_max, codec_mask, hidden_mask;
     int refuse_code;
-    uint32_t cached_tokens, token_count;
+    uint32_t cached_tokens, token_count, layer_ns;
     bool need_ids, resumed, silent; /* silent: no tokens */
     int32_t same_token;             /* every token is this one; 0: fake_token */
     bool
@@ -71,6 +71,7 @@ struct fake_cloud {
     bool need_late;         /* … and before it one of the epoch before: a plan was on its way then */
     bool wait_for_rows;     /* no token before the rows of the whole prompt are here */
     uint32_t cut_after;     /* reply tokens after which the connection is cut, once */
+    unsigned cut_at;        /* a frame type with which the connection is cut, once */
     bool away, away_then;   /* nobody is welcomed until it ends; from that cut on */
     int error_code;         /* an ERROR instead of OPEN_ACK */
     uint32_t left_from;     /* with the first rows: from here on it waits for no more; then tokens come */
@@ -186,6 +187,7 @@ static inline void fake_on_open(struct fake_conn *c, const struct wire_frame *fr
     ack.attempt = m->attempt;
     ack.need_ids = f->need_ids && m->conversation_length > 0;
     ack.resumed = f->resumed;
+    ack.layer_ns = f->layer_ns;
     Tandem__Range range = TANDEM__RANGE__INIT, deeper, *ranges[] = {&range, &deeper};
     if (f->resumed && f->plan_wanted && f->open_count > 1) {
         range.count = m->prompt_count + f->wanted_beyond;
@@ -231,10 +233,21 @@ static inline uint32_t fake_epoch(const struct fake_cloud *f)
     return f->plan_count ? f->plans[(f->plan_count - 1) % FAKE_PLANS].epoch : 0;
 }
 
+static inline void fake_cut(struct fake_conn *c)
+{
+    c->cloud->away |= c->cloud->away_then;
+    ws_close(c->ws, "cut");
+}
+
 static inline int fake_on_frame(void *ctx, const struct wire_frame *frame)
 {
     struct fake_conn *c = ctx;
     struct fake_cloud *f = c->cloud;
+    if (f->cut_at && frame->type == f->cut_at) {
+        f->cut_at = 0;
+        fake_cut(c);
+        return 0;
+    }
     switch (frame->type) {
     case FRAME_HELLO:
         fake_hello(c, frame->hello);
@@ -376,8 +389,7 @@ static inline void fake_step(struct fake_conn *c)
         return;
     if (f->cut_after && c->next == f->cut_after) {
         f->cut_after = 0;
-        f->away |= f->away_then;
-        ws_close(c->ws, "cut");
+        fake_cut(c);
         return;
     }
     if (c->next == f->token_count) {

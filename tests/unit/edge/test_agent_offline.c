@@ -4,6 +4,12 @@
 #include "edge/agent_internal.h"
 #include "edge/api_edge.h"
 
+static const char long_text[] =
+    "The ferry had crossed the river since before the bridge was thought of, and the ferryman knew each "
+    "stone of both banks, and rang his bell in fog.";
+
+static unsigned break_at; /* a frame's type */
+
 static void make(struct rig *r)
 {
     rig_make(r, PLANNER_AUTO);
@@ -46,6 +52,41 @@ static void the_rest_is_made_here(void **state)
     assert_true(c->timings.offline_estimate_ms > 0);
     assert_int_equal(r.cloud.open_count, 1);
     rig_free(&r);
+}
+
+static void break_next(void *arg)
+{
+    struct fake_cloud *cloud = &((struct rig *)arg)->cloud;
+    cloud->silent = cloud->away_then = true;
+    cloud->cut_at = break_at;
+}
+
+/* Wherever in its prompt the link breaks: when it is opened, planned, or rows are on their way. */
+static void a_prompt_that_breaks_off_is_done_here(void **state)
+{
+    (void)state;
+    static const unsigned types[] = {FRAME_OPEN, FRAME_PLAN, FRAME_GENERATE, FRAME_HIDDEN, FRAME_KV_BLOCK};
+    for (size_t i = 0; i < TD_COUNT(types); i++) {
+        struct rig r;
+        make(&r);
+        r.config.local = LOCAL_OFF;
+        r.cloud.layer_ns = 2000000; /* so slow that the device is to compute */
+        rig_run(&r);
+        struct client *c = rig_asks(&r, 4);
+        client_run(&r, c); /* tells it so */
+        free(c);
+        break_at = types[i];
+        on_loop(r.cloud.loop, break_next, &r);
+        c = rig_asks(&r, 12);
+        c->messages[0].content = long_text, c->messages[0].content_size = strlen(long_text);
+        client_run(&r, c);
+        assert_all_own(c, 12);
+        assert_int_equal(r.cloud.cut_at, 0);
+        assert_int_equal(c->timings.offline_from, 0);
+        assert_int_equal(c->timings.offline_tokens, 12);
+        free(c);
+        rig_free(&r);
+    }
 }
 
 static bool has_ten(void *arg)
@@ -230,6 +271,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_rest_is_made_here),
+        cmocka_unit_test(a_prompt_that_breaks_off_is_done_here),
         cmocka_unit_test(a_token_that_came_too_late_does_not_count),
         cmocka_unit_test(it_hands_back),
         cmocka_unit_test(whole_replies_are_made_here),
