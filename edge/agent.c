@@ -12,7 +12,8 @@
 
 #define MODULE           "edge"
 #define TICK_US          250000u
-#define TICK_UPLOAD_US   50000u /* while the planner may have to act */
+#define TICK_UPLOAD_US   50000u   /* while the planner may have to act */
+#define SILENCE_US       3000000u /* of a cloud, after which this device goes on by itself where it may */
 #define CONV_ENTRIES_MAX 100000u
 #define KEY_FILE         "master.key"
 #define IDENTITY_FILE    "identity"
@@ -87,6 +88,14 @@ static bool link_is_idle(const struct agent *a)
     return true;
 }
 
+static bool somebody_waits(const struct agent *a)
+{
+    for (const struct flight *f = a->flights; f; f = f->next)
+        if (f->state == FLIGHT_OPEN && !f->finished)
+            return true;
+    return false;
+}
+
 static bool wants_probes(const struct agent *a)
 {
     return a->layers_wanted == PLANNER_AUTO && a->pipeline && uplink_state(a->uplink) == UPLINK_READY;
@@ -101,6 +110,8 @@ static void probe_link(struct agent *a)
 static void on_tick(void *ctx)
 {
     struct agent *a = ctx;
+    bool can_do_without = a->config.offline == OFFLINE_CONTINUE; /* a link may break without a word */
+    uplink_set_patience(a->uplink, can_do_without && somebody_waits(a) ? SILENCE_US : 0);
     each_flight(a, check_deadline);
     each_flight(a, flight_kick);
     bool uploading = reconsider_plans(a);
@@ -119,9 +130,16 @@ static void on_tick(void *ctx)
     }
 }
 
+static void stop_leaving(struct flight *f)
+{
+    if (f->state == FLIGHT_LEAVING)
+        flight_end_trail(f);
+}
+
 void agent_drain(struct agent *a, void (*fn)(void *ctx), void *ctx)
 {
     a->draining = true;
+    each_flight(a, stop_leaving);
     a->drained = fn;
     a->drained_ctx = ctx;
     net_timer_start(a->tick, 1);
@@ -129,7 +147,8 @@ void agent_drain(struct agent *a, void (*fn)(void *ctx), void *ctx)
 
 static void end_flight(struct flight *f)
 {
-    if (f->state == FLIGHT_TRAILING)
+    f->left_there = false; /* there is no time left to tell anybody */
+    if (f->state == FLIGHT_TRAILING || f->state == FLIGHT_LEAVING)
         flight_end_trail(f);
     else if (f->state != FLIGHT_ENDING && f->state != FLIGHT_GONE)
         flight_fail(f, -TD_ERR_CLOSED, "this agent is shutting down", 1000);
@@ -202,6 +221,13 @@ static int load_identity(struct agent *a, struct td_error *err)
     return 0;
 }
 
+/* It may be another node, with room. */
+static void another_try(struct flight *f)
+{
+    f->retry_us = 0;
+    flight_kick(f);
+}
+
 static void on_ready(void *ctx, const Tandem__Welcome *w)
 {
     struct agent *a = ctx;
@@ -223,7 +249,7 @@ static void on_ready(void *ctx, const Tandem__Welcome *w)
     probe_link(a);
     if (a->flight_count == 0)
         net_timer_start(a->tick, ESTIMATES_SOON_US);
-    each_flight(a, flight_kick);
+    each_flight(a, another_try);
 }
 
 static void on_lost(void *ctx)

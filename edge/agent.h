@@ -16,8 +16,9 @@
 #include "protocol/link.h"
 #include "shared/kv_record.h"
 
-#define AGENT_FLIGHTS_MAX    256u
-#define AGENT_PRIVATE_LAYERS 8 /* private_min_layers, where nobody says otherwise */
+#define AGENT_FLIGHTS_MAX    256u /* that somebody waits for */
+#define AGENT_LEAVING_MAX    64u  /* of which the cloud is still to be told that nobody does */
+#define AGENT_PRIVATE_LAYERS 8    /* private_min_layers, where nobody says otherwise */
 
 enum agent_offline { OFFLINE_WAIT, OFFLINE_CONTINUE };
 

@@ -5,6 +5,7 @@
  *                              ^                   |  ^                        |                |
  *                   BEHIND ----+  same key ending  +--|-- link lost, need_ids -+                +--> TRAILING --DONE, link lost--> GONE
  *                                                                                               any --failure, cancel--> GONE
+ *      the end of one that the cloud may still have, without anybody to tell it--> LEAVING --link: OPEN and CANCEL, 5 minutes--> GONE
  *
  * TRAILING, and ENDING with a stream: the device was first with the whole reply and its client has it; the cloud still comes behind, so that what it keeps of
  * the conversation is the same. GONE: its owner has heard the last of it; it stays in the list only while a job of the worker still uses it. */
@@ -32,6 +33,7 @@ enum flight_state {
     FLIGHT_OPEN,
     FLIGHT_ENDING,
     FLIGHT_TRAILING,
+    FLIGHT_LEAVING,
     FLIGHT_GONE
 };
 
@@ -129,6 +131,9 @@ struct flight {
     /* the stream that it has now */
     uint32_t stream;     /* 0: none */
     uint32_t open_count; /* ids that OPEN gave: prompt and held reply tokens */
+    bool
+        left_there; /* a link was lost with its stream: the cloud keeps the generation, and has not been asked for it since */
+    uint64_t retry_us; /* the cloud wants no OPEN before */
     bool opened; /* an OPEN went out, on this stream or an earlier one: the cloud may know the generation */
     bool whole_ids;       /* the cloud does not know the conversation: send all ids */
     bool planned, acked;  /* on this stream: a PLAN went out, OPEN_ACK came */
@@ -181,6 +186,7 @@ bool flight_deliver(struct flight *f, const int32_t *ids, uint32_t count,
 /* The reply is whole here, and the cloud is behind: it may come after. */
 bool flight_trails(const struct flight *f);
 void flight_end_trail(struct flight *f); /* it need not, or cannot, any more; may free it */
+bool flight_make_room(struct agent *a);  /* the oldest trailing one gives its stream up; false: none does */
 void flight_check_deadline(struct flight *f, uint64_t now_us);
 /* Its stream is gone: wait for the link, open it again. */
 void flight_wait_again(struct flight *f);
@@ -208,7 +214,8 @@ void plan_left(struct flight *f);
 bool plan_reconsider(struct flight *f, uint64_t now_us);
 
 /* ---- flight_wire.c ---- */
-int wire_try_open(struct flight *f); /* 0: opened; -TD_ERR_FULL, -TD_ERR_CLOSED: not now */
+int wire_send_open(struct flight *f); /* OPEN alone; 0: f->stream is there */
+int wire_try_open(struct flight *f);  /* 0: opened; -TD_ERR_FULL, -TD_ERR_CLOSED: not now */
 int wire_frame(struct flight *f, const struct wire_frame *frame);
 void wire_pipeline_event(struct flight *f, struct pipeline_event *e); /* takes its messages, not e */
 void wire_flush(struct flight *f);        /* pending messages, as far as there is room */

@@ -41,6 +41,29 @@ static void retire(struct flight *f)
     }
 }
 
+/* It ends here. What the cloud keeps of it would be kept for minutes: it is told when the link is back. */
+static void let_go(struct flight *f)
+{
+    uint32_t count = 0;
+    for (const struct flight *o = f->agent->flights; o; o = o->next)
+        count += o->state == FLIGHT_LEAVING;
+    if (!f->left_there || f->agent->draining || count >= AGENT_LEAVING_MAX) {
+        retire(f);
+        return;
+    }
+    wire_close_work(f, false);
+    f->state = FLIGHT_LEAVING;
+    f->sink = NULL;
+    f->deadline_us = clock_mono_us() + LIMIT_PARK_MS * UINT64_C(1000);
+}
+
+/* The cloud may have forgotten it, or not have got to it: then it begins and ends it now. */
+static void tell_it_is_over(struct flight *f)
+{
+    if (wire_send_open(f) == 0)
+        retire(f); /* with CANCEL */
+}
+
 void flight_fail(struct flight *f, int code, const char *text, uint32_t retry_after_ms)
 {
     const struct agent_sink *sink = f->sink;
@@ -48,7 +71,10 @@ void flight_fail(struct flight *f, int code, const char *text, uint32_t retry_af
     metric_add(f->agent->metrics.failures, 1);
     if (sink)
         sink->failed(f->ctx, code, text, retry_after_ms);
-    retire(f);
+    if (f->key[0]) /* its client may come back for it */
+        retire(f);
+    else
+        let_go(f);
 }
 
 static void fail_context(struct flight *f, uint32_t asked_tokens)
@@ -188,6 +214,8 @@ static void move_generation(struct flight *f, struct flight *old)
     f->stream = old->stream;
     f->open_count = old->open_count;
     f->opened = old->opened;
+    f->left_there = old->left_there;
+    f->retry_us = old->retry_us;
     f->whole_ids = old->whole_ids;
     f->planned = old->planned;
     f->acked = old->acked;
@@ -217,6 +245,7 @@ static void move_generation(struct flight *f, struct flight *old)
     f->cached_memory = old->cached_memory;
     f->cached_disk = old->cached_disk;
     old->stream = 0;
+    old->left_there = false;
     old->work = NULL;
     old->pending = NULL;
     uplink_set_owner(f->agent->uplink, f->stream, f);
@@ -326,7 +355,7 @@ static void complete(struct flight *f)
     if (f->stream)
         f->state = FLIGHT_TRAILING;
     else
-        retire(f);
+        let_go(f);
 }
 
 bool flight_trails(const struct flight *f)
@@ -338,7 +367,20 @@ void flight_end_trail(struct flight *f)
 {
     wire_leave_stream(f);
     if (f->state == FLIGHT_TRAILING)
+        let_go(f);
+    else if (f->state == FLIGHT_LEAVING)
         retire(f);
+}
+
+/* It stays in the list, which somebody may be walking, until the next tick. */
+bool flight_make_room(struct agent *a)
+{
+    struct flight *oldest = NULL;
+    for (struct flight *f = a->flights; f; f = f->next)
+        oldest = f->state == FLIGHT_TRAILING && f->stream ? f : oldest;
+    if (oldest)
+        wire_leave_stream(oldest);
+    return oldest != NULL;
 }
 
 static void work_commit(struct io_job *job)
@@ -398,6 +440,7 @@ void flight_wait_again(struct flight *f)
 
 void flight_lost(struct flight *f)
 {
+    f->left_there |= f->stream != 0;
     if (f->state == FLIGHT_OPEN)
         flight_wait_again(f);
     else if (f->stream)
@@ -408,6 +451,12 @@ void flight_check_deadline(struct flight *f, uint64_t now_us)
 {
     struct agent *a = f->agent;
     bool waits = f->state == FLIGHT_KEY || f->state == FLIGHT_WAITING;
+    bool over =
+        f->state == FLIGHT_LEAVING ? now_us >= f->deadline_us : f->state == FLIGHT_TRAILING && !f->stream;
+    if (over) {
+        retire(f);
+        return;
+    }
     if (local_offline(f, now_us) || !waits || f->deadline_us == 0)
         return;
     bool ready = uplink_state(a->uplink) == UPLINK_READY;
@@ -428,6 +477,10 @@ void flight_kick(struct flight *f)
 {
     if ((f->state == FLIGHT_KEY || f->state == FLIGHT_BEHIND) && f->agent->has_key)
         prepare(f);
+    else if (f->state == FLIGHT_LEAVING && uplink_state(f->agent->uplink) == UPLINK_READY)
+        tell_it_is_over(f);
+    else if (f->state == FLIGHT_WAITING && clock_mono_us() < f->retry_us)
+        return;
     else if (f->state == FLIGHT_WAITING && uplink_state(f->agent->uplink) == UPLINK_READY)
         wire_try_open(f);
     else if (f->state == FLIGHT_WAITING)
@@ -448,13 +501,22 @@ static enum planner_prefer wish_of(const struct agent *a, const struct api_reque
     return r->prefer == API_PREFER_CLOUD_COST ? PREFER_CLOUD_COST : PREFER_LATENCY;
 }
 
+/* Those that somebody waits for; the others end by themselves. */
+static uint32_t count_asked_for(const struct agent *a)
+{
+    uint32_t count = 0;
+    for (const struct flight *f = a->flights; f; f = f->next)
+        count += f->sink != NULL;
+    return count;
+}
+
 int agent_begin(struct agent *a, const struct api_request *request, const char *principal,
                 const char *idempotency_key, const struct agent_sink *sink, void *ctx, struct flight **out,
                 struct td_error *err)
 {
     if (a->draining)
         return td_fail(err, -TD_ERR_CLOSED, "this agent is shutting down");
-    if (a->flight_count >= AGENT_FLIGHTS_MAX)
+    if (count_asked_for(a) >= AGENT_FLIGHTS_MAX)
         return td_fail(err, -TD_ERR_FULL, "too many requests at once (%u); try again", AGENT_FLIGHTS_MAX);
     if (uplink_refused(a->uplink) && uplink_state(a->uplink) != UPLINK_READY)
         return td_fail(err, -TD_ERR_CLOSED, "%s", uplink_why(a->uplink));
@@ -503,7 +565,7 @@ void agent_cancel(struct flight *f, bool finished, uint32_t keep_count)
 {
     if (!finished) {
         f->sink = NULL;
-        retire(f);
+        let_go(f);
         return;
     }
     f->finished = true;

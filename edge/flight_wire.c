@@ -60,7 +60,7 @@ static int send_private_open(struct flight *f, Tandem__Open *open)
     return rc;
 }
 
-static int send_open(struct flight *f)
+int wire_send_open(struct flight *f)
 {
     struct gen_receiver *r = &f->receiver;
     uint32_t known = 0, held = r->count, prompt = f->turn.ids_count;
@@ -148,13 +148,16 @@ int wire_try_open(struct flight *f)
                     0);
         return -TD_ERR_UNSUPPORTED;
     }
-    int rc = send_open(f);
+    int rc = wire_send_open(f);
+    if (rc == -TD_ERR_FULL && flight_make_room(f->agent)) /* a request that somebody waits for goes first */
+        rc = wire_send_open(f);
     if (rc < 0) {
         f->stream = 0;
         return rc;
     }
     f->state = FLIGHT_OPEN;
     f->opened = true;
+    f->left_there = false;
     local_back(f);
     if (first && !f->is_private) /* where nothing can be mended from ids, what is cached is heard first */
         rc = plan_again(f);
@@ -421,6 +424,7 @@ static int on_error(struct flight *f, const Tandem__Error *m)
     bool later = code == -TD_ERR_CLOSED || f->local.made > 0; /* that node is leaving: the next one goes on */
     if (m->retry && later && !f->finished) {
         gen_reopen(&f->receiver, clock_wall_us());
+        f->retry_us = clock_mono_us() + m->retry_after_ms * UINT64_C(1000);
         flight_wait_again(f);
         return 0;
     }

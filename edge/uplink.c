@@ -119,7 +119,7 @@ static void on_pace(void *ctx)
         return;
     if (link_tick(u->link, clock_mono_us()) < 0) {
         because(u, "the cloud fell silent");
-        ws_close(u->conn, "silence");
+        ws_abort(u->conn, "silence");
         return;
     }
     schedule(u);
@@ -447,6 +447,14 @@ void uplink_probe(struct uplink *u)
         return;
     link_probe(u->link);
     schedule(u);
+}
+
+void uplink_set_patience(struct uplink *u, uint64_t patience_us)
+{
+    if (u->state != UPLINK_READY && u->state != UPLINK_DRAINING)
+        return;
+    link_set_patience(u->link, patience_us, clock_mono_us());
+    on_pace(u); /* with a full socket nothing else looks at the clock */
 }
 
 void uplink_set_owner(struct uplink *u, uint32_t stream, void *owner)

@@ -221,6 +221,20 @@ static uint64_t until_us(uint64_t due_us, uint64_t now_us)
     return due_us > now_us ? due_us - now_us : 0;
 }
 
+void link_set_patience(struct link *l, uint64_t patience_us, uint64_t now_us)
+{
+    if (l->patience_us == 0)
+        l->waits_us = now_us;
+    l->patience_us = patience_us;
+}
+
+uint64_t link_silence_us(const struct link *l, uint64_t *since_us)
+{
+    uint64_t limit_us = LIMIT_PEER_SILENCE_MS * UINT64_C(1000);
+    *since_us = l->patience_us ? TD_MAX(l->heard_us, l->waits_us) : l->heard_us;
+    return l->patience_us ? TD_MIN(TD_MAX(l->patience_us, 4 * l->rate.rtt_us), limit_us) : limit_us;
+}
+
 static bool waits_for_hello(const struct link *l)
 {
     return l->config.role == LINK_CLOUD && l->state == LINK_START;
@@ -234,7 +248,8 @@ uint64_t link_wait_us(const struct link *l, uint64_t now_us)
         return UINT64_MAX;
     if (waits_for_hello(l))
         return until_us(l->created_us + LIMIT_HELLO_TIMEOUT_MS * UINT64_C(1000), now_us);
-    uint64_t wait_us = until_us(l->heard_us + LIMIT_PEER_SILENCE_MS * UINT64_C(1000), now_us);
+    uint64_t since_us, silence_us = link_silence_us(l, &since_us);
+    uint64_t wait_us = until_us(since_us + silence_us, now_us);
     if (l->state != LINK_READY)
         return wait_us;
     if (frame_queue_first_size(&l->tokens) > 0 || link_bulk_ready(l))
@@ -266,8 +281,9 @@ int link_tick(struct link *l, uint64_t now_us)
         return 0;
     if (waits_for_hello(l) && now_us - l->created_us >= LIMIT_HELLO_TIMEOUT_MS * UINT64_C(1000))
         return link_fault(l, -TD_ERR_TIMEOUT, "no HELLO within %u ms", LIMIT_HELLO_TIMEOUT_MS);
-    if (now_us - l->heard_us >= LIMIT_PEER_SILENCE_MS * UINT64_C(1000))
-        return link_fault(l, -TD_ERR_TIMEOUT, "nothing heard for %u ms", LIMIT_PEER_SILENCE_MS);
+    uint64_t since_us, silence_us = link_silence_us(l, &since_us);
+    if (now_us >= since_us + silence_us)
+        return link_fault(l, -TD_ERR_TIMEOUT, "nothing heard for %u ms", (unsigned)(silence_us / 1000));
     if (l->partial_count > 0 && now_us - l->bulk_heard_us >= LIMIT_UPLOAD_IDLE_MS * UINT64_C(1000))
         free_idle_partials(l);
     return 0;

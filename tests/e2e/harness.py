@@ -180,10 +180,10 @@ def unmasked(stream):
 
 
 class Relay:
-    """Forwards TCP to a port. cut() drops every connection at once and refuses new ones until restore(). Records bytes when asked."""
+    """Forwards TCP to a port. cut() drops every connection at once and refuses new ones until restore(); while `held` nothing comes through, without a word. Records bytes when asked."""
 
     def __init__(self, target_port, delay_s=0.0, record=False):
-        self.target, self.delay, self.is_cut = target_port, delay_s, False
+        self.target, self.delay, self.is_cut, self.held = target_port, delay_s, False, False
         self.recorded = bytearray() if record else None
         self.sent_streams = []  # of each connection, what went upward
         self.bytes_up = 0
@@ -236,6 +236,8 @@ class Relay:
                         time.sleep(len(data) / self.rate)
                 if self.delay:
                     time.sleep(self.delay)
+                while self.held and not self.is_cut:
+                    time.sleep(0.01)
                 sink.sendall(data)
         except OSError:
             pass

@@ -197,6 +197,33 @@ def test_handed_back(offline):
     assert offline.cloud.metrics()["tandem_generated_tokens_total"] - before >= 800 - made
 
 
+def test_a_link_that_falls_silent(offline):
+    """Nothing says that it has broken. The device does not wait for half a minute, neither in mid-prompt nor in mid-reply."""
+    whole, count, _ = whole_text(offline.alone)
+    whole_text(offline.client, max_tokens=2)
+
+    def hold():
+        offline.relay.held = True
+        time.sleep(8)
+        offline.relay.held = False
+
+    for after_s in (0.01, 0.5):
+        timer = threading.Timer(after_s, hold)
+        timer.start()
+        text, tokens, timings = whole_text(offline.client)
+        timer.join()
+        assert (text, tokens) == (whole, count), after_s
+        assert "offline" in timings, (after_s, timings, offline.edge.log())
+        assert timings["offline"]["tokens"] > 0, (after_s, timings, offline.edge.log())
+        linked(offline.edge)
+
+
+def linked(edge):
+    until = time.monotonic() + 20
+    while not edge.metrics()["tandem_edge_connected"] and time.monotonic() < until:
+        time.sleep(0.1)
+
+
 @pytest.mark.parametrize("back_s", [None, 1.5])
 def test_a_break_in_mid_prompt(offline, back_s):
     """The link breaks while the prompt is sent: the device makes the reply from what it holds of it, and hands back, where the link returns in time."""
@@ -221,9 +248,7 @@ def test_a_break_in_mid_prompt(offline, back_s):
         assert timings["offline"]["from_token"] == 0, (part, timings)
         assert (timings["offline"]["tokens"] == count) == (back_s is None), (part, timings)
         offline.relay.restore()
-        until = time.monotonic() + 20
-        while not offline.edge.metrics()["tandem_edge_connected"] and time.monotonic() < until:
-            time.sleep(0.1)
+        linked(offline.edge)
 
 
 def test_a_cloud_that_is_away_from_the_start(offline):

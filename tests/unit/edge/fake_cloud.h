@@ -12,11 +12,12 @@
 #include <stdlib.h>
 #include <time.h>
 
-#define FAKE_OPENS   16
-#define FAKE_PLANS   16
-#define FAKE_CONNS   16
-#define FAKE_REPLY   8 /* tokens, unless a test wants more */
-#define FAKE_TICK_US 500
+#define FAKE_OPENS    16
+#define FAKE_PLANS    16
+#define FAKE_CONNS    16
+#define FAKE_REPLY    8 /* tokens, unless a test wants more */
+#define FAKE_TICK_US  500
+#define FAKE_RETRY_MS 700
 
 struct fake_open {
     uint8_t request_id[16];
@@ -75,9 +76,10 @@ struct fake_cloud {
     bool away, away_then;   /* nobody is welcomed until it ends; from that cut on */
     int error_code;         /* an ERROR instead of OPEN_ACK */
     uint32_t left_from;     /* with the first rows: from here on it waits for no more; then tokens come */
-    bool error_retry;
+    bool error_retry;       /* … after FAKE_RETRY_MS */
 
     /* records */
+    uint64_t error_us, opened_us; /* of the last ERROR, of the last OPEN */
     uint32_t connections, open_count, plan_count, generate_count, cancel_count;
     struct fake_open opens[FAKE_OPENS];
     struct fake_plan plans[FAKE_PLANS];
@@ -153,6 +155,7 @@ static inline void fake_on_open(struct fake_conn *c, const struct wire_frame *fr
     struct fake_cloud *f = c->cloud;
     const Tandem__Open *m = frame->open;
     struct fake_open *o = &f->opens[f->open_count++ % FAKE_OPENS];
+    f->opened_us = clock_mono_us();
     memcpy(o->request_id, m->request_id.data, 16);
     o->attempt = m->attempt;
     o->prompt_count = m->prompt_count;
@@ -177,8 +180,9 @@ static inline void fake_on_open(struct fake_conn *c, const struct wire_frame *fr
         Tandem__Error e = TANDEM__ERROR__INIT;
         e.code = (uint32_t)f->error_code;
         e.retry = f->error_retry;
-        e.retry_after_ms = f->error_retry ? 700 : 0;
+        e.retry_after_ms = f->error_retry ? FAKE_RETRY_MS : 0;
         f->error_code = 0;
+        f->error_us = clock_mono_us();
         fake_send(c, FRAME_ERROR, frame->stream, &e.base, NULL, 0);
         c->stream = 0;
         return;

@@ -1,6 +1,8 @@
 /* agent: tokens that the device makes itself, against a cloud that is late, says the same, or says something else. A bias makes every token of the device
  * the same one, so what both sides should say is known. */
 #include "agent_rig.h"
+#include "edge/agent_internal.h"
+#include "edge/pipeline_internal.h"
 
 #define LEAD 64
 
@@ -166,12 +168,31 @@ static void a_cloud_that_is_busy_is_asked_again(void **state)
     assert_int_equal(c->count, 80);
     assert_int_equal(r.cloud.open_count, 3);
     assert_int_equal(r.cloud.opens[2].held_count, r.cloud.opens[1].held_count);
+    assert_true(r.cloud.opened_us - r.cloud.error_us >= FAKE_RETRY_MS * 1000); /* when it said so */
     rig_free(&r);
 }
 
 static bool is_back(void *arg)
 {
     return ((struct rig *)arg)->cloud.open_count == 2;
+}
+
+struct begin_many {
+    struct rig *rig;
+    uint32_t begun;
+    int code; /* of the last */
+};
+
+static void begin_many(void *arg)
+{
+    struct begin_many *m = arg;
+    for (uint32_t i = 0; i <= AGENT_FLIGHTS_MAX; i++) {
+        struct client *c = rig_asks(m->rig, 2);
+        client_begin(c);
+        m->code = c->begin_code;
+        m->begun += m->code == 0;
+    }
+    agent_end_flights(m->rig->agent);
 }
 
 static void cut(void *arg)
@@ -259,6 +280,56 @@ static void the_same_key_takes_the_run_over(void **state)
     rig_free(&r);
 }
 
+static bool is_decoding(void *arg)
+{
+    const struct pipeline *p = ((struct rig *)arg)->agent->pipeline;
+    bool any = false;
+    for (const struct pipeline_job *job = p->jobs; job; job = job->next)
+        any |= decode_has_work(job);
+    return any;
+}
+
+static bool is_done_and_still(void *arg)
+{
+    struct client *c = arg;
+    return c->done && c->count == c->finish_at;
+}
+
+/* What the client does not want is not made for nothing. */
+static void behind_a_stop_string_nothing_is_made(void **state)
+{
+    (void)state;
+    struct rig r;
+    make(&r);
+    rig_run(&r);
+    struct client *c = rig_asks(&r, 200);
+    c->finish_at = 4;
+    begin(&r, c);
+    assert_true(comes_true(r.cloud.loop, is_done_and_still, c));
+    assert_false(is_decoding(&r));
+    assert_int_equal(agent_flight_count(r.agent), 1); /* the cloud comes behind */
+    rig_free(&r);
+}
+
+/* Replies that only the cloud still works on are in nobody's way: neither by their number nor by their streams. */
+static void those_behind_are_in_nobodys_way(void **state)
+{
+    (void)state;
+    struct rig r;
+    make(&r);
+    rig_run(&r);
+    for (uint32_t i = 0; i <= LIMIT_STREAMS; i++) { /* one more than there are streams */
+        struct client *c = rig_asks(&r, 2);
+        client_run(&r, c);
+        assert_all_own(c, 2);
+    }
+    struct begin_many many = {.rig = &r};
+    on_loop(r.cloud.loop, begin_many, &many);
+    assert_int_equal(many.begun, AGENT_FLIGHTS_MAX);
+    assert_int_equal(many.code, -TD_ERR_FULL);
+    rig_free(&r);
+}
+
 static void shutting_down_waits_for_no_cloud(void **state)
 {
     (void)state;
@@ -310,6 +381,8 @@ int main(void)
         cmocka_unit_test(a_reply_may_be_whole_without_a_link),
         cmocka_unit_test(a_client_that_leaves_ends_it),
         cmocka_unit_test(the_same_key_takes_the_run_over),
+        cmocka_unit_test(behind_a_stop_string_nothing_is_made),
+        cmocka_unit_test(those_behind_are_in_nobodys_way),
         cmocka_unit_test(shutting_down_waits_for_no_cloud),
         cmocka_unit_test(without_it_the_cloud_makes_all),
     };

@@ -4,10 +4,6 @@
 #include "edge/agent_internal.h"
 #include "edge/api_edge.h"
 
-static const char long_text[] =
-    "The ferry had crossed the river since before the bridge was thought of, and the ferryman knew each "
-    "stone of both banks, and rang his bell in fog.";
-
 static unsigned break_at; /* a frame's type */
 
 static void make(struct rig *r)
@@ -74,7 +70,6 @@ static void a_prompt_that_breaks_off_is_done_here(void **state)
         rig_run(&r);
         struct client *c = rig_asks(&r, 4);
         client_run(&r, c); /* tells it so */
-        free(c);
         break_at = types[i];
         on_loop(r.cloud.loop, break_next, &r);
         c = rig_asks(&r, 12);
@@ -84,7 +79,6 @@ static void a_prompt_that_breaks_off_is_done_here(void **state)
         assert_int_equal(r.cloud.cut_at, 0);
         assert_int_equal(c->timings.offline_from, 0);
         assert_int_equal(c->timings.offline_tokens, 12);
-        free(c);
         rig_free(&r);
     }
 }
@@ -143,6 +137,31 @@ static bool has_thirty(void *arg)
     return ((struct client *)arg)->count >= 30;
 }
 
+static bool was_cancelled(void *arg)
+{
+    return ((struct rig *)arg)->cloud.cancel_count > 0;
+}
+
+static bool drained;
+
+static void on_drained(void *ctx)
+{
+    (void)ctx;
+    drained = true;
+}
+
+static void drain(void *arg)
+{
+    drained = false;
+    agent_drain(((struct rig *)arg)->agent, on_drained, NULL);
+}
+
+static bool is_drained(void *arg)
+{
+    (void)arg;
+    return drained;
+}
+
 static void come_back(void *arg)
 {
     ((struct rig *)arg)->cloud.away = false;
@@ -173,6 +192,77 @@ static void it_hands_back(void **state)
     assert_true(c->timings.offline_tokens <= again->held_count - 10 + 64);
     const struct fake_plan *plan = &r.cloud.plans[r.cloud.plan_count - 1];
     assert_int_equal(plan->ranges[0].layers, 0); /* the cloud computes the context from ids */
+    rig_free(&r);
+}
+
+static void leave(void *arg)
+{
+    agent_cancel(((struct client *)arg)->flight, false, 0);
+}
+
+static bool is_lost(void *arg)
+{
+    return ((struct rig *)arg)->agent->away_since_us != 0;
+}
+
+static bool none_is_left(void *arg)
+{
+    return agent_flight_count(((struct rig *)arg)->agent) == 0;
+}
+
+/* A client that goes, or a reply that is whole, while the link is down: the cloud, which keeps the generation, is told as soon as it is back. */
+static void the_cloud_hears_that_nobody_waits(void **state)
+{
+    (void)state;
+    for (int leaves = 0; leaves < 2; leaves++) {
+        struct rig r;
+        make(&r);
+        r.config.offline = leaves ? OFFLINE_WAIT : OFFLINE_CONTINUE;
+        r.cloud.token_count = 40;
+        r.cloud.cut_after = 10;
+        r.cloud.away_then = true;
+        rig_run(&r);
+        struct client *c = rig_asks(&r, 40);
+        on_loop(r.cloud.loop, client_begin, c);
+        assert_true(comes_true(r.cloud.loop, has_ten, c));
+        assert_true(comes_true(r.cloud.loop, is_lost, &r));
+        if (leaves)
+            on_loop(r.cloud.loop, leave, c);
+        else
+            assert_true(comes_true(r.cloud.loop, is_whole, c));
+        assert_int_equal(agent_flight_count(r.agent), 1);
+        assert_int_equal(r.cloud.open_count, 1);
+        r.cloud.silent = true; /* it would not come to an end by itself */
+        on_loop(r.cloud.loop, come_back, &r);
+        assert_true(comes_true(r.cloud.loop, none_is_left, &r));
+        assert_true(comes_true(r.cloud.loop, was_cancelled, &r));
+        assert_int_equal(r.cloud.open_count, 2);
+        assert_memory_equal(r.cloud.opens[1].request_id, r.cloud.opens[0].request_id, 16);
+        assert_true(r.cloud.opens[1].attempt > r.cloud.opens[0].attempt);
+        assert_false(r.cloud.cancel_finished);
+        assert_int_equal(r.cloud.generate_count, 1);
+        rig_free(&r);
+    }
+}
+
+/* A device that stops does not wait until it can tell the cloud so. */
+static void an_end_waits_for_no_link(void **state)
+{
+    (void)state;
+    struct rig r;
+    make(&r);
+    r.config.offline = OFFLINE_WAIT;
+    r.cloud.token_count = 40;
+    r.cloud.cut_after = 10;
+    r.cloud.away_then = true;
+    rig_run(&r);
+    struct client *c = rig_asks(&r, 40);
+    on_loop(r.cloud.loop, client_begin, c);
+    assert_true(comes_true(r.cloud.loop, has_ten, c));
+    assert_true(comes_true(r.cloud.loop, is_lost, &r));
+    on_loop(r.cloud.loop, leave, c);
+    on_loop(r.cloud.loop, drain, &r);
+    assert_true(comes_true(r.cloud.loop, is_drained, &r));
     rig_free(&r);
 }
 
@@ -274,6 +364,8 @@ int main(void)
         cmocka_unit_test(a_prompt_that_breaks_off_is_done_here),
         cmocka_unit_test(a_token_that_came_too_late_does_not_count),
         cmocka_unit_test(it_hands_back),
+        cmocka_unit_test(the_cloud_hears_that_nobody_waits),
+        cmocka_unit_test(an_end_waits_for_no_link),
         cmocka_unit_test(whole_replies_are_made_here),
         cmocka_unit_test(a_device_that_was_never_connected_waits),
         cmocka_unit_test(without_the_wish_it_waits),

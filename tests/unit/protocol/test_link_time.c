@@ -88,6 +88,41 @@ static int pong(struct owner *o, uint64_t id)
     return give(o, FRAME_PING, 0, &m.base, NULL, 0);
 }
 
+/* Whoever waits asks after half of its patience and takes the peer for gone after all of it, counted from when it began to wait; far away it is patient. */
+static void test_a_peer_that_is_waited_for(void **state)
+{
+    (void)state;
+    struct owner o;
+    edge_ready(&o, 0, 0);
+    drain(&o);
+    o.now_us += 5000 * MS; /* nobody minds */
+    link_set_patience(o.link, 2000 * MS, o.now_us);
+    assert_int_equal(link_tick(o.link, o.now_us), 0);
+    assert_int_equal(link_wait_us(o.link, o.now_us), 1000 * MS);
+    o.now_us += 1000 * MS - 1;
+    assert_int_equal(take(&o).type, 0);
+    o.now_us += 1;
+    struct wire_frame f = take(&o);
+    assert_int_equal(f.type, FRAME_PING);
+    assert_int_equal(take(&o).type, 0); /* once */
+    o.now_us += 600 * MS;
+    assert_int_equal(pong(&o, f.ping->id), 0); /* a round trip of 600 ms: four of them */
+    o.now_us += 1200 * MS;
+    f = take(&o);
+    assert_int_equal(f.type, FRAME_PING);
+    o.now_us += 1200 * MS - 1;
+    link_set_patience(o.link, 2000 * MS, o.now_us); /* it waits already */
+    assert_int_equal(link_tick(o.link, o.now_us), 0);
+    assert_int_equal(link_wait_us(o.link, o.now_us), 1);
+    o.now_us += 1;
+    link_set_patience(o.link, 0, o.now_us);
+    assert_int_equal(link_tick(o.link, o.now_us), 0);
+    link_set_patience(o.link, 2000 * MS, o.now_us);
+    o.now_us += 2400 * MS;
+    assert_int_equal(link_tick(o.link, o.now_us), -TD_ERR_TIMEOUT);
+    owner_stop(&o);
+}
+
 static void test_ping_measures_the_round_trip(void **state)
 {
     (void)state;
@@ -327,6 +362,7 @@ int main(void)
         cmocka_unit_test(test_hello_too_late),
         cmocka_unit_test(test_silence),
         cmocka_unit_test(test_silent_cloud_never_welcomes),
+        cmocka_unit_test(test_a_peer_that_is_waited_for),
         cmocka_unit_test(test_ping_measures_the_round_trip),
         cmocka_unit_test(test_pings_are_answered),
         cmocka_unit_test(test_control_frames_at_once),
