@@ -7,6 +7,7 @@
 #include "edge/settings.h"
 #include "protocol/api_internal.h"
 #include "shared/crypto.h"
+#include "shared/workers.h"
 #include <jansson.h>
 #include <pthread.h>
 #include <stdatomic.h>
@@ -180,7 +181,11 @@ static void on_done(void *ctx, unsigned finish, const struct api_usage *usage,
                                    .tokens_per_s = timings->tokens_per_s,
                                    .edge_prefill_ms = timings->edge_prefill_ms,
                                    .uplink_bytes = timings->uplink_bytes,
-                                   .uplink_raw_bytes = timings->uplink_raw_bytes});
+                                   .uplink_raw_bytes = timings->uplink_raw_bytes,
+                                   .local_tokens = timings->local_tokens,
+                                   .offline_tokens = timings->offline_tokens,
+                                   .offline_from_token = timings->offline_from,
+                                   .offline_estimate_ms = timings->offline_estimate_ms});
 }
 
 static void on_failed(void *ctx, int code, const char *text, uint32_t retry_after_ms)
@@ -392,8 +397,12 @@ static int take_names(struct tandem *t, const struct tandem_options *o, struct t
         return td_fail(err, -TD_ERR_ARG, "hidden: want f32, f16 or int8");
     if (edge_accept_parse(o->fidelity ? o->fidelity : "visible-lossless", &c->accept) < 0)
         return td_fail(err, -TD_ERR_ARG, "fidelity: want exact, visible-lossless or any");
-    if (o->threads < 0 || o->edge_layers < -1)
-        return td_fail(err, -TD_ERR_ARG, "threads and edge_layers must not be negative");
+    if (edge_offline_parse(o->offline ? o->offline : "wait", &c->offline) < 0)
+        return td_fail(err, -TD_ERR_ARG, "offline: want wait or continue");
+    if (edge_local_parse(o->local ? o->local : "auto", &c->local) < 0)
+        return td_fail(err, -TD_ERR_ARG, "local: want auto, always or off");
+    if (edge_prefer_parse(o->prefer ? o->prefer : "latency", &c->prefer, &c->prefer_private) < 0)
+        return td_fail(err, -TD_ERR_ARG, "prefer: want latency, cloud-cost or private");
     if (!o->client_cert_path != !o->client_key_path)
         return td_fail(err, -TD_ERR_ARG, "client_cert_path and client_key_path belong together");
     if (!o->model_path || !o->model_path[0])
@@ -401,11 +410,37 @@ static int take_names(struct tandem *t, const struct tandem_options *o, struct t
     return 0;
 }
 
+static int take_numbers(struct tandem *t, const struct tandem_options *o, struct td_error *err)
+{
+    struct agent_config *c = &t->config;
+    if (o->threads < 0 || o->threads > WORKERS_MAX || o->edge_layers < -1 || o->edge_layers > KV_LAYERS_MAX)
+        return td_fail(err, -TD_ERR_ARG, "threads: want 0 to %d; edge_layers: want -1 to %d", WORKERS_MAX,
+                       KV_LAYERS_MAX);
+    if (o->private_min_layers < 0 || o->private_min_layers > KV_LAYERS_MAX)
+        return td_fail(err, -TD_ERR_ARG, "private_min_layers: want 1 to %d, or 0 for %d", KV_LAYERS_MAX,
+                       AGENT_PRIVATE_LAYERS);
+    if (!(o->cloud_price >= 0 && o->cloud_price <= EDGE_PRICE_MAX))
+        return td_fail(err, -TD_ERR_ARG, "cloud_price: want 0 to %g seconds", EDGE_PRICE_MAX);
+    if (o->chunk_tokens < 0 || o->chunk_tokens > EDGE_CHUNK_MAX || o->chunk_tokens % KV_BLOCK_TOKENS != 0)
+        return td_fail(err, -TD_ERR_ARG, "chunk_tokens: want a multiple of %d, at most %d", KV_BLOCK_TOKENS,
+                       EDGE_CHUNK_MAX);
+    c->edge_layers = o->edge_layers < 0 ? PLANNER_AUTO : (uint32_t)o->edge_layers;
+    c->private_min_layers = o->private_min_layers ? (uint32_t)o->private_min_layers : AGENT_PRIVATE_LAYERS;
+    c->cloud_price = o->cloud_price;
+    c->chunk_tokens = o->chunk_tokens ? (uint32_t)o->chunk_tokens : CHUNK_TOKENS;
+    c->threads = (unsigned)o->threads;
+    c->kv_memory = o->kv_memory ? o->kv_memory : KV_MEMORY;
+    c->kv_disk = o->kv_disk < 0 ? 0 : o->kv_disk ? (uint64_t)o->kv_disk : KV_DISK;
+    c->cloud_timeout_ms = o->cloud_timeout_s ? o->cloud_timeout_s * 1000 : CLOUD_TIMEOUT_MS;
+    return 0;
+}
+
 static int take_options(struct tandem *t, const struct tandem_options *o, struct td_error *err)
 {
     struct agent_config *c = &t->config;
     int rc;
-    if ((rc = take_names(t, o, err)) < 0 || (rc = take_credential(t, o, err)) < 0 ||
+    if ((rc = take_names(t, o, err)) < 0 || (rc = take_numbers(t, o, err)) < 0 ||
+        (rc = take_credential(t, o, err)) < 0 ||
         (rc = edge_parse_address(o->cloud ? o->cloud : "localhost", t->cloud_host, sizeof t->cloud_host,
                                  &c->cloud_port, err)) < 0)
         return rc;
@@ -426,16 +461,9 @@ static int take_options(struct tandem *t, const struct tandem_options *o, struct
     c->data_dir = t->data_dir;
     c->token = t->token;
     c->tls = !o->plain;
-    c->edge_layers = o->edge_layers < 0 ? PLANNER_AUTO : (uint32_t)o->edge_layers;
-    c->local = LOCAL_AUTO;
-    c->private_min_layers = AGENT_PRIVATE_LAYERS;
-    c->threads = (unsigned)o->threads;
-    c->kv_memory = o->kv_memory ? o->kv_memory : KV_MEMORY;
     c->kv_whole = o->kv_whole != 0;
-    c->kv_disk = o->kv_disk < 0 ? 0 : o->kv_disk ? (uint64_t)o->kv_disk : KV_DISK;
-    c->chunk_tokens = CHUNK_TOKENS;
+    c->codec_unchecked = o->codec_unchecked != 0;
     c->filter_pii = !o->no_filter;
-    c->cloud_timeout_ms = o->cloud_timeout_s ? o->cloud_timeout_s * 1000 : CLOUD_TIMEOUT_MS;
     return 0;
 }
 

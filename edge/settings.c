@@ -23,12 +23,12 @@ static const struct config_option options[] = {
     {.name = "local", OPTION(local, CONFIG_STRING), .fallback = "auto", .metavar = "WHEN", .help = "with auto and the whole model: make first tokens on this device while the cloud begins: auto (where that is sooner), always, off"},
     {.name = "prefer", OPTION(prefer, CONFIG_STRING), .fallback = "latency", .metavar = "WISH", .help = "of requests that name none: latency (the soonest reply), cloud-cost (the least computing in the cloud, for a first token up to a quarter later), both with auto; or private (the cloud is not sent the prompt's token ids)"},
     {.name = "private-min-layers", OPTION(private_min_layers, CONFIG_INT), .fallback = "8", .min = 1, .max = KV_LAYERS_MAX, .metavar = "K", .help = "layers that this device computes of a private prompt, at least"},
-    {.name = "cloud-price", OPTION(cloud_price, CONFIG_FLOAT), .fallback = "0", .max = 1000, .metavar = "S", .help = "with auto: seconds of waiting that a second of computing in the cloud is worth"},
+    {.name = "cloud-price", OPTION(cloud_price, CONFIG_FLOAT), .fallback = "0", .max = EDGE_PRICE_MAX, .metavar = "S", .help = "with auto: seconds of waiting that a second of computing in the cloud is worth"},
     {.name = "codec", OPTION(codec, CONFIG_STRING), .fallback = "l1", .metavar = "CODEC", .help = "of KV on the wire: raw, l0 (lossless), l1 (8 bits); for requests that accept any fidelity also l2 (4 bits), l2-k5 (K: 5 bits), l2-5bit: the others get l1 then"},
     {.name = "codec-unchecked", OPTION(codec_unchecked, CONFIG_BOOL), .help = "use --codec also where the model has no quality record (tandem bench codec) that shows no visible loss"},
     {.name = "hidden", OPTION(hidden, CONFIG_STRING), .fallback = "f16", .metavar = "TYPE", .help = "of hidden states on the wire: f32, f16, int8"},
     {.name = "fidelity", OPTION(fidelity, CONFIG_STRING), .fallback = "visible-lossless", .metavar = "LEVEL", .help = "for requests that name none: exact, visible-lossless, any"},
-    {.name = "chunk", OPTION(chunk, CONFIG_INT), .fallback = "64", .min = KV_BLOCK_TOKENS, .max = 4096, .metavar = "TOKENS", .help = "prompt tokens computed and sent at a time, a multiple of 64"},
+    {.name = "chunk", OPTION(chunk, CONFIG_INT), .fallback = "64", .min = KV_BLOCK_TOKENS, .max = EDGE_CHUNK_MAX, .metavar = "TOKENS", .help = "prompt tokens computed and sent at a time, a multiple of 64"},
     {.name = "threads", OPTION(threads, CONFIG_INT), .max = WORKERS_MAX, .metavar = "N", .help = "compute threads; 0: all cores"},
     {.name = "kv-memory", OPTION(kv_memory, CONFIG_SIZE), .fallback = "256M", .metavar = "SIZE", .help = "memory for this device's own KV"},
     {.name = "kv-disk", OPTION(kv_disk, CONFIG_SIZE), .fallback = "1G", .metavar = "SIZE", .help = "disk for it, encrypted, in the data folder, so that later turns compute their new tokens only, also after a restart; 0: none"},
@@ -118,7 +118,7 @@ static int parse_layers(const char *text, uint32_t *out)
     return 0;
 }
 
-static int parse_prefer(const char *text, enum planner_prefer *out, bool *is_private)
+int edge_prefer_parse(const char *text, enum planner_prefer *out, bool *is_private)
 {
     static const struct named names[] = {{"latency", PREFER_LATENCY}, {"cloud-cost", PREFER_CLOUD_COST}};
     int value = PREFER_LATENCY;
@@ -129,7 +129,7 @@ static int parse_prefer(const char *text, enum planner_prefer *out, bool *is_pri
     return rc;
 }
 
-static int parse_local(const char *text, enum planner_local *out)
+int edge_local_parse(const char *text, enum planner_local *out)
 {
     static const struct named names[] = {{"off", LOCAL_OFF}, {"auto", LOCAL_AUTO}, {"always", LOCAL_ALWAYS}};
     int value, rc = find_name(names, TD_COUNT(names), text, &value);
@@ -138,7 +138,7 @@ static int parse_local(const char *text, enum planner_local *out)
     return rc;
 }
 
-static int parse_offline(const char *text, enum agent_offline *out)
+int edge_offline_parse(const char *text, enum agent_offline *out)
 {
     static const struct named names[] = {{"wait", OFFLINE_WAIT}, {"continue", OFFLINE_CONTINUE}};
     int value, rc = find_name(names, TD_COUNT(names), text, &value);
@@ -152,11 +152,11 @@ static int check_names(struct edge_settings *s, struct td_error *err)
     if (parse_layers(s->edge_layers, &s->layers) < 0)
         return td_fail(err, -TD_ERR_ARG, "--edge-layers %s: want auto, or a number of layers up to %d",
                        s->edge_layers, KV_LAYERS_MAX);
-    if (parse_local(s->local, &s->local_id) < 0)
+    if (edge_local_parse(s->local, &s->local_id) < 0)
         return td_fail(err, -TD_ERR_ARG, "--local %s: want auto, always or off", s->local);
-    if (parse_offline(s->offline, &s->offline_id) < 0)
+    if (edge_offline_parse(s->offline, &s->offline_id) < 0)
         return td_fail(err, -TD_ERR_ARG, "--offline %s: want wait or continue", s->offline);
-    if (parse_prefer(s->prefer, &s->prefer_id, &s->prefer_private) < 0)
+    if (edge_prefer_parse(s->prefer, &s->prefer_id, &s->prefer_private) < 0)
         return td_fail(err, -TD_ERR_ARG, "--prefer %s: want latency, cloud-cost or private", s->prefer);
     if (edge_codec_parse(s->codec, &s->level_kv) < 0)
         return td_fail(err, -TD_ERR_ARG, "--codec %s: want %s", s->codec, KV_LEVEL_NAMES);

@@ -10,6 +10,8 @@
 #define EDGE_CLOUD_PORT  8443
 #define EDGE_DATA_NAME   "edge" /* of the data folder when nobody says, for path_default */
 #define EDGE_API_KEY_MAX 256
+#define EDGE_CHUNK_MAX   4096   /* tokens */
+#define EDGE_PRICE_MAX   1000.0 /* seconds a second */
 
 struct edge_settings {
     /* as given */
@@ -47,6 +49,9 @@ int edge_parse_address(const char *text, char *host, size_t size, uint16_t *port
 int edge_codec_parse(const char *text, const struct kv_level **out); /* KV_LEVEL_NAMES */
 int edge_hidden_parse(const char *text, uint8_t *out);               /* "f32", "f16", "int8" */
 int edge_accept_parse(const char *text, enum kv_accept *out);
+int edge_prefer_parse(const char *text, enum planner_prefer *out, bool *is_private);
+int edge_local_parse(const char *text, enum planner_local *out);
+int edge_offline_parse(const char *text, enum agent_offline *out);
 /* Is it a name or address of this very machine? */
 bool edge_is_loopback(const char *host);
 /* The agent's part of the settings; borrows their strings. */

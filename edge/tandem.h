@@ -76,12 +76,27 @@ struct tandem_options {
     int32_t no_filter;        /* 1: leave personal data in prompts as it is */
     int32_t plain;            /* 1: no TLS; tests */
     int64_t kv_disk;          /* bytes of KV in data_dir, encrypted; 0: 1 GiB; -1: none */
-    int32_t kv_whole;         /* 1: KV of all layers that are held here, computed in idle time */
+    /* 1: KV of all layers that are held here, computed in idle time: a conversation that the cloud has lost is then sent instead of computed again, where
+     * that is sooner. */
+    int32_t kv_whole;
+
+    /* When the cloud is away: "wait" for cloud_timeout_s, or "continue": this device makes the reply, or the rest of it, and hands back when the cloud is
+     * there again. That takes the whole model, edge_layers -1, and a cloud that has been reached once with this data_dir. NULL: "wait". */
+    const char *offline;
+    /* First tokens made here while the cloud begins, with the whole model and edge_layers -1: "auto" (where that is sooner), "always", "off". NULL:
+     * "auto". */
+    const char *local;
+    const char *prefer; /* of requests that name none: "latency", "cloud-cost", "private"; NULL: "latency" */
+    double
+        cloud_price; /* with edge_layers -1: seconds of waiting that one of computing in the cloud is worth */
+    int32_t private_min_layers; /* of a private prompt, computed here at least; 0: 8 */
+    int32_t chunk_tokens;       /* of a prompt, computed and sent at a time, a multiple of 64; 0: 64 */
+    int32_t codec_unchecked;    /* 1: `codec` even without a quality record that shows no visible loss */
 };
 #define TANDEM_OPTIONS_INIT                                                                                  \
     {                                                                                                        \
         sizeof(struct tandem_options), NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, -1, NULL, \
-            NULL, NULL, 0, 0, 0, 0, 0, 0, 0                                                                  \
+            NULL, NULL, 0, 0, 0, 0, 0, 0, 0, NULL, NULL, NULL, 0.0, 0, 0, 0                                  \
     }
 
 /* Loads the model and begins to connect; returns before the link is there. error may be NULL; it gets one line. */
@@ -114,7 +129,7 @@ struct tandem_request {
     uint64_t seed;
     const char *const *stops; /* texts that end the reply; at most 16 */
     size_t stop_count;
-    const char *prefer; /* "latency", "cloud-cost", "private"; NULL: "latency" */
+    const char *prefer; /* "latency", "cloud-cost", "private"; NULL: the options' */
 };
 #define TANDEM_REQUEST_INIT                                                                                  \
     {                                                                                                        \
@@ -131,6 +146,10 @@ struct tandem_result { /* borrowed for the call of on_end */
     uint32_t prompt_tokens, completion_tokens, cached_tokens;
     double first_token_ms, total_ms, tokens_per_s, edge_prefill_ms;
     uint64_t uplink_bytes, uplink_raw_bytes;
+    uint32_t local_tokens;       /* of the reply, made on this device */
+    uint32_t offline_tokens;     /* of these, while the cloud was away */
+    uint32_t offline_from_token; /* index of the first of them */
+    double offline_estimate_ms;  /* what was thought to pass until that one */
 };
 
 /* A piece of the reply: whole UTF-8 characters, placeholders replaced by what they stand for. */

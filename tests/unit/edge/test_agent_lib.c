@@ -231,6 +231,121 @@ static void bad_arguments_are_refused(void **state)
     finish(&l);
 }
 
+/* The cloud goes away in the middle of a reply, and the device makes the rest of it; then a whole one. */
+static void without_the_cloud_the_device_goes_on(void **state)
+{
+    (void)state;
+    struct lib l;
+    struct heard h;
+    make(&l);
+    l.options.edge_layers = -1;
+    l.options.local = "off";
+    l.options.offline = "continue";
+    l.rig.cloud.token_count = 40;
+    l.rig.cloud.cut_after = 10;
+    l.rig.cloud.away_then = true;
+    open_lib(&l);
+    for (uint32_t from = 10; from != UINT32_MAX; from = from ? 0 : UINT32_MAX) {
+        struct tandem_request r = request_of(&h);
+        r.max_tokens = 24;
+        assert_int_equal(tandem_generate(l.tandem, &r, on_text, on_end, &h, NULL), 0);
+        wait_end(&h);
+        assert_int_equal(h.result.code, 0);
+        assert_true(h.result.completion_tokens > from);
+        assert_int_equal(h.result.offline_from_token, from);
+        assert_int_equal(h.result.offline_tokens, h.result.completion_tokens - from);
+        assert_int_equal(h.result.local_tokens, h.result.offline_tokens);
+        assert_true(h.result.offline_estimate_ms > 0);
+        assert_int_equal(tandem_wait_ready(l.tandem, 5000), 0); /* requests are served */
+    }
+    assert_int_equal(l.rig.cloud.open_count, 1);
+    finish(&l);
+}
+
+static void first_tokens_are_made_here(void **state)
+{
+    (void)state;
+    struct lib l;
+    struct heard h;
+    make(&l);
+    l.options.edge_layers = -1;
+    l.options.local = "always";
+    l.rig.cloud.silent = true;
+    open_lib(&l);
+    struct tandem_request r = request_of(&h);
+    r.max_tokens = 5;
+    assert_int_equal(tandem_generate(l.tandem, &r, on_text, on_end, &h, NULL), 0);
+    wait_end(&h);
+    assert_int_equal(h.result.code, 0);
+    assert_int_equal(h.result.local_tokens, h.result.completion_tokens);
+    assert_int_equal(h.result.offline_tokens, 0);
+    finish(&l);
+}
+
+/* Requests that name no preference have the options', and a request's own goes before it. One layer is enough where that is said. */
+static void private_may_be_the_rule(void **state)
+{
+    (void)state;
+    static const struct {
+        int32_t min_layers;
+        const char *prefer;
+        int code;
+    } cases[] = {{0, NULL, -TANDEM_ERR_ARG}, {1, NULL, 0}, {1, "latency", 0}};
+    for (size_t i = 0; i < TD_COUNT(cases); i++) {
+        struct lib l;
+        struct heard h;
+        make(&l);
+        l.options.prefer = "private";
+        l.options.private_min_layers = cases[i].min_layers;
+        open_lib(&l);
+        struct tandem_request r = request_of(&h);
+        r.prefer = cases[i].prefer;
+        assert_int_equal(tandem_generate(l.tandem, &r, on_text, on_end, &h, NULL), 0);
+        wait_end(&h);
+        assert_int_equal(h.result.code, cases[i].code);
+        assert_int_equal(l.rig.cloud.opens[0].is_private, cases[i].code == 0 && !cases[i].prefer);
+        finish(&l);
+    }
+}
+
+static void bad_policies_are_named(void **state)
+{
+    (void)state;
+    struct lib l;
+    make(&l);
+    static const struct {
+        const char *says;
+        struct tandem_options with;
+    } cases[] = {
+        {"offline: want wait or continue", {.offline = "perhaps"}},
+        {"local: want auto, always or off", {.local = "perhaps"}},
+        {"prefer: want latency, cloud-cost or private", {.prefer = "perhaps"}},
+        {"private_min_layers: want", {.private_min_layers = -1}},
+        {"cloud_price: want", {.cloud_price = -1}},
+        {"chunk_tokens: want a multiple of 64", {.chunk_tokens = 100}},
+        {"--offline continue needs the whole model", {.offline = "continue"}}, /* with layers fixed to 1 */
+        {"l2", {.codec = "l2"}}, /* of which this model has no record */
+    };
+    for (size_t i = 0; i < TD_COUNT(cases); i++) {
+        struct tandem_options o = l.options;
+        char error[TANDEM_ERROR_SIZE];
+        struct tandem *none;
+        o.offline = cases[i].with.offline, o.local = cases[i].with.local, o.prefer = cases[i].with.prefer;
+        o.private_min_layers = cases[i].with.private_min_layers;
+        o.cloud_price = cases[i].with.cloud_price;
+        o.chunk_tokens = cases[i].with.chunk_tokens;
+        o.codec = cases[i].with.codec;
+        assert_true(tandem_open(&o, &none, error, sizeof error) < 0);
+        if (!strstr(error, cases[i].says))
+            fail_msg("'%s' does not say '%s'", error, cases[i].says);
+    }
+    l.options.codec = "l2";
+    l.options.codec_unchecked = 1;
+    l.options.chunk_tokens = 128;
+    open_lib(&l);
+    finish(&l);
+}
+
 /* A program that was built when the structs ended earlier: what lies behind its size must not be read. */
 static void older_structs_are_understood(void **state)
 {
@@ -238,6 +353,8 @@ static void older_structs_are_understood(void **state)
     struct lib l;
     struct heard h;
     make(&l);
+    l.options.size = offsetof(struct tandem_options, offline);
+    l.options.offline = l.options.local = "not read";
     open_lib(&l);
     struct tandem_request r = request_of(&h);
     r.size = offsetof(struct tandem_request, has_seed);
@@ -252,9 +369,16 @@ static void older_structs_are_understood(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_reply_comes_through_callbacks), cmocka_unit_test(a_stop_text_is_not_shown),
-        cmocka_unit_test(a_cancelled_reply_ends_once),     cmocka_unit_test(closing_ends_what_is_under_way),
-        cmocka_unit_test(bad_arguments_are_refused),       cmocka_unit_test(older_structs_are_understood),
+        cmocka_unit_test(a_reply_comes_through_callbacks),
+        cmocka_unit_test(a_stop_text_is_not_shown),
+        cmocka_unit_test(a_cancelled_reply_ends_once),
+        cmocka_unit_test(closing_ends_what_is_under_way),
+        cmocka_unit_test(without_the_cloud_the_device_goes_on),
+        cmocka_unit_test(first_tokens_are_made_here),
+        cmocka_unit_test(private_may_be_the_rule),
+        cmocka_unit_test(bad_policies_are_named),
+        cmocka_unit_test(bad_arguments_are_refused),
+        cmocka_unit_test(older_structs_are_understood),
     };
     return cmocka_run_group_tests(tests, rig_set_up, NULL);
 }
