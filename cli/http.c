@@ -14,8 +14,8 @@ struct transfer {
     struct cli_response *out;
     int (*on_data)(void *ctx, const char *data, size_t size);
     void *ctx;
-    uint64_t begun_us,
-        shown_s; /* of a stream of which nothing has come; shown_s: what the line on the terminal says, 0: there is none */
+    /* of a stream of which nothing has come; shown_s: what the line on the terminal says, 0: there is none */
+    uint64_t begun_us, shown_s;
 };
 
 static void wait_ends(struct transfer *t)

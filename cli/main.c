@@ -10,12 +10,13 @@ static const struct {
     {"chat", "talk to a model; the conversation is kept and can be resumed", cli_chat},
     {"conv", "ls | show | rm | fork | pin | export | import: stored conversations", cli_conv},
     {"model", "inspect | fingerprint | verify | slice: model files", cli_model},
-    {"store", "ls | stat | verify | rebuild | compact | gc | pin | rotate-key | export | import: a KV store",
+    {"store",
+     "ls | stat | verify | rebuild | compact | gc | pin | erase-tenant | rotate-key | export | import: "
+     "a KV store",
      cli_store},
     {"bench",
-     "engine | codec | store | trace: how fast this machine runs a model; what KV levels do to it; what a "
-     "cache "
-     "would have hit",
+     "engine | codec | store | trace: how fast this machine runs a model; what KV levels do to it; "
+     "what a cache would have hit",
      cli_bench},
 };
 

@@ -38,8 +38,8 @@ struct engine_config {
     uint32_t waiting_max;              /* 0: 256; beyond: -TD_ERR_FULL (429) */
     uint32_t context_max;              /* 0: the model's */
     uint64_t swap_size; /* bytes of host memory for KV that a device has no room for; 0: none */
-    uint32_t
-        kv_stall_ms; /* KV pieces that make no progress for so long when they are needed are recomputed; 0: 2000 */
+    /* KV pieces that make no progress for so long when they are needed are recomputed; 0: 2000 */
+    uint32_t kv_stall_ms;
 };
 
 enum engine_event_type {
@@ -59,8 +59,8 @@ struct engine_event { /* borrowed for the call */
             uint32_t cached_tokens, cached_memory, cached_disk, reply_count, prefill_tokens_per_s,
                 queue_tokens;
             uint64_t load_us;
-            uint32_t layer_ns,
-                layer_slope_ns; /* prefill: a token and layer at position 0; and more for each 1,024 positions */
+            /* prefill: a token and layer at position 0; and more for each 1,024 positions */
+            uint32_t layer_ns, layer_slope_ns;
             bool plan_wanted; /* resumed, and data of the edge is still wanted: the rest of this is set */
             uint32_t epoch, hidden_tokens, kv_tokens;
             const struct plan_range *ranges; /* what was and is to be computed from what */
@@ -68,13 +68,13 @@ struct engine_event { /* borrowed for the call */
         } opened;
         struct {
             uint32_t epoch, hidden_tokens, kv_tokens;
-            uint32_t run_tokens, plan_begin, refill_begin, refill_end, left_begin,
-                left_end; /* Ingested in tandem.proto */
+            /* Ingested in tandem.proto */
+            uint32_t run_tokens, plan_begin, refill_begin, refill_end, left_begin, left_end;
             uint32_t queue_tokens, layer_ns, layer_slope_ns;
             uint32_t consumed_size; /* bulk payload bytes that left the staging area since the last event */
         } ingested;
-        struct
-        { /* a private prompt lacks what only its device can make, from this token on: another plan is waited for */
+        /* a private prompt lacks what only its device can make, from this token on: another plan is waited for */
+        struct {
             uint32_t epoch, first_token;
         } need;
         struct {
@@ -113,8 +113,8 @@ struct engine_open {
     int32_t *ids; /* malloc'ed, taken over: prompt, then held reply tokens */
     uint32_t prompt_count, held_count;
     bool is_private; /* the prompt's ids are not known here, and stand as -1; the next two then do for them */
-    struct kv_block_id
-        *names; /* malloc'ed, taken over: of the prompt's whole blocks, in the principal's namespace */
+    /* malloc'ed, taken over: of the prompt's whole blocks, in the principal's namespace */
+    struct kv_block_id *names;
     uint8_t prompt_tag[TD_HASH_SIZE];
     enum kv_accept accept;
     uint8_t edge_numerics; /* enum kv_numerics of the edge's rows and KV; 0: no edge */

@@ -154,8 +154,8 @@ struct engine {
     atomic_bool wake_pending, stopping, draining;
     atomic_uint_fast64_t next_handle;
     atomic_uint open_count; /* sequences opened and not yet gone: running and waiting */
-    atomic_size_t
-        staged_size; /* of HIDDEN and pieces, everywhere between engine_hidden/engine_kv and their consumption */
+    /* of HIDDEN and pieces, everywhere between engine_hidden/engine_kv and their consumption */
+    atomic_size_t staged_size;
     pthread_mutex_t lock;
     pthread_cond_t drained;    /* or a tenant forgotten */
     struct engine_stats stats; /* under lock, as is the next */

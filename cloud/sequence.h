@@ -75,8 +75,8 @@ struct sequence {
     enum kv_accept accept;
     uint8_t edge_numerics; /* of the edge that is attached, or was last; enum kv_numerics */
     bool no_cache, direct;
-    bool
-        is_private; /* the prompt's ids are not known: they stand as -1, and its blocks have the edge's names */
+    /* the prompt's ids are not known: they stand as -1, and its blocks have the edge's names */
+    bool is_private;
     bool device_wanted; /* what comes next could only be computed from those ids */
     uint32_t asked;     /* how often the device was asked for it */
     enum seq_state state;
@@ -114,8 +114,8 @@ struct sequence {
     uint32_t load_first;                    /* the first that is to be read */
     int64_t swap_ticket;                    /* of pages on their way from host memory; 0: none */
     uint64_t load_grace_us; /* may be lost on reading where it has been measured to be worth it */
-    uint64_t load_each_us,
-        load_seen_us; /* from both ends: what a block took to read (LOADING: both ends are wanted); when the last one came */
+    /* from both ends: what a block took to read (LOADING: both ends are wanted); when the last one came */
+    uint64_t load_each_us, load_seen_us;
 
     /* plan and what came of it */
     bool planned;
@@ -124,17 +124,17 @@ struct sequence {
     struct plan_range record[LIMIT_RANGES]; /* below what has run: as they were then */
     uint32_t record_count;
     uint32_t ids_until; /* positions below are computed from ids, whatever the plan says */
-    uint32_t
-        left_from; /* rows stayed away: from here on, in the record too, all is computed from ids; UINT32_MAX: not so */
+    /* rows stayed away: from here on, in the record too, all is computed from ids; UINT32_MAX: not so */
+    uint32_t left_from;
     bool rows_came;                            /* under this plan */
     uint64_t rows_patience_us, kv_patience_us; /* as the edge wishes; 0: none, stall_us */
     uint32_t rows_patience_token_us;           /* more for each token that has not run */
     bool pieces_lost;                          /* no more pieces will come */
     uint32_t hidden_next;                      /* rows below have come, or will not */
     uint32_t plan_begin;                       /* rows below had run when the latest plan came */
-    uint32_t refill_begin,
-        refill_end; /* where [0, k) was computed here although pieces were planned; equal: nowhere */
-    bool away;      /* the socket is lost, but the edge may go on with its plan: it is waited for */
+    /* where [0, k) was computed here although pieces were planned; equal: nowhere */
+    uint32_t refill_begin, refill_end;
+    bool away; /* the socket is lost, but the edge may go on with its plan: it is waited for */
     struct seq_hidden *hidden_first, **hidden_last;
     struct ingest_piece *pieces_first, **pieces_last; /* waiting for a page */
     size_t staged_size;

@@ -28,8 +28,8 @@ struct settings {
     uint16_t redis_port;
     enum log_level level;
     char model_name_default[128]; /* of the model's file, without ".gguf" */
-    char tokens_path[PATH_SIZE_MAX], store_path[PATH_SIZE_MAX],
-        store_key_path[PATH_SIZE_MAX]; /* given, or the defaults */
+    /* given, or the defaults */
+    char tokens_path[PATH_SIZE_MAX], store_path[PATH_SIZE_MAX], store_key_path[PATH_SIZE_MAX];
 };
 
 /* 0 with *config to be freed by config_free when the settings are no longer used; 1: help or version was printed; negative with err. */

@@ -49,8 +49,8 @@ struct flight_local {       /* tokens that the device makes (flight_local.c) */
     double expects_us;      /* what it was thought to take until its first token */
     bool offline;     /* the cloud is away, or has not said anything since: the device does not wait for it */
     bool was_offline; /* at some time: the next three are set */
-    uint32_t offline_from,
-        offline_made;  /* the first token, and how many, that the device made without the cloud */
+    /* the first token, and how many, that the device made without the cloud */
+    uint32_t offline_from, offline_made;
     double offline_us; /* what was thought to pass until the first of them */
 };
 
@@ -84,8 +84,8 @@ struct agent {
     uint64_t away_since_us;        /* the link is not there; 0: it is */
     bool has_key;                  /* a WELCOME came: the rest of this paragraph is known */
     uint8_t principal_key[32];     /* the cloud's: names requests, the same on every device */
-    uint8_t device_key
-        [32]; /* of this device and principal: names its own KV and hashes histories. It never leaves, and outlives the cloud's keys */
+    /* of this device and principal: names its own KV and hashes histories. It never leaves, and outlives the cloud's keys */
+    uint8_t device_key[32];
     uint32_t context_max, codec_mask, hidden_mask, features;
 
     struct flight *flights;
@@ -143,11 +143,11 @@ struct flight {
     uint32_t sent_epoch;  /* of the last PLAN on this stream; 0: none */
     uint32_t valid_since; /* rows and pieces made under this epoch or a later one are still wanted */
     struct plan plan;
-    struct plan_range record
-        [LIMIT_RANGES]; /* what the cloud's KV is made from, as far as it has said; below what has run the plans of then */
+    /* what the cloud's KV is made from, as far as it has said; below what has run the plans of then */
+    struct plan_range record[LIMIT_RANGES];
     uint32_t record_count;
-    struct plan_range before
-        [LIMIT_RANGES]; /* the record when the last plan was sent; merged when INGESTED tells where that one began */
+    /* the record when the last plan was sent; merged when INGESTED tells where that one began */
+    struct plan_range before[LIMIT_RANGES];
     uint32_t before_count;
     bool merged;
     uint32_t rows_until; /* the prefill thread has handed on rows below */

@@ -35,8 +35,8 @@ struct estimates {
     uint32_t probes_vain, probes_wrong; /* in a row: found nothing better; promised what bulk did not keep */
     uint64_t probe_due_us;
     uint64_t rtt_us;
-    uint64_t acked_size, unacked_size,
-        progress_us;       /* of the link: as told last; since when nothing was acknowledged */
+    /* of the link: as told last; since when nothing was acknowledged */
+    uint64_t acked_size, unacked_size, progress_us;
     double decode_us;      /* 0: unknown; of the cloud's tokens */
     double edge_decode_us; /* of the device's own */
     uint64_t token_us;

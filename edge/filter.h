@@ -18,9 +18,9 @@
 
 struct filter;
 struct filter_config {
-    const char *
-        words_path; /* NULL: none. Lines: "block WORDS…" | "mask WORDS…" | "# comment"; errors name file:line */
-    bool pii;       /* recognisers on */
+    /* NULL: none. Lines: "block WORDS…" | "mask WORDS…" | "# comment"; errors name file:line */
+    const char *words_path;
+    bool pii; /* recognisers on */
 };
 int filter_create(const struct filter_config *config, struct filter **out, struct td_error *err);
 void filter_destroy(struct filter *f);

@@ -85,8 +85,8 @@ struct pipeline_config {
     struct local_kv *kv;     /* borrowed, as long as the pipeline */
     uint32_t chunk_tokens;   /* a multiple of KV_BLOCK_TOKENS, at most the backend's rows */
     uint8_t codec_tables[2]; /* of K and V at L2 */
-    uint64_t
-        disk_patience_us; /* 0: DISK_PATIENCE_US; a disk that has rested may need so long for its first answer */
+    /* 0: DISK_PATIENCE_US; a disk that has rested may need so long for its first answer */
+    uint64_t disk_patience_us;
     bool whole;   /* blocks of closed jobs are filled through all layers, not only those of their plans */
     bool measure; /* run a block and a token of nothing first: events of job 0 tell what they cost */
     const struct tokenizer *tokenizer; /* which ids end a reply; borrowed; NULL: none does */
@@ -113,10 +113,10 @@ struct pipeline_send {
     uint32_t epoch;       /* higher than any before */
     uint32_t valid_since; /* what was handed on under this epoch or a later one stays good; <= epoch */
     uint32_t rows_begin;  /* first row to hand on; the same as before if what was handed on stays good */
-    uint32_t
-        kv_begin; /* first KV to hand on, on a block border; of no account if what was handed on stays good */
-    struct plan_range
-        ranges[LIMIT_RANGES]; /* borders of edge ranges lie on block borders, except the prompt's end */
+    /* first KV to hand on, on a block border; of no account if what was handed on stays good */
+    uint32_t kv_begin;
+    /* borders of edge ranges lie on block borders, except the prompt's end */
+    struct plan_range ranges[LIMIT_RANGES];
     uint32_t range_count;
 };
 /* changed_from: the plan is the one before, if that stays good, up to this token. 0, or -TD_ERR_AGAIN: the thread has got beyond it meanwhile;

@@ -31,8 +31,8 @@ struct plan_model {
     uint32_t chunk_tokens;              /* that the edge computes at a time */
 };
 
-struct
-    plan_progress { /* of a prompt that is under way; zeros at its start, but for run and rows, which begin at what is cached */
+/* Of a prompt that is under way; zeros at its start, but for run and rows, which begin at what is cached. */
+struct plan_progress {
     uint32_t computed;  /* edge: chunks below have been computed */
     uint32_t rows, run; /* rows below have arrived; have run */
     uint32_t kv;        /* KV below has arrived */

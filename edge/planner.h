@@ -51,8 +51,8 @@ struct planner_state {
     uint32_t layer_count;   /* L of the model */
     uint32_t layers_wanted; /* k of a fixed split, 0..layers_held; PLANNER_AUTO: choose */
     uint32_t layers_held;   /* on the device */
-    const uint16_t
-        *depths; /* [depth_count] of the prompt's leading blocks: layers of KV on the device, never rising */
+    /* [depth_count] of the prompt's leading blocks: layers of KV on the device, never rising */
+    const uint16_t *depths;
     uint32_t depth_count;
     uint32_t unread_tokens; /* as long as computing so many takes reading what of this is on the disk only */
     uint32_t cached_tokens; /* leading tokens that the cloud will not compute; whole blocks, < prompt_count */
@@ -65,8 +65,8 @@ struct planner_state {
 
     /* for a choice */
     enum planner_prefer prefer;
-    uint32_t
-        private_layers; /* k is at least this, and all KV is sent: the cloud cannot compute what it does not get; 0: it can */
+    /* k is at least this, and all KV is sent: the cloud cannot compute what it does not get; 0: it can */
+    uint32_t private_layers;
     double cloud_price;       /* seconds of waiting that a second of the cloud is worth */
     enum planner_local local; /* off: the device cannot make tokens, or may not */
     double local_queue_us;    /* of other requests, before the device can begin */

@@ -113,8 +113,8 @@ struct tandem_message {
 };
 struct tandem_request {
     size_t size; /* TANDEM_REQUEST_INIT sets it */
-    const struct tandem_message
-        *messages; /* the history so far and the new message, or with `conversation` the new message alone */
+    /* the history so far and the new message, or with `conversation` the new message alone */
+    const struct tandem_message *messages;
     size_t message_count;
     const char *conversation;    /* NULL: found by the history, else a new one */
     const char *idempotency_key; /* NULL: none. The same key gives the same reply, also after a restart */

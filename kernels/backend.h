@@ -19,22 +19,21 @@
 #define BATCH_SEQS_MAX 512
 
 struct batch_seq {
-    uint32_t layer_begin,
-        layer_end; /* [begin, end): begin < end; begin == end only with begin == layer_count (logits only) */
+    /* [begin, end): begin < end; begin == end only with begin == layer_count (logits only) */
+    uint32_t layer_begin, layer_end;
     uint32_t position;      /* of the first row */
     uint32_t row_count;     /* >= 1 */
     const int32_t *ids;     /* [row_count] when layer_begin == 0; else NULL */
     const float *hidden_in; /* [row_count][embd_size] when layer_begin > 0 */
-    float *
-        hidden_out; /* [row_count][embd_size] residual stream after layer_end - 1 (before output norm); or NULL */
-    float *
-        logits; /* [logit_count][vocab_count] of the last logit_count rows; needs layer_end == layer_count; or NULL */
+    /* [row_count][embd_size] residual stream after layer_end - 1 (before output norm); or NULL */
+    float *hidden_out;
+    /* [logit_count][vocab_count] of the last logit_count rows; needs layer_end == layer_count; or NULL */
+    float *logits;
     uint32_t logit_count;
-    struct sample_request *
-        sample; /* instead of logits, with logit_count 1: the token behind the last row, where ops->samples; or NULL */
-    const uint32_t *
-        pages; /* pages[p / KV_BLOCK_TOKENS] for every position p < position + row_count; the pages of the rows
-                              written are private to the sequence */
+    /* instead of logits, with logit_count 1: the token behind the last row, where ops->samples; or NULL */
+    struct sample_request *sample;
+    /* pages[p / KV_BLOCK_TOKENS] for every position p < position + row_count; those that rows are written to are the sequence's own */
+    const uint32_t *pages;
 };
 
 struct batch {
@@ -98,8 +97,8 @@ struct backend_config {
     uint32_t rows_max;     /* largest batch, <= BATCH_ROWS_MAX: working memory is taken once for it */
     const char *isa;       /* NULL: best; "portable", "avx2", ...: forced (tests) */
     /* of a GPU */
-    double
-        memory_share; /* of its memory that is in use in the end, by whomsoever; 0: 0.9. page_count 0: what fits */
+    /* of its memory that is in use in the end, by whomsoever; 0: 0.9. page_count 0: what fits */
+    double memory_share;
     void (*progress)(void *ctx, uint64_t done, uint64_t total); /* bytes of weights; or NULL */
     void *progress_ctx;
     bool deterministic; /* numerics cuda-det-v1 instead of cuda-fast: a row's bits as with cpu-v1, slower */

@@ -39,8 +39,8 @@ struct bench_engine_result {
     unsigned threads;               /* that computed */
     const char *isa;                /* static; the device's kind where it is not the CPU */
     double prefill_ms;              /* of one sequence's prompt */
-    double
-        decode_step_ms; /* of all sequences' next tokens, drawn by the engine where it can, else with their logits copied */
+    /* of all sequences' next tokens, drawn by the engine where it can, else with their logits copied */
+    double decode_step_ms;
     /* Of the CPU, measured between the runs, all threads; medians. 0 where the table has no measure. */
     double dot_gop_s, fma_gflop_s; /* int8 dot products, f32 */
     struct bench_family prefill_families[BENCH_FAMILIES_MAX], decode_families[BENCH_FAMILIES_MAX];

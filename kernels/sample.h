@@ -6,8 +6,8 @@
 
 #define SAMPLE_ADJUST_MAX 1024 /* of one request: with more, ask for logits */
 
-struct
-    sample_adjust { /* x += bias; repeated: x is divided by the repetition penalty (multiplied when <= 0); x -= minus */
+/* x += bias; repeated: x is divided by the repetition penalty (multiplied when <= 0); x -= minus. */
+struct sample_adjust {
     int32_t id;
     float bias, minus;
     uint32_t repeated;

@@ -22,8 +22,8 @@ struct gen_receiver {
     uint64_t attempt;
     int32_t *ids; /* [capacity], the caller's arena or malloc; held tokens */
     uint32_t count, capacity;
-    uint32_t
-        confirmed; /* tokens below came from the cloud, or were given to it; the others this device has made and the cloud has not said them yet */
+    /* tokens below came from the cloud, or were given to it; the others this device has made and the cloud has not said them yet */
+    uint32_t confirmed;
     bool done;
 };
 /* A TOKEN frame: returns how many of its ids are new (they are appended; 0 for repeats and for other attempts), -TD_ERR_CONFLICT for an id that differs

@@ -20,8 +20,8 @@ struct http_exchange {
     bool close_after; /* the connection ends with this exchange */
     bool chunked;     /* a stream can be delimited without closing */
     bool head_only;   /* HEAD: everything but the body */
-    bool
-        dispatching; /* inside the handler's on_request: if the exchange ends there, its memory stays until that returns */
+    /* inside the handler's on_request: if the exchange ends there, its memory stays until that returns */
+    bool dispatching;
     bool dead; /* it has ended there */
     struct http_head head;
     char *cors_origin; /* NULL, or the allowed Origin to name in the response */

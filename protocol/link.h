@@ -77,10 +77,10 @@ int link_tick(struct link *l, uint64_t now_us);
 
 struct link_stats {
     uint64_t rate_bytes_per_s; /* measured uplink, its best of late; 0: unknown yet */
-    uint64_t
-        mean_bytes_per_s; /* what it delivered of late while it was full; 0: it was not for long enough */
-    bool
-        rate_grows; /* the link has not shown its limit yet, and nothing queues: it carries at least that rate */
+    /* what it delivered of late while it was full; 0: it was not for long enough */
+    uint64_t mean_bytes_per_s;
+    /* the link has not shown its limit yet, and nothing queues: it carries at least that rate */
+    bool rate_grows;
     uint32_t probe_count;       /* link_probe's that were answered */
     uint64_t probe_bytes_per_s; /* what the last one showed: at least this; 50 Mbit/s and more look alike */
     uint64_t min_rtt_us, rtt_us;

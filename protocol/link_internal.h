@@ -53,8 +53,8 @@ struct rate_sample {
 struct rate {
     uint64_t sent_size, acked_size;
     uint64_t acked_us, first_sent_us;
-    uint64_t
-        limited_until_size; /* acknowledgements up to here belong to a flight that did not fill the link */
+    /* acknowledgements up to here belong to a flight that did not fill the link */
+    uint64_t limited_until_size;
     struct rate_sample samples[LINK_RATE_SAMPLES];
     uint32_t sample_head, sample_count;
     uint64_t best, best_before;     /* bytes/s: maxima of this and of the previous interval of busy time */
@@ -132,8 +132,8 @@ struct bulk_message {
 };
 struct bulk_queue {
     struct bulk_message *first, *last;
-    uint32_t
-        abandoned; /* bytes of a message that was begun and voided: the peer frees them when the next begins */
+    /* bytes of a message that was begun and voided: the peer frees them when the next begins */
+    uint32_t abandoned;
 };
 
 struct stream {

@@ -25,8 +25,8 @@ void net_timer_stop(struct net_timer *t);
 void net_timer_destroy(struct net_timer *t);
 
 /* ---- HTTP server ---- */
-struct
-    http_exchange; /* one request and its response; valid until on_closed or until the response has ended */
+/* One request and its response; valid until on_closed or until the response has ended. */
+struct http_exchange;
 
 struct http_header {
     const char *name, *value;
@@ -87,11 +87,11 @@ struct net_listen {
     const char *client_ca_path;       /* require and verify client certificates */
     const struct http_handler *http;  /* NULL: 404 */
     const struct ws_handler *ws;      /* NULL: no WebSocket */
-    bool
-        loopback_hosts_only; /* refuse a Host that is not localhost, 127.0.0.1, [::1] (with any port): DNS rebinding */
-    const char *const
-        *origins_allowed; /* NULL-terminated, or NULL: any request that carries an Origin is refused (403) */
-    bool require_json;    /* POST without application/json: 415 */
+    /* refuse a Host that is not localhost, 127.0.0.1, [::1] (with any port): DNS rebinding */
+    bool loopback_hosts_only;
+    /* NULL-terminated, or NULL: any request that carries an Origin is refused (403) */
+    const char *const *origins_allowed;
+    bool require_json; /* POST without application/json: 415 */
 };
 /* The error line names what to do: port in use → another --listen-port; missing certificate → deploy/certs.sh. */
 int net_listen(struct net_loop *l, const struct net_listen *config, uint16_t *bound_port,

@@ -21,8 +21,8 @@ struct api_request { /* one parsed /v1/chat/completions or /v1/completions body;
     size_t prompt_id_count;
     struct sampler_params sampling;
     bool has_seed; /* the request named one: sampling.seed is not to be drawn */
-    uint32_t
-        max_tokens; /* max_completion_tokens wins over max_tokens; 0: not given (chat: the context's rest; completions: 16) */
+    /* max_completion_tokens wins over max_tokens; 0: not given (chat: the context's rest; completions: 16) */
+    uint32_t max_tokens;
     char *stops[LIMIT_API_STOPS];
     size_t stop_count;
     bool stream, include_usage;
@@ -31,11 +31,11 @@ struct api_request { /* one parsed /v1/chat/completions or /v1/completions body;
     char *user;
     bool no_cache, ignore_end; /* extensions for tests and benchmarks: "cache": false, "ignore_eos": true */
     int accept; /* extension "fidelity": "exact" | "visible-lossless" | "any" → enum kv_accept */
-    enum api_prefer
-        prefer;      /* extension "prefer": "latency" | "cloud-cost" | "private"; NONE: it names none */
+    /* extension "prefer": "latency" | "cloud-cost" | "private"; NONE: it names none */
+    enum api_prefer prefer;
     bool has_accept; /* the request named one: the server's own default does not apply */
-    bool
-        has_tools_or_format; /* `tools`, `response_format` other than text: refused with 400 by the parser's caller */
+    /* `tools`, `response_format` other than text: refused with 400 by the parser's caller */
+    bool has_tools_or_format;
 };
 /* 0, or negative with err->text for the client's eyes and *param naming the field (static string or NULL). Unknown fields are ignored; wrong types and ranges are not. */
 int api_request_parse(const char *body, size_t size, bool chat, struct api_request *out, const char **param,
@@ -47,8 +47,8 @@ struct api_usage {
 };
 struct api_plan { /* of a device that planned: what it chose, why, and what became of it */
     bool chosen;  /* by the planner; else k was given, and there are no estimates */
-    uint32_t layers, first_token, token_count,
-        kv_tokens;                             /* k; the prompt tokens planned; of these, whose KV is sent */
+    /* k; the prompt tokens planned; of these, whose KV is sent */
+    uint32_t layers, first_token, token_count, kv_tokens;
     double first_token_ms, t16_ms;             /* foretold: to the first and to the 16th token */
     double cloud_first_token_ms, cloud_t16_ms; /* the same with nothing done on the device */
     double edge_first_token_ms, edge_t16_ms;   /* with everything done there; 0: it cannot */

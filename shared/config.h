@@ -17,8 +17,8 @@ enum config_type {
 }; /* SIZE: 64K, 2M, 4G → uint64_t */
 
 struct config_option {
-    const char *
-        name; /* "listen-port": flag --listen-port, INI key listen_port or listen-port, env PREFIX_LISTEN_PORT */
+    /* "listen-port": flag --listen-port, INI key listen_port or listen-port, env PREFIX_LISTEN_PORT */
+    const char *name;
     enum config_type type; /* STRING: const char *; INT: int64_t; FLOAT: double; BOOL: bool; SIZE: uint64_t */
     size_t offset;         /* of the field in the settings struct */
     const char *fallback;  /* default as text; NULL: "" / 0 / false */

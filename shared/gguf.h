@@ -38,8 +38,8 @@ struct gguf_tensor {
     uint32_t type; /* enum gguf_type; unknown types are kept so that the user of the tensor can name them */
     uint32_t dim_count;
     uint64_t dims[4]; /* dims[0] is the contiguous one; unused are 1 */
-    const void *
-        data; /* borrowed from the map; NULL in a slice that leaves this tensor out, or for an unknown type */
+    /* borrowed from the map; NULL in a slice that leaves this tensor out, or for an unknown type */
+    const void *data;
     uint64_t size; /* bytes */
 };
 
@@ -65,8 +65,8 @@ struct gguf_value {
     enum gguf_value_type element_type; /* of an array */
     uint64_t count;                    /* array elements; else 1 */
     struct span raw; /* value bytes; for a string, its characters; for an array, its elements */
-    const uint64_t
-        *string_offsets; /* arrays of strings: offset of each string's length field in raw; else NULL */
+    /* arrays of strings: offset of each string's length field in raw; else NULL */
+    const uint64_t *string_offsets;
 };
 
 struct gguf;

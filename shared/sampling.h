@@ -24,8 +24,8 @@ struct sampler_params {
     uint64_t seed;
     uint32_t bias_count;
     struct sampler_bias bias[SAMPLER_BIAS_MAX];
-    uint32_t
-        logprob_count; /* alternatives to report, <= SAMPLER_LOGPROBS_MAX; the chosen token's is always computed when want_logprobs */
+    /* alternatives to report, <= SAMPLER_LOGPROBS_MAX; the chosen token's is always computed when want_logprobs */
+    uint32_t logprob_count;
     bool want_logprobs;
 };
 

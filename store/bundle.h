@@ -26,8 +26,8 @@ struct bundle_counts {
     uint64_t conversations, blocks, bytes; /* bytes of pieces */
     uint64_t kept; /* import: conversations of an id that was there already: not touched */
 };
-struct
-    bundle_progress { /* export: by blocks looked for; import: by bytes of the file. NULL: nobody watches */
+/* Export: by blocks looked for; import: by bytes of the file. NULL: nobody watches. */
+struct bundle_progress {
     void (*fn)(void *ctx, uint64_t done, uint64_t total);
     void *ctx;
 };

@@ -13,8 +13,8 @@
 #define CONV_TITLE_MAX    128
 
 struct conv_boundary { /* after message i */
-    uint32_t
-        ids_count; /* ids[0..ids_count) cover messages[0..i]; for an assistant reply: up to and with its last token */
+    /* ids[0..ids_count) cover messages[0..i]; for an assistant reply: up to and with its last token */
+    uint32_t ids_count;
     bool reply_open; /* the reply ended without an end token (length, stop string) */
     uint8_t history[TD_HASH_SIZE];
 };
@@ -30,8 +30,8 @@ struct conversation {
     uint32_t boundary_count;
     uint8_t *vault; /* edge: placeholder map, opaque; cloud: none */
     uint32_t vault_size;
-    char last_request_key
-        [65]; /* Idempotency-Key (hashed, hex) of the turn that was appended last: a repeat appends nothing */
+    /* Idempotency-Key (hashed, hex) of the turn that was appended last: a repeat appends nothing */
+    char last_request_key[65];
 };
 void conv_free(struct conversation *c); /* contents; wipes ids and vault */
 /* Serialise (malloc'ed) / parse hostile bytes (version, all sizes checked). */

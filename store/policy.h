@@ -36,8 +36,8 @@
 struct policy;
 struct policy_config {
     uint64_t limit_size; /* bytes held */
-    uint32_t
-        blocks_max; /* held, below 1 Gi; 0: 1 Mi. Memory: at most 2 blocks_max + POLICY_GHOSTS_MIN entries */
+    /* held, below 1 Gi; 0: 1 Mi. Memory: at most 2 blocks_max + POLICY_GHOSTS_MIN entries */
+    uint32_t blocks_max;
 };
 /* 0 or -TD_ERR_NOMEM. */
 int policy_create(const struct policy_config *config, struct policy **out);

@@ -11,8 +11,8 @@ enum policy_order { ORDER_ALL, ORDER_TENANT, ORDER_COUNT }; /* heaps that a leaf
 /* Of one tenant: leaves, of which those that could be demoted are apart; then blocks that are no leaves and could be, for tenants that allow it. */
 enum policy_set { SET_LEAVES, SET_LEAVES_LOSSLESS, SET_INNER, SET_COUNT };
 
-struct
-    policy_links { /* in a pairing heap: first child; next sibling; previous sibling or, of a first child, the parent */
+/* In a pairing heap: first child; next sibling; previous sibling or, of a first child, the parent. */
+struct policy_links {
     uint32_t child, next, previous;
 };
 

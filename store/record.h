@@ -31,8 +31,8 @@ struct segment_head {
 };
 
 struct record_part {
-    uint32_t first_size,
-        second_size; /* of the plain text: K and V piece; a conversation has only the first */
+    /* of the plain text: K and V piece; a conversation has only the first */
+    uint32_t first_size, second_size;
 };
 
 struct record_head {

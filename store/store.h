@@ -124,8 +124,8 @@ struct store_stats {
     uint64_t blocks, block_bytes, conversations, segments, segment_bytes, dead_bytes;
     uint64_t limit_bytes;  /* of segments */
     uint64_t hits, misses; /* of store_find */
-    uint64_t
-        evictions; /* blocks that went to make room, or for their age; not those that went with a whole segment */
+    /* blocks that went to make room, or for their age; not those that went with a whole segment */
+    uint64_t evictions;
     uint64_t puts, put_failures, reads, read_failures, damaged;
     uint64_t bytes_written, bytes_read, fsyncs;
     uint64_t queue_bytes;

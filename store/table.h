@@ -28,8 +28,8 @@ struct entry {
     struct kv_quality quality;
     uint32_t block_index;
     uint16_t layer_begin, layer_end;
-    struct store_op
-        *pending; /* the newest operation that waits for the writer; NULL: none. Owned by the queue */
+    /* the newest operation that waits for the writer; NULL: none. Owned by the queue */
+    struct store_op *pending;
     struct entry_conversation *conversation; /* owned; conversations only */
 };
 

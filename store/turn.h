@@ -19,8 +19,8 @@ struct turn_input {
     const char *tenant, *principal;
     const uint8_t *principal_key;        /* keys the history hashes */
     const struct chat_message *messages; /* as the client saw them: what is hashed */
-    const struct chat_message *
-        model_messages; /* what the model shall see (filtered, placeholders); same count; may equal messages */
+    /* what the model shall see (filtered, placeholders); same count; may equal messages */
+    const struct chat_message *model_messages;
     size_t count;
     const char *conversation; /* asked-for id, or NULL: matched by history, else a new id */
     const char *request_key;  /* hex of the hashed Idempotency-Key, or "" */
@@ -28,8 +28,8 @@ struct turn_input {
 struct turn {                         /* owns its memory */
     struct conversation conversation; /* the state that the prompt builds on (empty for a new one), id set */
     uint64_t version;                 /* for the compare-and-swap */
-    bool
-        is_repeat; /* this very request (request_key) is already the conversation's last turn: commit changes nothing */
+    /* this very request (request_key) is already the conversation's last turn: commit changes nothing */
+    bool is_repeat;
     int32_t *ids; /* the whole prompt */
     uint32_t ids_count;
     uint32_t known_count;            /* leading ids taken from the conversation */

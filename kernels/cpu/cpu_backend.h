@@ -33,8 +33,8 @@ struct cpu_backend {
     const struct cpu_ops *ops;
     struct workers *workers;
     uint32_t rows_max;
-    size_t
-        chunk_size; /* bytes of weights that a product's task goes over for all its rows: half of a core's cache */
+    /* bytes of weights that a product's task goes over for all its rows: half of a core's cache */
+    size_t chunk_size;
 
     struct cpu_layer *layers; /* [layers_paged] */
     struct cpu_matrix head;
@@ -58,8 +58,8 @@ struct cpu_backend {
     size_t wide_stride;
     uint32_t *row_seq, *row_position; /* [rows] in batch order */
     uint32_t *seq_row;                /* [BATCH_SEQS_MAX] first row of each sequence */
-    uint32_t *all,
-        *kept; /* compact lists: rows that run the layer; those that go on after its K and V are written */
+    /* compact lists: rows that run the layer; those that go on after its K and V are written */
+    uint32_t *all, *kept;
     uint32_t *kept_from, *kept_position; /* index in `all`, and position, of each kept row */
     struct attention_chunk *chunks;      /* [rows] */
     float *partials;     /* [splits_max][q heads][ATTENTION_PARTIAL]: splits of chunks that are cut */

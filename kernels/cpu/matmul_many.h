@@ -69,8 +69,8 @@ MANY_INLINE void fill_four(const struct activations *a, size_t row, size_t begin
 
 /* --- parts --------------------------------------------------------------------------------------- */
 
-struct
-    part { /* of the columns: blocks [begin, begin + count); of the rows: row_count, a multiple of OPEN_ROWS */
+/* Of the columns: blocks [begin, begin + count); of the rows: row_count, a multiple of OPEN_ROWS. */
+struct part {
     const struct cpu_matrix *m;
     const uint8_t *panels; /* [row_count / OPEN_ROWS][PART_BLOCKS] */
     float *const *out;

@@ -85,8 +85,8 @@ static inline uint32_t attention_splits(const struct attention_job *job)
 struct cpu_ops {
     const char *name;
     uint32_t tile_rows; /* rows of a tile: the unit of packing and of work */
-    uint32_t
-        part_rows; /* of quantised weights a tile is opened once for as many rows; 0: for a few at a time */
+    /* of quantised weights a tile is opened once for as many rows; 0: for a few at a time */
+    uint32_t part_rows;
     /* bytes of the repacked form, 0: the source is used. pack: tiles [begin, end). */
     size_t (*pack_size)(const struct cpu_matrix *m);
     void (*pack)(const struct cpu_matrix *m, uint32_t tile_begin, uint32_t tile_end);

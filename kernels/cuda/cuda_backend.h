@@ -38,8 +38,8 @@ struct cuda_work {
 struct cuda_pass {
     const struct batch_seq *seqs[BATCH_SEQS_MAX];
     uint32_t seq_count, row_count, layer_begin, layer_end;
-    uint32_t kept_count,
-        logit_count; /* rows that go on behind the last layer's K and V; rows that want logits */
+    /* rows that go on behind the last layer's K and V; rows that want logits */
+    uint32_t kept_count, logit_count;
     bool keeps_all, has_hidden_out;
     /* in stage */
     int32_t *ids;
@@ -64,8 +64,8 @@ struct cuda_backend {
     struct workers *workers;             /* for copies on the host */
     const struct backend_config *config; /* while it is made */
     uint32_t rows_max, step_rows;        /* a step of more rows is run layer by layer */
-    uint32_t
-        matvec_rows_16; /* products of 16-bit weights with more rows are product_hopper's, or the library's */
+    /* products of 16-bit weights with more rows are product_hopper's, or the library's */
+    uint32_t matvec_rows_16;
     bool deterministic; /* products by det_product.cu, attention by tiles alone */
     int failed;         /* a code, once the device has failed: nothing works after it */
 

@@ -106,8 +106,8 @@ struct cuda_attention {
 };
 
 struct cuda_split { /* a run of pages of one decode row */
-    uint32_t row, table, page_begin, page_count,
-        token_count;                   /* tokens from page_begin on that the row sees */
+    /* tokens from page_begin on that the row sees */
+    uint32_t row, table, page_begin, page_count, token_count;
     uint32_t first_split, split_count; /* of its row: indices in the list */
 };
 struct cuda_tile { /* rows [row, row + count) of one sequence */

@@ -11,9 +11,8 @@
 #define MODEL_CONVERSATIONS 5
 #define MODEL_HISTORY       512 /* operations of an id within one run of the store */
 
-struct
-    model_state { /* of a block: number 0 absent, 1 present; of a conversation: its text's number and version, 0 absent;
-                 a pin is as a block */
+/* Of a block: number 0 absent, 1 present; of a conversation: its text's number and version, 0 absent; a pin is as a block. */
+struct model_state {
     uint32_t number;
     uint64_t version;
 };

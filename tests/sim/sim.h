@@ -161,11 +161,11 @@ struct sim_config {
     uint64_t rate, delay_us, socket_size;
     uint32_t connection_window, stream_window;
     uint32_t row_size, piece_row_size, layers;
-    uint64_t chunk_us, step_us,
-        stage_us; /* edge prefill of a chunk; a decode step; longest stay in the staging area */
+    /* edge prefill of a chunk; a decode step; longest stay in the staging area */
+    uint64_t chunk_us, step_us, stage_us;
     unsigned damage_percent, replan_percent;
-    unsigned makes_percent,
-        others_percent; /* requests whose device makes tokens too; of those, that the cloud would not have drawn */
+    /* requests whose device makes tokens too; of those, that the cloud would not have drawn */
+    unsigned makes_percent, others_percent;
     uint64_t make_step_us;
 };
 struct sim {

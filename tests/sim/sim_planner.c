@@ -53,8 +53,8 @@ struct form { /* how a token's KV came to be */
 struct sim {
     uint64_t seed, random, now_us;
     /* the world */
-    double rate, edge_ns, cloud_ns, row_size,
-        kv_size; /* bytes a microsecond; nanoseconds a token and layer */
+    /* bytes a microsecond; nanoseconds a token and layer */
+    double rate, edge_ns, cloud_ns, row_size, kv_size;
     uint64_t delay_us, change_us, break_us, link_free_us, link_back_us;
     bool up, dead; /* dead: the cloud has just lost everything */
     /* edge */
@@ -64,8 +64,8 @@ struct sim {
     uint32_t record_count, before_count, epoch, position, kv_next, rows_begin, prompt, held, chunk_end;
     bool merged, sending, acked, planned, left;
     struct answer last;
-    struct queue_of control, rows, pieces, path,
-        inbox; /* path: on its way; inbox: there, while a step runs */
+    /* path: on its way; inbox: there, while a step runs */
+    struct queue_of control, rows, pieces, path, inbox;
     struct answer *answers[QUEUE_MAX];
     uint32_t answer_head, answer_count;
     uint64_t chunk_us, tick_us, sent_size, acked_size, arrived_size;
@@ -75,8 +75,8 @@ struct sim {
     uint64_t job_us;
     bool has[TOKENS_MAX + REPLY + 1][LAYERS];
     struct form forms[TOKENS_MAX], settled[TOKENS_MAX];
-    bool is_settled,
-        disturbed; /* disturbed: the cloud gave up waiting, or lost its prompt before the second token */
+    /* disturbed: the cloud gave up waiting, or lost its prompt before the second token */
+    bool is_settled, disturbed;
     uint32_t leaves, breaks, impatient;
 };
 

@@ -61,8 +61,8 @@ struct fake_cloud {
     uint32_t cached_tokens, token_count, layer_ns;
     bool need_ids, resumed, silent; /* silent: no tokens */
     int32_t same_token;             /* every token is this one; 0: fake_token */
-    bool
-        plan_wanted; /* with resumed: the edge is to go on behind the first block of its plan, which has one range of `wanted_layers` */
+    /* with resumed: the edge is to go on behind the first block of its plan, which has one range of `wanted_layers` */
+    bool plan_wanted;
     uint32_t wanted_layers, wanted_epoch;
     uint32_t wanted_beyond; /* … which reaches so many tokens beyond the prompt */
     bool wanted_deeper;     /* … which has two ranges, the second of one layer more */

@@ -25,8 +25,8 @@ static struct toy {
     struct bytes file;
     pthread_t thread;
     uint16_t port;
-    atomic_int starts, cancels, finishes,
-        ends; /* cancels: not finished; finishes: cancelled as finished; ends: by timer */
+    /* cancels: not finished; finishes: cancelled as finished; ends: by timer */
+    atomic_int starts, cancels, finishes, ends;
     atomic_uint keep_count;
     atomic_ulong flooded;
     char last_key[LIMIT_IDEMPOTENCY_SIZE + 1], last_conversation[LIMIT_NAME_SIZE + 1],
