@@ -371,11 +371,12 @@ struct planner_patience planner_patience(const struct planner_state *s, const st
     double send_us = m->chunk_tokens * m->row_size[plan->hidden_dtype] / m->rate_bytes_per_us;
     double chunk_us = TD_MAX(compute_us, send_us + PLAN_MODEL_FRONT_US);
     double gap_us = TD_MAX(plan->times.t16_us - plan->times.first_us - 15 * m->decode_us, 0);
-    double much = s->prefer == PREFER_CLOUD_COST ? 4 : 1;    /* computing there is what is to be saved */
-    double slack_us = 2 * m->delay_us + PLANNER_PATIENCE_US; /* a packet may have to be sent twice */
-    struct planner_patience p = {much * (1.25 * chunk_us + slack_us),
-                                 much * PLANNER_PATIENCE * plan->layers * m->cloud.base_ns * 1e-3,
-                                 much * (1.25 * gap_us + slack_us)};
+    double much = s->prefer == PREFER_CLOUD_COST ? 4 : 1; /* computing there is what is to be saved */
+    double sure = PLANNER_PATIENCE * end / (end + PLANNER_PATIENCE_TOKENS);
+    struct planner_patience p = {
+        much * (PLANNER_PATIENCE_CHUNKS * chunk_us + m->delay_us + PLANNER_PATIENCE_US),
+        much * sure * plan->layers * m->cloud.base_ns * 1e-3,
+        much * (PLANNER_PATIENCE_KV * gap_us + 2 * m->delay_us + PLANNER_PATIENCE_KV_US)};
     if (plan->restore_end > plan->restore_begin)
         p.kv_us = 0; /* what is restored is waited for: it is worth more than computing it */
     return p;

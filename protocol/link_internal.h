@@ -89,6 +89,8 @@ void rate_ping(struct rate *r, uint64_t rtt_us, bool clean, uint64_t now_us);
 void rate_probed(struct rate *r, size_t size, uint64_t rtt_us);
 /* Should a ping go now so as to see the empty path? Starts draining when the minimum is old; true once the path is empty. */
 bool rate_wants_ping(struct rate *r, uint64_t now_us);
+/* The path is empty now, and the minimum would soon be old. */
+bool rate_wants_confirming(const struct rate *r, uint64_t now_us);
 uint64_t rate_ping_wait_us(const struct rate *r,
                            uint64_t now_us); /* until rate_wants_ping has something to do */
 
@@ -180,6 +182,8 @@ struct link {
 
     uint64_t ping_id, ping_us; /* the last one sent */
     bool ping_open, ping_clean, ping_padded, probe_wanted;
+    bool
+        confirm_wanted; /* a stream has been opened: the minimum round trip should be of now before bulk goes */
     uint64_t probe_sent_size; /* bulk when the padded ping left: it must have the path for itself */
     bool pong_due;
     uint64_t pong_id;

@@ -16,7 +16,7 @@
  *
  * The minimum RTT must be seen with an empty path, yet may not live for ever (paths change, and a minimum that is too small
  * would starve the link). So when it is old, bulk pauses until all is acknowledged and a ping is sent first; that costs one
- * round trip in RATE_MIN_RTT_AGE_US.
+ * round trip in RATE_MIN_RTT_AGE_US. In mid-prompt it would be rows that stay away, so a new stream on an idle link has the minimum confirmed first.
  *
  * An idle link tells nothing about its rate unless it is asked. A padded ping is: its answer is late by what the padding took through the narrowest
  * place. Anything else that makes it late makes the rate look lower, never higher (RATE_PROBE_SLACK_US is for a minimum RTT that is itself too large), so it is a floor.
@@ -35,6 +35,8 @@
 #define RATE_SAMPLE_US_MIN  1000u   /* shorter samples say more about the clock than about the link */
 #define RATE_PROBE_SLACK_US 3000u   /* by so much the minimum RTT may be too large */
 #define RATE_MIN_RTT_AGE_US 10000000u
+#define RATE_CONFIRM_US     2500000u /* a younger minimum needs no confirming */
+#define RATE_SAME_US        5000u    /* a ping of the empty path that is later by so much confirms it */
 #define RATE_DRAIN_US_MAX   2000000u
 #define RATE_FLAT_ROUNDS    3u
 #define RATE_MEAN_US_MIN    200000u  /* a mean over less says little */
@@ -203,8 +205,15 @@ static bool min_rtt_is_old(const struct rate *r, uint64_t now_us)
     return r->min_rtt_us > 0 && now_us - r->min_rtt_at_us >= RATE_MIN_RTT_AGE_US;
 }
 
+bool rate_wants_confirming(const struct rate *r, uint64_t now_us)
+{
+    return r->min_rtt_us > 0 && r->sent_size == r->acked_size && now_us - r->min_rtt_at_us >= RATE_CONFIRM_US;
+}
+
 void rate_ping(struct rate *r, uint64_t rtt_us, bool clean, uint64_t now_us)
 {
+    if (clean && !min_rtt_is_old(r, now_us) && rtt_us <= r->min_rtt_us + RATE_SAME_US)
+        r->min_rtt_at_us = now_us;
     if (clean && min_rtt_is_old(r, now_us) && rtt_us > r->min_rtt_us) {
         if (rtt_us >
             r->min_rtt_us + LIMIT_UNACKED_MARGIN_US / 2) { /* a longer path: look for its rate afresh */

@@ -60,6 +60,7 @@ static int send_open(struct link *l, uint32_t id, const ProtobufCMessage *header
     if (l->stream_open_count >= l->stream_count_max)
         return -TD_ERR_FULL;
     int rc = frame_queue_push(&l->control, FRAME_OPEN, id, header, payload, payload_size);
+    l->confirm_wanted = true;
     return rc < 0 ? rc : stream_open(l, id);
 }
 
@@ -365,9 +366,14 @@ static uint64_t ask_us(const struct link *l)
     return l->patience_us && l->ping_us < due_us ? due_us : UINT64_MAX;
 }
 
+static bool confirm_due(const struct link *l, uint64_t now_us)
+{
+    return l->confirm_wanted && !l->ping_open && rate_wants_confirming(&l->rate, now_us);
+}
+
 static uint64_t ping_wait_us(const struct link *l, uint64_t now_us)
 {
-    if (probe_due(l) || ask_us(l) <= now_us)
+    if (probe_due(l) || confirm_due(l, now_us) || ask_us(l) <= now_us)
         return 0;
     uint64_t due_us = l->ping_us + LIMIT_PING_INTERVAL_MS * UINT64_C(1000);
     due_us = TD_MIN(due_us, ask_us(l));
@@ -410,6 +416,8 @@ static int64_t next_ping(struct link *l, uint8_t *dst, size_t capacity, uint64_t
         return wire_encode(FRAME_PING, 0, 0, &ping.base, NULL, 0, dst, capacity);
     }
     bool measure = !l->ping_open && rate_wants_ping(&l->rate, now_us);
+    measure |= confirm_due(l, now_us);
+    l->confirm_wanted = false;
     bool regular = l->ping_us == 0 || now_us - l->ping_us >= LIMIT_PING_INTERVAL_MS * UINT64_C(1000) ||
                    ask_us(l) <= now_us;
     bool padded = !measure && !regular && probe_due(l);

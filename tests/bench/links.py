@@ -338,13 +338,20 @@ def compare(o):
 
 # ---- a link that breaks down under a prompt ----
 
-def hindsight(prompt, at_s, mbit, delay_s, layer_s, single_s):
-    """Seconds to the first token, at best, for who knew: chunks of 64 tokens leave the device in time, through k layers; the cloud runs what it can of them,
-    from the first on, then goes on alone."""
-    best = single_s
+def hindsight(prompt, at_s, mbit, delay_s, layer_s, singles):
+    """Seconds to the first token, at best, for who knew: chunks of 64 tokens, with their KV, leave the device in time, through k layers; the cloud runs what
+    it can of them, from the first on, then goes on alone. singles: what each side alone takes; what the cloud takes beyond computing and a round trip
+    everybody has to take."""
+    extra_s, best = max(singles["cloud-only"] - prompt * LAYERS * layer_s - 2 * delay_s, 0), min(singles.values())
     for k in range(1, LAYERS):
-        leave = min(at_s / (k * layer_s), at_s * mbit * 1e6 / 8 / (ROW_SIZE + k * KV_SIZE), prompt) // 64 * 64
-        ran = min(max(at_s - 64 * k * layer_s, 0) / ((LAYERS - k) * layer_s), leave)
+        computed_s, left_s, leave = extra_s, 0.0, 0
+        while leave < prompt:
+            computed_s += 64 * k * layer_s
+            left_s = max(left_s, computed_s) + 64 * (ROW_SIZE + k * KV_SIZE) * 8 / (mbit * 1e6)
+            if left_s > at_s:
+                break
+            leave = min(leave + 64, prompt)
+        ran = min(max(at_s - extra_s - 64 * k * layer_s, 0) / ((LAYERS - k) * layer_s), leave)
         left = (leave - ran) * (LAYERS - k) + (prompt - leave) * LAYERS
         best = min(best, at_s + 2 * delay_s + left * layer_s)
     return best
@@ -369,7 +376,7 @@ def drop(o):
                     usual = [bench.ask("planner", prompt) for _ in range(WARM + 1)][-1]["ttft"]
                     at_s = part * usual / 1e3
                     runs.append(bench.ask("planner", prompt, drop=(at_s, o.drop)))
-                best = hindsight(prompt, at_s, mbit, delay / 1e3, layer_s, single["ttft"] / 1e3) * 1e3
+                best = hindsight(prompt, at_s, mbit, delay / 1e3, layer_s, {m: r["ttft"] / 1e3 for m, r in alone.items()}) * 1e3
                 row = {"link_mbit": mbit, "to_mbit": o.drop, "delay_ms": delay, "prompt": prompt, "at_ms": round(at_s * 1e3)}
                 for what, known in (("ttft", best), ("t16", best + single["t16"] - single["ttft"])):
                     ms = statistics.median(r[what] for r in runs)

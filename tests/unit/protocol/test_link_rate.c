@@ -292,6 +292,29 @@ static void test_longer_path(void **state)
     path_stop();
 }
 
+/* A prompt is not held up for a look at the empty path: that is had when its stream is opened. */
+static void test_an_opened_stream_has_the_minimum_confirmed(void **state)
+{
+    (void)state;
+    path_start(20 * MBIT, 40 * MS);
+    const struct rate *r = &path.edge.link->rate;
+    path_run(7 * SECOND);
+    assert_true(r->min_rtt_us > 0 && path.now_us - r->min_rtt_at_us > 6 * SECOND);
+    assert_int_equal(edge_open(&path.edge, 3), 0);
+    path_run(100 * MS);
+    assert_true(path.now_us - r->min_rtt_at_us < 100 * MS);
+    uint64_t before_us = r->min_rtt_at_us;
+    assert_int_equal(edge_open(&path.edge, 5), 0); /* it is young enough */
+    path_run(100 * MS);
+    assert_int_equal(r->min_rtt_at_us, before_us);
+    path.queued_target = 16 << 20;
+    for (int i = 0; i < 500; i++) {
+        path_run(10 * MS);
+        assert_false(r->draining);
+    }
+    path_stop();
+}
+
 /* Minutes of full load: the minimum does not creep up with the queue that bulk itself makes. */
 static void test_minimum_does_not_creep(void **state)
 {
@@ -488,6 +511,7 @@ int main(void)
         cmocka_unit_test(test_slower_link),
         cmocka_unit_test(test_faster_link),
         cmocka_unit_test(test_longer_path),
+        cmocka_unit_test(test_an_opened_stream_has_the_minimum_confirmed),
         cmocka_unit_test(test_minimum_does_not_creep),
         cmocka_unit_test(test_a_slow_link_shows_itself_by_its_queue),
         cmocka_unit_test(test_one_flat_round_is_no_growth),
