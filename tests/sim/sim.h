@@ -20,10 +20,13 @@
 #define SECOND UINT64_C(1000000)
 #define NEVER  UINT64_MAX
 
-#define SIM_REQUESTS     80
-#define SIM_REPLY        400 /* tokens */
-#define SIM_BLOCK        64  /* tokens of a KV block, and of a HIDDEN message at most */
-#define SIM_LEAD         64  /* tokens that a device makes ahead of the cloud */
+#define SIM_REQUESTS 80
+#define SIM_REPLY    400 /* tokens */
+#define SIM_BLOCK    64  /* tokens of a KV block, and of a HIDDEN message at most */
+#define SIM_LEAD     64  /* tokens that a device makes ahead of the cloud */
+#define SIM_AWAY_US                                                                                          \
+    (500 * MS) /* a link that was lost is waited for so long, where the device can go on by itself */
+#define SIM_PATIENCE_US  (3 * SECOND) /* and a silent one */
 #define SIM_LOWAT_SIZE   (16u << 10)
 #define SIM_STAGED_COUNT 4096
 
@@ -94,6 +97,11 @@ struct request {
     struct gen_receiver receiver;
     int32_t held[SIM_REPLY];
     uint64_t make_us; /* when this device has made the next token itself; NEVER: it makes none (any more) */
+    uint32_t made;    /* tokens that it has made: the cloud computes the whole prompt then, from ids */
+    bool offline;     /* it makes them without the cloud, which has not said anything since */
+    bool opened;      /* the cloud may know the generation */
+    bool trails;      /* its client has all of it from this device; the cloud comes behind */
+    bool leaves;      /* nobody waits for it, and the cloud, which may have it, is to be told */
     uint32_t stream;  /* 0: none */
     uint32_t epoch, edge_planned, hidden_next, piece_next;
     bool sends_data;
@@ -104,11 +112,15 @@ struct request {
     struct connection *cancel_connection;
     uint32_t cancel_stream;
     uint64_t attempt_accepted; /* by the cloud, while it knows the generation */
+    uint64_t not_before_us;    /* the cloud wants no OPEN before, on this connection */
+    struct connection *busy_there;
+    struct connection *told; /* it was told there that nobody waits */
 };
 
 struct edge {
     struct connection *connection; /* the one in use */
     uint64_t connect_us;           /* when to connect again */
+    uint64_t away_us;              /* since when there has been no cloud; NEVER: there is one */
     struct request requests[SIM_REQUESTS];
     uint32_t request_count;
 };
@@ -154,6 +166,8 @@ int cloud_on_frame(void *ctx, const struct wire_frame *f);
 void cloud_act(struct sim *s);
 uint64_t cloud_next_us(const struct sim *s);
 uint32_t cloud_sequence_count(const struct sim *s);
+bool cloud_knows(struct sim *s, const struct request *r); /* the generation, also a finished one */
+bool cloud_works_for(const struct sim *s, const struct request *r);
 
 /* ---- all ---- */
 
@@ -167,6 +181,8 @@ struct sim_config {
     /* requests whose device makes tokens too; of those, that the cloud would not have drawn */
     unsigned makes_percent, others_percent;
     uint64_t make_step_us;
+    bool continues; /* devices go on without the cloud */
+    unsigned busy_percent;
 };
 struct sim {
     uint64_t seed, now_us;
@@ -178,8 +194,8 @@ struct sim {
     struct { /* what happened, over all runs */
         uint64_t runs, requests, cancelled, tokens, tokens_ignored, frames, bulk_size;
         uint64_t connections, cuts, cloud_crashes, edge_crashes, goaways;
-        uint64_t verdicts[GEN_REPLACE + 1], made, conflicts, cancels_sent, cancels_delivered, parked, expired,
-            needs, voids, fetched;
+        uint64_t verdicts[GEN_REPLACE + 1], made, made_offline, handed_back, whole_here, told, busy,
+            conflicts, cancels_sent, cancels_delivered, parked, expired, needs, voids, fetched;
     } count;
 };
 void sim_fail(struct sim *s, const char *format, ...) __attribute__((format(printf, 2, 3), noreturn));

@@ -25,6 +25,26 @@ static struct sequence *sequence_of(struct sim *s, const struct connection *c, u
     return NULL;
 }
 
+/* Asked with an attempt that changes nothing. */
+bool cloud_knows(struct sim *s, const struct request *r)
+{
+    struct generation *g;
+    uint8_t hash[TD_HASH_SIZE] = {0};
+    if (gen_open(s->cloud.table, tenant, principal, r->receiver.request_id, 1, hash, NULL, 0, 1, s->now_us,
+                 &g) != GEN_NEW)
+        return true;
+    gen_forget(s->cloud.table, g);
+    return false;
+}
+
+bool cloud_works_for(const struct sim *s, const struct request *r)
+{
+    for (const struct sequence *q = s->cloud.sequences; q; q = q->next)
+        if (memcmp(q->generation->request_id, r->receiver.request_id, GEN_REQUEST_ID_SIZE) == 0)
+            return true;
+    return false;
+}
+
 uint32_t cloud_sequence_count(const struct sim *s)
 {
     uint32_t count = 0;
@@ -129,10 +149,13 @@ static void send_done(struct sim *s, struct connection *c, uint32_t stream, cons
     SIM_CHECK(s, link_send(c->cloud, FRAME_DONE, stream, &done.base, NULL, 0) == 0, "DONE refused");
 }
 
-static void send_error(struct sim *s, struct connection *c, uint32_t stream, int code)
+static void send_error(struct sim *s, struct connection *c, uint32_t stream, int code,
+                       uint32_t retry_after_ms)
 {
     Tandem__Error error = TANDEM__ERROR__INIT;
     error.code = (uint32_t)-code;
+    error.retry = retry_after_ms > 0;
+    error.retry_after_ms = retry_after_ms;
     SIM_CHECK(s, link_send(c->cloud, FRAME_ERROR, stream, &error.base, NULL, 0) == 0, "ERROR refused");
 }
 
@@ -188,9 +211,31 @@ static void give_way(struct sim *s, struct generation *g)
         sequence_free(s, q);
 }
 
+/* As a cloud with a full queue does; where it has the generation there is a place for it. */
+static bool is_busy(struct sim *s, struct connection *c, const struct wire_frame *f)
+{
+    for (uint32_t i = 0; i < s->edge.request_count; i++) {
+        struct request *r = &s->edge.requests[i];
+        if (memcmp(r->receiver.request_id, f->open->request_id.data, GEN_REQUEST_ID_SIZE) != 0)
+            continue;
+        SIM_CHECK(s, s->now_us >= r->not_before_us || c != r->busy_there, "asked again before it was time");
+        if (r->attempt_accepted > 0 || r->done || !rng_chance(&s->rng, s->config.busy_percent))
+            return false;
+        uint32_t after_ms = (uint32_t)rng_between(&s->rng, 1, 3000);
+        r->not_before_us = s->now_us + after_ms * MS;
+        r->busy_there = c;
+        s->count.busy++;
+        send_error(s, c, f->stream, -TD_ERR_FULL, after_ms);
+        return true;
+    }
+    return false;
+}
+
 static void on_open(struct sim *s, struct connection *c, const struct wire_frame *f)
 {
     const Tandem__Open *m = f->open;
+    if (is_busy(s, c, f))
+        return;
     if (m->conversation_length > 0) {
         Tandem__OpenAck ack = TANDEM__OPEN_ACK__INIT;
         ack.need_ids = true;
@@ -217,7 +262,7 @@ static void on_open(struct sim *s, struct connection *c, const struct wire_frame
     if (verdict != GEN_STALE)
         note_attempt(s, m->request_id.data, m->attempt);
     if (verdict == GEN_STALE) {
-        send_error(s, c, f->stream, -TD_ERR_CONFLICT);
+        send_error(s, c, f->stream, -TD_ERR_CONFLICT, 0);
     } else if (verdict == GEN_CONTINUE) {
         open_known(s, c, f->stream, g, m->held_count);
     } else {

@@ -1,7 +1,9 @@
 /* sim_edge: one agent with many requests over one connection. A request opens its stream in one flight (OPEN, PLAN, GENERATE), then its toy
  * prefill makes a chunk every now and then: HIDDEN of the chunk, then the KV pieces of its block. Whatever happens to the
  * connection, the receiver's tokens stay; only a crash loses them, and then the client asks again with the same key. Some devices make tokens
- * themselves, at most SIM_LEAD before the cloud, and some of these draw now and then another one than the cloud would: then its text is the one that counts. */
+ * themselves, at most SIM_LEAD before the cloud, until it overtakes them; without a bound while it is away, until it has said something again. Some of these
+ * draw now and then another one than the cloud would: then the device's text is the one that counts. A reply that is whole on the device is its client's at
+ * once; the cloud comes behind, or is told when the link is back that nobody waits. */
 #include "sim.h"
 #include <stdlib.h>
 
@@ -18,6 +20,8 @@ static void request_reset(struct sim *s, struct request *r)
     gen_id_from_key(principal_key, r->key, r->receiver.request_id, &seed);
     r->seed = seed;
     r->stream = 0;
+    r->made = 0;
+    r->offline = r->opened = false;
 }
 
 static struct link *edge_link(const struct sim *s)
@@ -51,8 +55,13 @@ void edge_lost(struct sim *s, uint64_t back_us)
     c->edge = NULL;
     s->edge.connection = NULL;
     s->edge.connect_us = back_us;
-    for (uint32_t i = 0; i < s->edge.request_count; i++)
-        s->edge.requests[i].stream = 0;
+    s->edge.away_us = TD_MIN(s->edge.away_us, s->now_us);
+    for (uint32_t i = 0; i < s->edge.request_count; i++) {
+        struct request *r = &s->edge.requests[i];
+        r->leaves |= r->trails;
+        r->trails = false;
+        r->stream = 0;
+    }
 }
 
 void edge_crash(struct sim *s, uint64_t back_us)
@@ -63,6 +72,7 @@ void edge_crash(struct sim *s, uint64_t back_us)
         struct request *r = &s->edge.requests[i];
         if (!r->done && r->receiver.ids)
             request_reset(s, r);
+        r->leaves = false;
         r->retry_us = 0;
     }
 }
@@ -136,6 +146,7 @@ static void request_open(struct sim *s, struct request *r)
     }
     SIM_CHECK(s, rc == 0, "OPEN refused: %d", rc);
     r->stream = c->stream_next;
+    r->opened = true;
     c->stream_next += 2 * (uint32_t)rng_between(&s->rng, 1, 3);
     r->epoch = r->hidden_next = r->piece_next = 0;
     r->sends_data = true;
@@ -143,7 +154,8 @@ static void request_open(struct sim *s, struct request *r)
     Tandem__Generate generate = TANDEM__GENERATE__INIT;
     generate.token_count_max = r->token_count_max;
     generate.seed = r->seed;
-    SIM_CHECK(s, send_plan(s, r, r->edge_tokens) == 0, "PLAN refused");
+    bool local = r->make_us != NEVER || r->made > 0;
+    SIM_CHECK(s, send_plan(s, r, local ? 0 : r->edge_tokens) == 0, "PLAN refused");
     SIM_CHECK(s, link_send(edge_link(s), FRAME_GENERATE, r->stream, &generate.base, NULL, 0) == 0,
               "GENERATE refused");
     Tandem__Fetch fetch = TANDEM__FETCH__INIT;
@@ -227,9 +239,41 @@ static bool reply_is_whole(const struct request *r)
     return g->count > 0 && (g->count == r->token_count_max || text_ends(g->ids[g->count - 1]));
 }
 
+static bool is_ready(const struct sim *s)
+{
+    return edge_link(s) && link_state(edge_link(s)) == LINK_READY;
+}
+
 static bool request_makes(const struct request *r)
 {
-    return r->make_us != NEVER && !reply_is_whole(r) && r->receiver.count - r->receiver.confirmed < SIM_LEAD;
+    bool ahead = r->receiver.count - r->receiver.confirmed >= SIM_LEAD;
+    return r->make_us != NEVER && !r->done && (!ahead || (r->offline && !r->stream));
+}
+
+/* The cloud is away for too long: the device goes on, once it has computed the context. */
+static bool request_may_go_on(const struct sim *s, const struct request *r)
+{
+    return s->config.continues && s->edge.away_us != NEVER && !is_ready(s) && !r->offline && !r->done &&
+           r->receiver.ids;
+}
+
+static void request_goes_on(struct sim *s, struct request *r)
+{
+    r->offline = true;
+    if (r->make_us == NEVER)
+        r->make_us = s->now_us + rng_between(&s->rng, 1, 100) * s->config.make_step_us;
+}
+
+static bool reply_is_right(const struct sim *s, const struct request *r);
+
+/* Nobody waits for it here any more. */
+static void request_whole(struct sim *s, struct request *r)
+{
+    SIM_CHECK(s, reply_is_right(s, r), "the device's reply differs, of %u tokens", r->receiver.count);
+    s->count.whole_here++;
+    r->done = true;
+    r->trails = r->stream != 0;
+    r->leaves = r->opened && !r->trails;
 }
 
 static void request_make(struct sim *s, struct request *r)
@@ -242,8 +286,12 @@ static void request_make(struct sim *s, struct request *r)
     if (rng_chance(&s->rng, s->config.others_percent))
         id = text_other(id);
     SIM_CHECK(s, gen_make_token(g, g->count, id) == 1, "a token of the device's own is refused");
+    r->made++;
     s->count.made++;
+    s->count.made_offline += r->offline;
     r->make_us = s->now_us + s->config.make_step_us;
+    if (reply_is_whole(r))
+        request_whole(s, r);
 }
 
 /* Every token is the one that follows from those before it, or one that a device may have drawn instead. */
@@ -276,6 +324,7 @@ static struct request *request_of(struct sim *s, uint32_t stream)
 static void request_again(struct sim *s, struct request *r)
 {
     r->stream = 0;
+    r->trails = false;
     r->retry_us = s->now_us + rng_between(&s->rng, 1, 50) * MS;
 }
 
@@ -287,7 +336,8 @@ static void on_open_ack(struct sim *s, struct request *r, const Tandem__OpenAck 
     } else if (ack->resumed) {
         r->sends_data = false;
         link_void(edge_link(s), r->stream, UINT32_MAX);
-    } else if (rng_chance(
+    } else if (r->make_us == NEVER && r->made == 0 &&
+               rng_chance(
                    &s->rng,
                    s->config.replan_percent)) { /* another split: nothing of the old plan is sent any more */
         uint32_t blocks = r->prompt_count / SIM_BLOCK;
@@ -304,8 +354,8 @@ static void on_tokens(struct sim *s, struct request *r, const struct wire_frame 
 {
     uint32_t before = r->receiver.count;
     int rc = gen_receive_tokens(&r->receiver, f->token->attempt, f->token->index, f->payload);
-    if (rc == -TD_ERR_CONFLICT) { /* once: it makes no more then */
-        SIM_CHECK(s, r->make_us != NEVER && s->config.others_percent > 0, "another token than the device's");
+    if (rc == -TD_ERR_CONFLICT) {
+        SIM_CHECK(s, s->config.others_percent > 0, "another token than the device's");
         s->count.conflicts++;
         r->make_us = NEVER;
         SIM_CHECK(s, link_send(edge_link(s), FRAME_CANCEL, r->stream, NULL, NULL, 0) == 0, "CANCEL refused");
@@ -314,6 +364,12 @@ static void on_tokens(struct sim *s, struct request *r, const struct wire_frame 
         return;
     }
     SIM_CHECK(s, rc >= 0, "tokens at %u refused with %u held", f->token->index, before);
+    SIM_CHECK(s, rc == 0 || !r->trails, "a reply that was whole goes on");
+    if (rc > 0 || r->offline) { /* overtaken, or handed back */
+        s->count.handed_back += r->offline;
+        r->make_us = NEVER;
+        r->offline = false;
+    }
     s->count.tokens += (uint64_t)rc;
     s->count.tokens_ignored += f->payload.size / 4 - (uint64_t)rc;
 }
@@ -323,6 +379,13 @@ static void on_done(struct sim *s, struct request *r, const Tandem__Done *done)
     struct gen_receiver *g = &r->receiver;
     if (done->attempt != g->attempt)
         return;
+    if (g->confirmed < g->count) { /* the cloud's ended before the device's did */
+        SIM_CHECK(s, s->config.others_percent > 0, "DONE before all tokens were confirmed");
+        r->make_us = NEVER;
+        request_again(s, r);
+        return;
+    }
+    r->trails = false;
     SIM_CHECK(s, reply_is_right(s, r), "a reply that differs, of %u tokens", g->count);
     SIM_CHECK(s, done->completion_tokens == g->count, "DONE counts %u tokens of %u", done->completion_tokens,
               g->count);
@@ -364,8 +427,9 @@ int edge_on_frame(void *ctx, const struct wire_frame *f)
     case FRAME_DONE:
         on_done(s, r, f->done);
         break;
-    case FRAME_ERROR: /* a fenced attempt, or a busy table */
+    case FRAME_ERROR: /* a fenced attempt, a busy table, a busy cloud */
         request_again(s, r);
+        r->retry_us = TD_MAX(r->retry_us, s->now_us + f->error->retry_after_ms * MS);
         break;
     case FRAME_NEED:
         r->hidden_next = TD_MIN(r->hidden_next, f->need->first_token);
@@ -395,6 +459,7 @@ static void request_cancel(struct sim *s, struct request *r)
 {
     r->cancelled = r->done = true;
     s->count.cancelled++;
+    r->leaves = r->opened && !r->stream;
     if (!r->stream)
         return;
     r->cancel_connection = s->edge.connection;
@@ -407,26 +472,67 @@ static void request_cancel(struct sim *s, struct request *r)
     r->stream = 0;
 }
 
+/* The cloud may have it: OPEN takes it up, CANCEL ends it. */
+static void request_leave(struct sim *s, struct request *r)
+{
+    struct connection *c = s->edge.connection;
+    gen_reopen(&r->receiver, s->now_us / MS);
+    int rc = send_open(s, r, c->stream_next);
+    if (rc == -TD_ERR_FULL) {
+        r->retry_us = s->now_us + 20 * MS;
+        return;
+    }
+    SIM_CHECK(s, rc == 0, "OPEN of one that leaves refused: %d", rc);
+    SIM_CHECK(s, link_send(edge_link(s), FRAME_CANCEL, c->stream_next, NULL, NULL, 0) == 0, "CANCEL refused");
+    link_close_stream(edge_link(s), c->stream_next);
+    c->stream_next += 2;
+    r->leaves = false;
+    r->told = c;
+    s->count.told++;
+}
+
 /* ---- what is due ---- */
+
+static bool somebody_waits(const struct sim *s)
+{
+    for (uint32_t i = 0; i < s->edge.request_count; i++)
+        if (s->edge.requests[i].stream && !s->edge.requests[i].done)
+            return true;
+    return false;
+}
+
+static uint64_t go_on_us(const struct sim *s)
+{
+    return s->edge.away_us == NEVER ? NEVER : s->edge.away_us + SIM_AWAY_US;
+}
 
 void edge_act(struct sim *s)
 {
     if (s->edge.connect_us <= s->now_us)
         edge_connect(s);
-    bool ready = edge_link(s) && link_state(edge_link(s)) == LINK_READY;
+    bool ready = is_ready(s);
+    if (ready && s->edge.away_us != NEVER)
+        s->edge.away_us = NEVER;
+    if (ready)
+        link_set_patience(edge_link(s), s->config.continues && somebody_waits(s) ? SIM_PATIENCE_US : 0,
+                          s->now_us);
     for (uint32_t i = 0; i < s->edge.request_count; i++) {
         struct request *r = &s->edge.requests[i];
         if (r->start_us <= s->now_us && !r->receiver.ids)
             request_reset(s, r);
+        if (ready && r->leaves && r->retry_us <= s->now_us)
+            request_leave(s, r);
         if (r->done || !r->receiver.ids)
             continue;
+        if (request_may_go_on(s, r) && go_on_us(s) <= s->now_us)
+            request_goes_on(s, r);
         if (r->cancel_us <= s->now_us)
             request_cancel(s, r);
         else if (ready && !r->stream && r->retry_us <= s->now_us)
             request_open(s, r);
         else if (ready && request_produces(r) && r->produce_us <= s->now_us)
             request_produce(s, r);
-        if (!r->done && request_makes(r) && r->make_us <= s->now_us)
+        if (request_makes(r) && r->make_us <= s->now_us)
             request_make(s, r);
     }
 }
@@ -434,9 +540,11 @@ void edge_act(struct sim *s)
 uint64_t edge_next_us(const struct sim *s)
 {
     uint64_t next_us = s->edge.connect_us;
-    bool ready = edge_link(s) && link_state(edge_link(s)) == LINK_READY;
+    bool ready = is_ready(s);
     for (uint32_t i = 0; i < s->edge.request_count; i++) {
         const struct request *r = &s->edge.requests[i];
+        if (ready && r->leaves)
+            next_us = TD_MIN(next_us, r->retry_us);
         if (r->done)
             continue;
         uint64_t due_us = r->receiver.ids ? r->cancel_us : r->start_us;
@@ -444,6 +552,8 @@ uint64_t edge_next_us(const struct sim *s)
             due_us = TD_MIN(due_us, r->retry_us);
         if (ready && request_produces(r))
             due_us = TD_MIN(due_us, r->produce_us);
+        if (request_may_go_on(s, r))
+            due_us = TD_MIN(due_us, go_on_us(s));
         if (r->receiver.ids && request_makes(r))
             due_us = TD_MIN(due_us, r->make_us);
         next_us = TD_MIN(next_us, due_us);
