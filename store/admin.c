@@ -12,6 +12,8 @@ void store_stats(struct store *s, struct store_stats *out)
         .hits = c->hits,
         .misses = c->misses,
         .evictions = c->evictions,
+        .demotions = c->demotions,
+        .demoted_bytes = c->demoted_bytes,
         .puts = c->puts,
         .put_failures = c->put_failures,
         .reads = c->reads,

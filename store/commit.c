@@ -208,6 +208,12 @@ static bool is_pinned(struct store *s, uint32_t tenant, const uint8_t id[32])
 
 static void publish_put(struct store *s, struct entry *e, const struct store_op *op)
 {
+    if (op->demotes) {
+        counter_add(&s->counters.demotions, s->metrics.demotions, 1);
+        if (e->stored_size > op->stored_size)
+            counter_add(&s->counters.demoted_bytes, s->metrics.demoted_bytes,
+                        e->stored_size - op->stored_size);
+    }
     store_void_later(s, e);
     e->quality = op->quality;
     e->block_index = op->block_index;
@@ -298,7 +304,7 @@ static void publish(struct store *s, struct store_op *op)
     case OP_BARRIER:
         break;
     }
-    if (op->kind == OP_BLOCK || op->kind == OP_CONVERSATION)
+    if ((op->kind == OP_BLOCK && !op->demotes) || op->kind == OP_CONVERSATION)
         counter_add(op->status < 0 ? &s->counters.put_failures : &s->counters.puts, NULL, 1);
     op_queue_done(&s->queue, op->charge); /* before the caller hears of it: its next put must find the room */
     if (op->done)
@@ -374,6 +380,12 @@ static int erase_keys(struct store *s, struct store_op *op)
     return rc;
 }
 
+/* Nothing goes to make room for what only saves room. */
+static bool has_room_to_demote(struct store *s, const struct store_op *op)
+{
+    return !op->demotes || space_fits(s, record_size(op->size + op->part_count * (uint64_t)CRYPTO_TAG_SIZE));
+}
+
 /* Append an operation's record. A code other than IO trouble is final for this operation alone and is left in its status. -TD_ERR_AGAIN:
  * group_flush has taken back what came before it. */
 static int append_op(struct store *s, struct store_op *op)
@@ -391,7 +403,7 @@ static int append_op(struct store *s, struct store_op *op)
     } else {
         rc = keys_get(s->keys, op->tenant, &keys);
     }
-    if (rc == 0 && op->kind == OP_BLOCK && !evict_admits(s, op))
+    if (rc == 0 && op->kind == OP_BLOCK && (!evict_admits(s, op) || !has_room_to_demote(s, op)))
         rc = -TD_ERR_NOSPACE;
     bool claimed = rc == 0 && op->type == RECORD_CONVERSATION;
     if (claimed)

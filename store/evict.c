@@ -24,8 +24,10 @@ static uint64_t now_ms(void)
 
 static struct policy_block policy_block_of(const struct entry *e)
 {
-    struct policy_block b = {
-        .tenant = e->tenant, .size = e->stored_size, .cost_s = tier_block_cost_s(e->block_index)};
+    struct policy_block b = {.tenant = e->tenant,
+                             .size = e->stored_size,
+                             .cost_s = tier_block_cost_s(e->block_index),
+                             .lossless = e->quality.fidelity == KV_L0};
     memcpy(b.id.bytes, e->id, sizeof b.id.bytes);
     memcpy(b.parent.bytes, e->parent, sizeof b.parent.bytes);
     return b;
@@ -46,14 +48,32 @@ void evict_note(struct store *s, const struct entry *e, bool held)
     if (!s->policy || e->conversation || e->layer_end == 0) /* a pin or a conversation */
         return;
     struct policy_block b = policy_block_of(e);
+    bool demotes = held && demote_allows(s, b.tenant);
     pthread_mutex_lock(&s->policy_lock);
     if (held) {
         limit_tenant(s, b.tenant);
+        if (s->demoter)
+            policy_set_demotion(s->policy, b.tenant, demotes);
         policy_insert(s->policy, &b, now_ms());
     } else {
         policy_forget(s->policy, b.tenant, &b.id);
     }
     pthread_mutex_unlock(&s->policy_lock);
+}
+
+void evict_not_demoted(struct store *s, uint32_t tenant, const struct kv_block_id *id)
+{
+    struct table_shard *shard = table_lock(&s->blocks, id->bytes);
+    const struct entry *e = table_find(&s->blocks, shard, tenant, id->bytes);
+    if (e && e->segment_id) {
+        struct policy_block b = policy_block_of(e);
+        b.lossless = false;
+        pthread_mutex_lock(&s->policy_lock);
+        if (policy_holds(s->policy, tenant, id))
+            policy_insert(s->policy, &b, now_ms());
+        pthread_mutex_unlock(&s->policy_lock);
+    }
+    table_unlock(shard);
 }
 
 void evict_take_back(struct store *s, const struct entry *e)
@@ -255,12 +275,13 @@ int store_gc(struct store *s, void (*progress)(void *ctx, uint64_t done, uint64_
 {
     struct gc_task g = {.task.run = gc_batch};
     uint64_t before = segments_size(&s->segments), compacted;
-    int rc;
     *blocks = 0;
-    do {
+    int rc = demote_all(s);
+    g.count = 1;
+    while (rc == 0 && g.count > 0) {
         rc = store_run_task(s, &g.task);
         *blocks += rc == 0 ? g.count : 0;
-    } while (rc == 0 && g.count > 0);
+    }
     if (rc < 0)
         return td_fail(err, rc, "cannot collect what has expired in store %s: %s", s->directory,
                        td_status_text(rc));

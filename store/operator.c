@@ -83,6 +83,8 @@ json_t *operator_stats(struct store *s)
                   {"hits", n.hits},
                   {"misses", n.misses},
                   {"evictions", n.evictions},
+                  {"demotions", n.demotions},
+                  {"demoted_bytes", n.demoted_bytes},
                   {"puts", n.puts},
                   {"put_failures", n.put_failures},
                   {"reads", n.reads},

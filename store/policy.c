@@ -147,7 +147,7 @@ static bool is_queued_nowhere(const struct policy *p, const struct policy_entry 
 {
     if (!e->held)
         return e->children != 0;
-    return e->pinned || (e->children && !(e->lossless && tenant_of(p, e->tenant)->demotes));
+    return e->pinned || e->named || (e->children && !(e->lossless && tenant_of(p, e->tenant)->demotes));
 }
 
 void policy_queue(struct policy *p, uint32_t index)
@@ -302,7 +302,7 @@ static void let_go(struct policy *p, uint32_t index)
     uint32_t parent = e->parent;
     policy_unqueue(p, index);
     p->pinned -= e->pinned;
-    e->held = e->pinned = false;
+    e->held = e->pinned = e->named = false;
     e->parent = 0;
     p->blocks--;
     p->ghosts++;
@@ -367,6 +367,7 @@ int policy_insert(struct policy *p, const struct policy_block *block, uint64_t n
         e->size = block->size;
         e->cost_s = block->cost_s;
         e->lossless = block->lossless;
+        e->named = false;
         policy_queue(p, index);
         return 0;
     }

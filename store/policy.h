@@ -90,9 +90,13 @@ int policy_pin(struct policy *p, uint32_t tenant, const struct kv_block_id *id, 
 
 /* Demotion: a block that is stored at a lossy level keeps what it is worth at fewer bytes, so it comes before evicting where the tenant allows it.
  * Of all blocks of such tenants (`tenant` 0: of any of them), leaves or not, the least valuable lossless one that is neither pinned nor
- * expired. 1: *out is to be demoted; it is held as before, and is not named again until policy_insert says anew how it is held. 0: there is none. */
+ * expired. 1: *out is to be demoted; it is held as before, and neither named again nor evicted until policy_insert says anew how it is held: were it
+ * evicted on its way, so could its parent be, and there would be a hole where it comes back. 0: there is none. */
 int policy_demote(struct policy *p, uint32_t tenant, uint64_t now_ms, struct policy_victim *out);
-/* -TD_ERR_NOMEM, -TD_ERR_LIMIT. Cost: of all entries. */
+/* The first tenant after *tenant that allows it and has all but a sixteenth of its quota: *tenant and by how many bytes it is over that; 0: none. */
+#define POLICY_QUOTA_SPARE 16
+uint64_t policy_near_quota(const struct policy *p, uint32_t *tenant);
+/* -TD_ERR_NOMEM, -TD_ERR_LIMIT. Costs a look at all entries where the tenant holds some. */
 int policy_set_demotion(struct policy *p, uint32_t tenant, bool allowed);
 
 bool policy_holds(const struct policy *p, uint32_t tenant, const struct kv_block_id *id);

@@ -46,8 +46,21 @@ int policy_demote(struct policy *p, uint32_t tenant, uint64_t now_ms, struct pol
                                   .last_use_ms = e->used_ms};
     policy_unqueue(p, least);
     e->lossless = false;
-    policy_queue(p, least);
+    e->named = true;
     return 1;
+}
+
+uint64_t policy_near_quota(const struct policy *p, uint32_t *tenant)
+{
+    for (uint32_t i = *tenant + 1; i < p->tenants_top && p->demoting_tenants; i++) {
+        const struct policy_tenant *t = p->tenants[i];
+        uint64_t near = t ? t->quota_size - t->quota_size / POLICY_QUOTA_SPARE : 0;
+        if (!t || !t->demotes || !t->quota_size || t->size <= near)
+            continue;
+        *tenant = i;
+        return t->size - near;
+    }
+    return 0;
 }
 
 /* What the tenant's setting decides about its entries: in which heaps they are. */
@@ -67,9 +80,11 @@ int policy_set_demotion(struct policy *p, uint32_t tenant, bool allowed)
         return -TD_ERR_NOMEM;
     if (t->demotes == allowed)
         return 0;
-    requeue(p, tenant, policy_unqueue);
+    if (t->size) /* it may be one of very many that are met for the first time */
+        requeue(p, tenant, policy_unqueue);
     t->demotes = allowed;
     p->demoting_tenants += allowed ? 1 : UINT32_MAX;
-    requeue(p, tenant, policy_queue);
+    if (t->size)
+        requeue(p, tenant, policy_queue);
     return 0;
 }

@@ -32,6 +32,7 @@ struct policy_entry {
     uint8_t kind, stage, generation;
     bool held, pinned, queued; /* queued: in the heaps (held) or in the heap of ghosts */
     bool lossless;             /* and nobody has been told yet to demote it */
+    bool named;                /* to be demoted, and on its way: until then it is spared */
 };
 
 struct policy_heads { /* oldest leaf of each kind */

@@ -21,8 +21,9 @@
 #define BALLAST_SEGMENTS     16 /* dropped at a time to make room for it */
 #define REWRITE_DEAD_PERCENT 25 /* of a segment, from which on it is rewritten to make room */
 #define LIMITS_INTERVAL_US                                                                                   \
-    1000000             /* quotas and times to live are looked after so often, while blocks are written */
-#define FRUITLESS_MAX 8 /* segments dropped in a row without gaining space: they hold conversations */
+    1000000 /* quotas and times to live are looked after so often, while blocks are written */
+#define LIMITS_PUT_OFF_MAX 3 /* times in a row that blocks are on their way to be smaller instead */
+#define FRUITLESS_MAX      8 /* segments dropped in a row without gaining space: they hold conversations */
 
 /* ---- forward ---------------------------------------------------------------------------------------------- */
 
@@ -414,21 +415,40 @@ bool space_is_short(struct store *s)
            s->limit_size / 4 * 3; /* below the watermark: eviction falls short of that */
 }
 
+uint64_t space_over(struct store *s)
+{
+    uint64_t size = segments_size(&s->segments), mark = watermark(s);
+    return size > mark ? size - mark : 0;
+}
+
+/* Where what is cold is re-encoded first (demote.c), as long as some is on its way: is there room to wait for it, and for quotas time? */
+static bool may_wait(struct store *s, uint64_t over, bool limits_due)
+{
+    if (!demote_is_busy(s) || over > s->limit_size / 16)
+        return false;
+    s->limits_put_off += limits_due;
+    return s->limits_put_off <= LIMITS_PUT_OFF_MAX;
+}
+
 /* Before the limit is reached, what is worth least goes, block by block; what that leaves behind (heads, tombstones) goes when a segment is
  * rewritten, the oldest first: then no older one is there that its tombstones would have to be kept for. */
 static void keep_limits(struct store *s)
 {
-    uint64_t mark = watermark(s), size = segments_size(&s->segments);
+    uint64_t over = space_over(s);
     size_t count = 0;
     bool limits_due = clock_mono_us() >= s->limits_due_us && (s->tenant_quota_size || s->ttl_ms);
-    if ((size <= mark && !limits_due) || s->retire_off || !s->policy)
+    if ((!over && !limits_due) || s->retire_off || !s->policy)
         return;
     if (limits_due)
         s->limits_due_us = clock_mono_us() + LIMITS_INTERVAL_US;
+    demote_ask(s, over);
+    if (may_wait(s, over, limits_due))
+        return;
+    s->limits_put_off = 0;
     s->making_room = true;
-    int rc = evict_blocks(s, size > mark ? size - mark : 0, &count);
+    int rc = evict_blocks(s, over, &count);
     s->making_room = false;
-    for (size_t i = 0; i < s->segments.count && rc == 0 && segments_size(&s->segments) > mark; i++)
+    for (size_t i = 0; i < s->segments.count && rc == 0 && space_over(s); i++)
         if (space_is_dead(s->segments.list[i], REWRITE_DEAD_PERCENT)) {
             rc = space_rewrite(s, s->segments.list[i]);
             break; /* one at a time: operations wait meanwhile */

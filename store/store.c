@@ -20,6 +20,9 @@ static void register_metrics(struct store_metrics *m)
     m->hits = metric_counter("tandem_kv_tier_hits_total", tier, "Look-ups of KV blocks that a tier had");
     m->misses =
         metric_counter("tandem_kv_tier_misses_total", tier, "Look-ups of KV blocks that a tier did not have");
+    m->demotions = metric_counter("tandem_kv_tier_demotions_total", tier,
+                                  "KV blocks that were re-encoded at a lossy level to make room in a tier");
+    m->demoted_bytes = metric_counter("tandem_kv_tier_demoted_bytes_total", tier, "Bytes that this saved");
     m->damaged = metric_counter("tandem_kv_tier_damaged_total", tier, "Records found damaged and dropped");
     m->fsyncs = metric_counter("tandem_store_fsyncs_total", NULL, "Syncs of segment files");
     m->write_bytes = metric_counter("tandem_store_write_bytes_total", NULL, "Bytes written to segment files");
@@ -98,6 +101,7 @@ static void deinit(struct store *s)
     table_deinit(&s->conversations);
     table_deinit(&s->blocks);
     segments_deinit(&s->segments);
+    demote_close(s);
     policy_destroy(s->policy);
     pthread_mutex_destroy(&s->policy_lock);
     keys_close(s->keys);
@@ -149,7 +153,8 @@ static int open_steps(struct store *s, const struct store_config *c, const struc
     rc = rc < 0 ? rc : recover(s, env, keys_found, err);
     if (rc < 0 || s->read_only)
         return rc;
-    rc = env->segments_only ? 0 : evict_open(s);
+    rc = c->demotion ? demote_open(s, c->demotion) : 0;
+    rc = rc < 0 || env->segments_only ? rc : evict_open(s);
     if (rc < 0)
         return td_fail(err, rc, "cannot open store %s: %s", s->directory, td_status_text(rc));
     space_open_ballast(s);
@@ -205,6 +210,7 @@ void store_close(struct store *s)
 {
     if (!s)
         return;
+    demote_stop(s);
     if (s->writer_started) {
         op_queue_close(&s->queue);
         pthread_join(s->writer, NULL);
@@ -502,6 +508,37 @@ static int put(struct store *s, const char *tenant, const struct store_block *bl
     rc = rc < 0 ? rc : put_block(s, number, block, held, codec, size, done, ctx);
     if (rc < 0 && rc != -TD_ERR_EXISTS)
         counter_add(&s->counters.put_failures, NULL, 1);
+    return rc;
+}
+
+static bool is_as_before(const struct entry *e, const struct store_block *b, struct kv_quality before)
+{
+    return e && e->segment_id && !e->pending && memcmp(&e->quality, &before, sizeof before) == 0 &&
+           e->layer_begin == b->layer_begin && e->layer_end == b->layer_end;
+}
+
+int store_put_demoted(struct store *s, uint32_t tenant, struct tier_block *b, struct kv_quality before,
+                      store_done done, void *ctx)
+{
+    uint8_t codec;
+    size_t size;
+    int rc = write_gate(s);
+    rc = rc < 0 ? rc : check_block(&b->block, true, &codec, &size);
+    struct store_op *op = rc < 0 ? NULL : block_op(tenant, &b->block, b, codec, size);
+    if (!op)
+        return rc < 0 ? rc : -TD_ERR_NOMEM;
+    op->demotes = true;
+    op->done = done;
+    op->ctx = ctx;
+    struct table_shard *shard = table_lock(&s->blocks, b->block.id.bytes);
+    struct entry *e = table_find(&s->blocks, shard, tenant, b->block.id.bytes);
+    if (is_as_before(e, &b->block, before)) {
+        rc = store_push_entry(s, shard, e, op);
+    } else {
+        rc = -TD_ERR_AGAIN;
+        op_release(op);
+    }
+    table_unlock(shard);
     return rc;
 }
 

@@ -20,6 +20,19 @@
 #define STORE_QUEUE_SIZE                                                                                     \
     (256u << 20) /* bytes waiting for the writer; beyond it puts answer -TD_ERR_FULL (dropped, counted) */
 
+/* Which tenants allow that cold blocks of theirs are re-encoded at a lossy level (shared/kv_record.h) before any is evicted. */
+struct kv_level;
+struct store_demotion_tenant {
+    char name[STORE_TENANT_MAX + 1];
+    const struct kv_level *level; /* NULL: it does not */
+};
+struct store_demotion {
+    struct kv_shape shape; /* of the model that the levels were found good for: other blocks are left alone */
+    const struct kv_level *others; /* of tenants that are not listed; NULL: they do not */
+    struct store_demotion_tenant *tenants;
+    size_t count;
+};
+
 struct store;
 struct store_config {
     const char *directory;
@@ -33,6 +46,8 @@ struct store_config {
     bool read_only;                      /* command line, on a directory that no node holds */
     uint8_t master_key[CRYPTO_KEY_SIZE]; /* wraps keys.td */
     const char *master_key_path;         /* the file that it came from, to finish a rotation; NULL: none */
+
+    const struct store_demotion *demotion; /* copied; NULL: nobody allows it */
 };
 
 int store_open(const struct store_config *config, struct store **out, struct td_error *err);
@@ -126,6 +141,8 @@ struct store_stats {
     uint64_t hits, misses; /* of store_find */
     /* blocks that went to make room, or for their age; not those that went with a whole segment */
     uint64_t evictions;
+    /* blocks that were re-encoded at a lossy level, and what that saved */
+    uint64_t demotions, demoted_bytes;
     uint64_t puts, put_failures, reads, read_failures, damaged;
     uint64_t bytes_written, bytes_read, fsyncs;
     uint64_t queue_bytes;
@@ -148,7 +165,8 @@ int store_compact(struct store *s, unsigned dead_percent,
                   void (*progress)(void *ctx, uint64_t done, uint64_t total), void *ctx, uint64_t *freed,
                   struct td_error *err);
 
-/* Let go what has expired or is over its tenant's quota, then compact what is half dead. progress: of compacting. */
+/* Demote where room is short or a quota nearly used up (store_demotion), let go what has expired or is over its tenant's quota, then compact what is
+ * half dead. progress: of compacting. */
 int store_gc(struct store *s, void (*progress)(void *ctx, uint64_t done, uint64_t total), void *ctx,
              uint64_t *blocks, uint64_t *freed, struct td_error *err);
 

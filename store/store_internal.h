@@ -67,6 +67,7 @@ struct store_op {
     size_t size;               /* of them all */
     const uint8_t **part_data; /* block: the plain parts */
     struct tier_block *held;   /* block: a reference, or NULL */
+    bool demotes;              /* block: a worse copy of the one on disk, which only saves room */
     size_t charge;            /* counted against STORE_QUEUE_SIZE; 0 for barriers, which must always get in */
     struct store_op *follows; /* a reference */
     store_done done;
@@ -115,12 +116,12 @@ struct record_void { /* a record to void */
 };
 
 struct store_counters {
-    _Atomic uint64_t hits, misses, evictions, puts, put_failures, reads, read_failures, damaged,
-        bytes_written, bytes_read, fsyncs;
+    _Atomic uint64_t hits, misses, evictions, demotions, demoted_bytes, puts, put_failures, reads,
+        read_failures, damaged, bytes_written, bytes_read, fsyncs;
 };
 struct store_metrics {
-    struct metric *bytes, *blocks, *hits, *misses, *damaged, *fsyncs, *write_bytes, *queue_bytes, *writes_off,
-        *index_behind;
+    struct metric *bytes, *blocks, *hits, *misses, *damaged, *demotions, *demoted_bytes, *fsyncs,
+        *write_bytes, *queue_bytes, *writes_off, *index_behind;
 };
 
 struct store {
@@ -136,6 +137,7 @@ struct store {
     struct policy *policy;       /* NULL: read_only, or still recovering */
     uint64_t tenants_limited[POLICY_TENANTS_MAX / 64 + 1];
     uint64_t tenant_quota_size, ttl_ms;
+    struct demoter *demoter; /* NULL: no tenant allows it */
     struct op_queue queue;
     pthread_t writer;
     bool writer_started;
@@ -166,6 +168,7 @@ struct store {
     uint64_t rows_since_us;
     bool ballast_there, making_room;
     uint64_t ballast_retry_us, limits_due_us;
+    unsigned limits_put_off; /* times in a row */
     bool retire_off; /* an unlink or directory sync failed: nothing is dropped any more, see space.c */
 };
 
@@ -222,6 +225,7 @@ bool space_is_dead(const struct segment *g, unsigned percent);
 /* Copy all that lives in a sealed segment forward and drop it. Codes as in space.c. */
 int space_rewrite(struct store *s, struct segment *v);
 void space_open_ballast(struct store *s);
+uint64_t space_over(struct store *s); /* bytes beyond the mark from which on room is made */
 
 /* master_key.c: the key in `path`.new, if there is one that fits, is the master key now: see store_rotate_master_file. 0 with *key, or
  * negative. */
@@ -235,12 +239,27 @@ int evict_open(struct store *s);
 void evict_note(struct store *s, const struct entry *e, bool held);
 /* The policy may have let this block go, and it stays. Its shard is locked; what is no block on disk is left alone. */
 void evict_take_back(struct store *s, const struct entry *e);
+/* It was to be demoted, and cannot be. */
+void evict_not_demoted(struct store *s, uint32_t tenant, const struct kv_block_id *id);
 void evict_pin(struct store *s, uint32_t tenant, const uint8_t id[32], bool pinned);
 /* Where something has to go for what comes, a block whose parent is not there is not worth it: no request can get to it. */
 bool evict_admits(struct store *s, const struct store_op *op);
 /* On the writer, with nothing of the batch unpublished: let blocks go until `size` bytes more are free (0: only what has expired or is over a
  * tenant's quota). *count: how many went, at most a batch. Codes as append_record. */
 int evict_blocks(struct store *s, uint64_t size, size_t *count);
+
+/* demote.c */
+struct demoter;
+int demote_open(struct store *s, const struct store_demotion *allowed);
+void demote_stop(struct store *s); /* no new ones; those that the writer has end with it */
+void demote_close(struct store *s);
+bool demote_allows(struct store *s, uint32_t tenant);
+/* On the writer: name cold blocks until re-encoding them will save so many bytes, and what brings tenants below their quotas. How many are on their
+ * way now that were not. */
+size_t demote_ask(struct store *s, uint64_t size);
+bool demote_is_busy(struct store *s); /* some are on their way */
+/* On any thread but the writer: until there is nothing that demote_ask would name. */
+int demote_all(struct store *s);
 
 /* recover.c */
 int recover(struct store *s, const struct store_env *env, bool keys_found, struct td_error *err);
@@ -283,6 +302,10 @@ int conversation_id(struct store *s, const char *tenant, const char *principal, 
 int store_push_entry(struct store *s, struct table_shard *shard, struct entry *e, struct store_op *op);
 int store_delete_id(struct store *s, uint8_t type, uint32_t tenant, const uint8_t id[32], store_done done,
                     void *ctx);
+/* Put a worse copy of a block in the place of the one that it was made of, of quality `before`. -TD_ERR_AGAIN: that is not there any more, or about
+ * to be replaced. done: as store_put. */
+int store_put_demoted(struct store *s, uint32_t tenant, struct tier_block *b, struct kv_quality before,
+                      store_done done, void *ctx);
 
 void counter_add(_Atomic uint64_t *counter, struct metric *m, uint64_t amount);
 

@@ -11,7 +11,8 @@
 #define MODEL_CONVERSATIONS 5
 #define MODEL_HISTORY       512 /* operations of an id within one run of the store */
 
-/* Of a block: number 0 absent, 1 present; of a conversation: its text's number and version, 0 absent; a pin is as a block. */
+/* Of a block: number 0 absent, 1 present, as it was put or as demotion makes it; of a conversation: its text's number and version, 0 absent; a pin is
+ * as a block. */
 struct model_state {
     uint32_t number;
     uint64_t version;
@@ -27,7 +28,7 @@ struct model_id {
 };
 struct model {
     struct model_id blocks[MODEL_BLOCKS], conversations[MODEL_CONVERSATIONS], pins[MODEL_BLOCKS];
-    struct fixture_block content[MODEL_BLOCKS];
+    struct fixture_block content[MODEL_BLOCKS], demoted[MODEL_BLOCKS];
     uint32_t next_number;
     bool blocks_may_go;  /* eviction is on */
     char violation[160]; /* the first; "" = none */

@@ -1,4 +1,4 @@
-/* Power loss at any operation: random work on a store over a simulated disk (sim_io.h), the power taken away at a random
+/* Power loss at any operation: random work, demotion included, on a store over a simulated disk (sim_io.h), the power taken away at a random
  * changing operation, restart, and everything compared with the model (model.h). The SQLite index is a real file; at each
  * restart it is as it was, or gone, or an old copy.
  *
@@ -61,6 +61,8 @@ static bool making_room(void *store)
 static struct store *open_store(struct model *m, struct sim *sim, const struct scenario *c,
                                 const char *index_directory)
 {
+    struct store_demotion_tenant tenants[] = {{.name = "acme"}};
+    struct store_demotion demotion = fixture_demotion(tenants, 1);
     struct store_config config = fixture_config("/disk/store");
     /* Threads make a seed say less of what happens, so only some have them. */
     struct store_env env = {.io = &sim->io,
@@ -69,6 +71,7 @@ static struct store *open_store(struct model *m, struct sim *sim, const struct s
                             .direct_size = c->seed % 2 ? 1 : UINT64_MAX};
     struct store *s = NULL;
     struct td_error err = {0};
+    config.demotion = &demotion;
     config.segment_size = 256 << 10;
     config.limit_size = c->limit_size ? c->limit_size : 1 << 30;
     config.commit_interval_ms =

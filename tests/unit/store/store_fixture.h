@@ -1,6 +1,7 @@
 /* store_fixture: what the store's tests share: a directory of their own, blocks that can be told apart, small helpers. */
 #ifndef TANDEM_TESTS_STORE_FIXTURE_H
 #define TANDEM_TESTS_STORE_FIXTURE_H
+#include "shared/kv_record.h"
 #include "store/store_internal.h"
 #include <dirent.h>
 #include <setjmp.h>
@@ -68,6 +69,38 @@ static const struct kv_quality quality_lossy = {KV_L1, KV_NUMERICS_CPU_V1, KV_FR
 static inline void fixture_block_make(struct fixture_block *f, uint64_t seed)
 {
     fixture_block_of(f, seed, quality_exact, 0, FIXTURE_LAYERS);
+}
+
+/* What demotion at a level makes of it, by the codec. */
+static inline void fixture_block_demoted(const struct fixture_block *f, const char *level_name,
+                                         struct fixture_block *out)
+{
+    const struct kv_level *level = kv_level_find(level_name);
+    struct kv_codec_scratch *scratch = kv_codec_scratch_create(&(struct kv_shape){FIXTURE_LAYERS, 2, 8});
+    *out = *f;
+    out->block.quality.fidelity = level->codec;
+    out->block.pieces = out->pieces;
+    for (int i = 0; i < 2 * (f->block.layer_end - f->block.layer_begin); i++) {
+        uint16_t values[FIXTURE_VALUES];
+        struct kv_piece_head h;
+        struct span payload;
+        assert_int_equal(kv_piece_parse(f->pieces[i].data, f->pieces[i].size, &h, &payload), 0);
+        assert_int_equal(kv_piece_decode(scratch, &h, payload, values, FIXTURE_VALUES), 0);
+        h.codec = h.quality.fidelity = level->codec;
+        h.table = kv_level_table(level, h.is_value, h.block_index);
+        int64_t size = kv_piece_encode(scratch, &h, values, out->bytes[i], FIXTURE_PIECE);
+        assert_true(size > 0);
+        out->pieces[i] = (struct span){out->bytes[i], (size_t)size};
+    }
+    kv_codec_scratch_destroy(scratch);
+}
+
+/* Tenants that allow it, at L1. */
+static inline struct store_demotion fixture_demotion(struct store_demotion_tenant *tenants, size_t count)
+{
+    for (size_t i = 0; i < count; i++)
+        tenants[i].level = kv_level_find("l1");
+    return (struct store_demotion){.shape = {FIXTURE_LAYERS, 2, 8}, .tenants = tenants, .count = count};
 }
 
 /* In memory where that is possible: these tests are about what is written, not about waiting for a disk. */

@@ -600,6 +600,8 @@ static void test_metric_names(void **state)
         "tandem_kv_tier_hits_total{tier=\"disk\"}",
         "tandem_kv_tier_misses_total{tier=\"disk\"}",
         "tandem_kv_tier_damaged_total{tier=\"disk\"}",
+        "tandem_kv_tier_demotions_total{tier=\"disk\"}",
+        "tandem_kv_tier_demoted_bytes_total{tier=\"disk\"}",
         "tandem_store_fsyncs_total",
         "tandem_store_write_bytes_total",
         "tandem_store_queue_bytes",
