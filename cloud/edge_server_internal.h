@@ -80,8 +80,8 @@ struct edge_stream {
 void edge_connection_flush(struct edge_connection *c);
 
 /* ---- streams ---- */
-int edge_stream_frame(struct edge_connection *c,
-                      const struct wire_frame *f); /* what link_config.on_frame returns */
+/* what link_config.on_frame returns */
+int edge_stream_frame(struct edge_connection *c, const struct wire_frame *f);
 /* The stream is over; ends nothing at the engine. */
 void edge_stream_free(struct edge_stream *s);
 /* ERROR to the edge, the sequence cancelled, the stream freed. */
@@ -96,8 +96,8 @@ void edge_stream_event(struct engine_listener *l, const struct engine_event *eve
 /* Read the first `length` ids of s->conversation; then edge_stream_begin with them in front of `open`'s, or need_ids. Takes open's ids. */
 int edge_conversation_read(struct edge_stream *s, struct engine_open *open, uint32_t length,
                            const uint8_t hash[TD_HASH_SIZE]);
-void edge_conversation_forget(
-    struct edge_stream *s); /* the stream goes away while its conversation is being read */
+/* the stream goes away while its conversation is being read */
+void edge_conversation_forget(struct edge_stream *s);
 /* Save what the conversation holds now. ids are copied. */
 void edge_conversation_save(struct edge_stream *s, const int32_t *ids, uint32_t count);
 

@@ -126,8 +126,8 @@ struct engine_open {
     void *sink_ctx;
 };
 
-int engine_create(const struct engine_config *config, struct engine **out,
-                  struct td_error *err); /* starts the thread */
+/* starts the thread */
+int engine_create(const struct engine_config *config, struct engine **out, struct td_error *err);
 /* Stop taking work; running generations get until deadline_ms, then are parked/failed; blocks are handed to the store. */
 void engine_drain(struct engine *e, uint32_t deadline_ms);
 void engine_destroy(struct engine *e);
@@ -147,8 +147,8 @@ int engine_kv(struct engine *e, uint64_t sequence, uint32_t epoch, uint32_t bloc
 int engine_start(struct engine *e, uint64_t sequence, const struct engine_generate *generate); /* GENERATE */
 /* finished: keep and persist the first keep_count reply tokens, then ENGINE_DONE; else drop it, no more events. */
 int engine_cancel(struct engine *e, uint64_t sequence, bool finished, uint32_t keep_count);
-int engine_detach(struct engine *e,
-                  uint64_t sequence); /* its socket is gone: no more events until it is opened again */
+/* its socket is gone: no more events until it is opened again */
+int engine_detach(struct engine *e, uint64_t sequence);
 
 /* A tenant is being erased: what it has here ends and is dropped. Waits, for what is under way between engine and store, too; not on the engine's
  * thread, and not while the engine is being destroyed. */

@@ -31,20 +31,20 @@
 #define ENGINE_COMMANDS_MAX  8192
 #define ENGINE_GENERATIONS   8192    /* known at once: live, parked, finished */
 #define ENGINE_CLOSE_WAIT_US 2000000 /* DONE waits so long for the store's acknowledgements */
-#define ENGINE_LOAD_FLOOR_US                                                                                 \
-    1000000                    /* blocks are read for so long while it is not known what computing takes */
-#define LOAD_LOSS_PERCENT 4    /* of what computing takes, is the most that reading in vain may cost … */
-#define LOAD_SLACK_US     3000 /* … but so much at least */
+/* blocks are read for so long while it is not known what computing takes */
+#define ENGINE_LOAD_FLOOR_US 1000000
+#define LOAD_LOSS_PERCENT    4    /* of what computing takes, is the most that reading in vain may cost … */
+#define LOAD_SLACK_US        3000 /* … but so much at least */
 /* Once, of a tier that was not measured yet, the first block is waited for so long: it tells what reading takes. */
 #define LOAD_FIRST_US     20000
 #define LOAD_AHEAD        4 /* blocks under way for a sequence that waits for them: more might be read in vain */
 #define LOAD_GRACE_BLOCKS 8 /* where reading was measured to be worth it: what so many take */
-#define ENGINE_STEP_TARGET_US                                                                                \
-    150000 /* a step's length that prefill aims at beside decode, or while an edge sends */
-#define ENGINE_IDLE_US  1000000
-#define ENGINE_SWAP_US  200  /* pages are on their way */
-#define ENGINE_ASKS_MAX 8u   /* that a device is asked for what a private prompt's plan did not bring */
-#define ENGINE_RETRY_US 2000 /* nothing could run for want of pages that somebody is about to let go of */
+/* a step's length that prefill aims at beside decode, or while an edge sends */
+#define ENGINE_STEP_TARGET_US 150000
+#define ENGINE_IDLE_US        1000000
+#define ENGINE_SWAP_US        200 /* pages are on their way */
+#define ENGINE_ASKS_MAX       8u  /* that a device is asked for what a private prompt's plan did not bring */
+#define ENGINE_RETRY_US       2000 /* nothing could run for want of pages that somebody is about to let go of */
 
 enum command_type {
     COMMAND_OPEN,
@@ -93,8 +93,8 @@ struct pending_block { /* finished, not yet in a persist buffer; holds a referen
     uint32_t page;
 };
 
-#define SWAP_SLAB_SIZE                                                                                       \
-    ((uint64_t)128 << 20)  /* host memory is taken in such parts: to pin one takes 45 ms and more */
+/* host memory is taken in such parts: to pin one takes 45 ms and more */
+#define SWAP_SLAB_SIZE ((uint64_t)128 << 20)
 #define SWAP_PAGES_MAX 64u /* kept free ahead of need, at most; on their way out at once */
 
 struct engine_swap {
@@ -194,8 +194,8 @@ struct engine {
 };
 
 /* engine.c */
-int engine_build(const struct engine_config *config, struct engine **out,
-                 struct td_error *err); /* everything but the thread */
+/* everything but the thread */
+int engine_build(const struct engine_config *config, struct engine **out, struct td_error *err);
 /* Commands, results, one step, events. True: call again at once; false: nothing to do for now. */
 bool engine_turn(struct engine *e);
 
@@ -207,23 +207,22 @@ void engine_do_detach(struct engine *e, struct sequence *s);
 void engine_expire(struct engine *e, uint64_t now_us);
 void engine_park(struct engine *e, struct sequence *s);
 void engine_finish(struct engine *e, struct sequence *s, uint32_t finish);
-void engine_close(
-    struct engine *e,
-    struct sequence *s); /* the reply is whole: publish, let go of everything, DONE when persisted */
-void engine_try_end(struct engine *e,
-                    struct sequence *s); /* a CLOSING one: DONE if nothing is outstanding any more */
+/* the reply is whole: publish, let go of everything, DONE when persisted */
+void engine_close(struct engine *e, struct sequence *s);
+/* a CLOSING one: DONE if nothing is outstanding any more */
+void engine_try_end(struct engine *e, struct sequence *s);
 void engine_fail(struct engine *e, struct sequence *s, int code, const char *text); /* frees s */
 void engine_drop(struct engine *e, struct sequence *s); /* without an event; frees s */
 struct sequence *engine_find(struct engine *e, uint64_t handle);
 struct sequence *engine_find_key(struct engine *e, uint64_t key);
 
 /* engine_admit.c */
-void engine_probe(struct engine *e, struct sequence *s,
-                  struct engine_event *opened); /* what OPENED says of the cache */
+/* what OPENED says of the cache */
+void engine_probe(struct engine *e, struct sequence *s, struct engine_event *opened);
 void engine_admit(struct engine *e);
 const struct kv_block_id *engine_cached_id(const struct sequence *s, uint32_t block);
-void engine_run_from(struct engine *e, struct sequence *s,
-                     uint32_t blocks); /* the first are in their pages */
+/* the first are in their pages */
+void engine_run_from(struct engine *e, struct sequence *s, uint32_t blocks);
 uint32_t engine_take_page(struct engine *e, struct sequence *s);
 void engine_release(struct engine *e, struct sequence *s); /* pages, and its place among those that run */
 
@@ -267,8 +266,8 @@ void engine_give_host(struct engine *e, void *memory);
 /* All of a page, [layer][K|V][kv_head][token][head_dim], to or from memory of engine_take_host. 0 or a code of the backend. */
 int engine_page_out(struct engine *e, uint32_t page, uint16_t *values);
 int engine_page_in(struct engine *e, uint32_t page, uint16_t *values);
-uint32_t
-engine_alloc_page(struct engine *e); /* prefix_cache_alloc, but what must go for it is kept in host memory */
+/* prefix_cache_alloc, but what must go for it is kept in host memory */
+uint32_t engine_alloc_page(struct engine *e);
 void engine_swap_turn(struct engine *e); /* keep some pages free */
 /* Where host memory has the block; NULL: nowhere. Borrowed until pages are taken. */
 const struct prefix_entry *engine_swapped(const struct engine *e, const struct kv_block_id *id);

@@ -131,8 +131,8 @@ struct flight {
     /* the stream that it has now */
     uint32_t stream;     /* 0: none */
     uint32_t open_count; /* ids that OPEN gave: prompt and held reply tokens */
-    bool
-        left_there; /* a link was lost with its stream: the cloud keeps the generation, and has not been asked for it since */
+    /* a link was lost with its stream: the cloud keeps the generation, and has not been asked for it since */
+    bool left_there;
     uint64_t retry_us; /* the cloud wants no OPEN before */
     bool opened; /* an OPEN went out, on this stream or an earlier one: the cloud may know the generation */
     bool whole_ids;       /* the cloud does not know the conversation: send all ids */
@@ -194,8 +194,8 @@ void flight_lost(struct flight *f); /* the link was lost */
 void flight_free(struct flight *f); /* whatever its state; shutdown only */
 
 /* ---- flight_plan.c ---- */
-void plan_taken(struct agent *a,
-                size_t size);          /* bytes of the pipeline's that the link has, or nobody wants */
+/* bytes of the pipeline's that the link has, or nobody wants */
+void plan_taken(struct agent *a, size_t size);
 void plan_open_work(struct flight *f); /* a job of the prefill thread, if there is none and there can be */
 /* The rows and pieces that are still wanted end here; what was computed stays with the job. */
 void plan_stop(struct flight *f);

@@ -20,11 +20,11 @@
 #define ESTIMATES_COST_UNKNOWN 20000.0  /* nanoseconds a token and layer */
 #define ESTIMATES_PROBE_US     10000000 /* between probes of a link that is believed to be slow */
 #define ESTIMATES_PROBE_SHIFT  6u       /* at most 2^6 times as long */
-#define ESTIMATES_PROBE_SOON                                                                                 \
-    3u /* so many follow within seconds: what makes an answer late at first, as a machine that is starting, does not last */
-#define ESTIMATES_SOON_US 500000
-#define ESTIMATES_SLACK_US                                                                                   \
-    200000 /* an acknowledgement may be so much later than a round trip: machines stumble, packets are lost */
+/* so many follow within seconds: what makes an answer late at first, as a machine that is starting, does not last */
+#define ESTIMATES_PROBE_SOON 3u
+#define ESTIMATES_SOON_US    500000
+/* an acknowledgement may be so much later than a round trip: machines stumble, packets are lost */
+#define ESTIMATES_SLACK_US 200000
 
 struct estimates {
     struct line edge;                   /* nanoseconds over the position */

@@ -28,8 +28,8 @@ void filter_destroy(struct filter *f);
 struct vault;
 struct vault *vault_create(void);
 void vault_destroy(struct vault *v); /* wipes */
-int vault_serialise(const struct vault *v, uint8_t **out,
-                    size_t *size); /* malloc'ed; the caller seals and wipes it */
+/* malloc'ed; the caller seals and wipes it */
+int vault_serialise(const struct vault *v, uint8_t **out, size_t *size);
 int vault_parse(const void *data, size_t size, struct vault **out); /* hostile bytes */
 size_t vault_count(const struct vault *v);
 

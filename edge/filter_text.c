@@ -5,8 +5,8 @@
 #include <stdlib.h>
 #include <utf8proc.h>
 
-#define MARKS_MAX                                                                                            \
-    32 /* in one run; a longer run is cut: real text has at most a handful (UAX 15, stream-safe: 30) */
+/* in one run; a longer run is cut: real text has at most a handful (UAX 15, stream-safe: 30) */
+#define MARKS_MAX     32
 #define DECOMPOSE_MAX 32 /* code points from one; U+FDFA gives 18 */
 
 /* ---- spans and buffers ---- */

@@ -26,8 +26,8 @@ struct filter_buffer { /* grows; what it held is wiped when it moves */
     char *data;
     size_t size, capacity;
 };
-int filter_buffer_add(struct filter_buffer *b, const char *data,
-                      size_t size); /* keeps a NUL behind; 0, -TD_ERR_NOMEM */
+/* keeps a NUL behind; 0, -TD_ERR_NOMEM */
+int filter_buffer_add(struct filter_buffer *b, const char *data, size_t size);
 void filter_buffer_free(struct filter_buffer *b);
 
 /* Letters, digits and marks of scripts that put blanks between words. */

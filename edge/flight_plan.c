@@ -8,11 +8,11 @@
 #include <stdlib.h>
 
 #define MODULE "edge"
-#define READ_TOKENS_UNKNOWN                                                                                  \
-    1.5 /* computing so many takes as long as reading a block, until that has been measured */
-#define RECONSIDER_US 20000u /* between two looks at a plan under way */
-#define BACKLOG_US                                                                                           \
-    400000u /* what is under way takes longer than this: a new connection gets a plan there sooner */
+/* computing so many takes as long as reading a block, until that has been measured */
+#define READ_TOKENS_UNKNOWN 1.5
+#define RECONSIDER_US       20000u /* between two looks at a plan under way */
+/* what is under way takes longer than this: a new connection gets a plan there sooner */
+#define BACKLOG_US 400000u
 
 /* ---- the prefill job ---- */
 

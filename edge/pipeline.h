@@ -30,8 +30,8 @@
 
 #define PIPELINE_OUT_SIZE  (32u << 20)
 #define PIPELINE_FILLS_MAX 64u
-#define PIPELINE_HIDDEN_SIZE                                                                                 \
-    (256u << 10) /* bytes of one HIDDEN message, about: more rows become more messages */
+/* bytes of one HIDDEN message, about: more rows become more messages */
+#define PIPELINE_HIDDEN_SIZE     (256u << 10)
 #define PIPELINE_HIDDEN_ROWS_MAX 256u
 
 struct pipeline_message { /* one HIDDEN or KV_BLOCK message */
@@ -142,9 +142,9 @@ struct pipeline_decode {
  * -TD_ERR_UNSUPPORTED: the whole model is not here; -TD_ERR_NOMEM. */
 int pipeline_decode(struct pipeline *p, struct pipeline_job *job, const struct pipeline_decode *decode);
 void pipeline_decode_until(struct pipeline *p, struct pipeline_job *job, uint32_t until);
-void pipeline_decode_stop(struct pipeline *p,
-                          struct pipeline_job *job); /* events may still be on their way */
-bool pipeline_decodes(const struct pipeline *p);     /* the whole model is here */
+/* events may still be on their way */
+void pipeline_decode_stop(struct pipeline *p, struct pipeline_job *job);
+bool pipeline_decodes(const struct pipeline *p); /* the whole model is here */
 
 /* keep_count: the whole blocks of so many ids are still filled in idle time; 0: it ends after the step in progress. The handle is invalid afterwards. */
 void pipeline_close(struct pipeline *p, struct pipeline_job *job, uint32_t keep_count);

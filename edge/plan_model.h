@@ -12,8 +12,8 @@
 #include "protocol/plan.h"
 
 #define PLAN_MODEL_CHUNKS 64u /* steps of one evaluation, about: longer prompts are cut into longer chunks */
-#define PLAN_MODEL_FRONT_US                                                                                  \
-    40000.0 /* KV that rows do not overtake: what the link lets be on its way (LIMIT_UNACKED_MARGIN_US) */
+/* KV that rows do not overtake: what the link lets be on its way (LIMIT_UNACKED_MARGIN_US) */
+#define PLAN_MODEL_FRONT_US 40000.0
 
 struct plan_cost { /* nanoseconds a token and layer: at position 0, and more for each position before it */
     double base_ns, slope_ns;

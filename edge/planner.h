@@ -34,8 +34,8 @@
 #include "protocol/wire.h"
 #include "shared/kv_block.h"
 
-#define PLANNER_CATCH_UP_COST                                                                                \
-    2 /* fixed k: catching up may cost so many times the tokens that are left to do */
+/* fixed k: catching up may cost so many times the tokens that are left to do */
+#define PLANNER_CATCH_UP_COST   2
 #define PLANNER_AUTO            UINT32_MAX
 #define PLANNER_GAIN            0.97 /* of the time with k = 0: what a plan must stay below */
 #define PLANNER_SWITCH          0.90 /* of the time of going on: what a change under way must stay below */

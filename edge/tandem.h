@@ -87,8 +87,8 @@ struct tandem_options {
      * "auto". */
     const char *local;
     const char *prefer; /* of requests that name none: "latency", "cloud-cost", "private"; NULL: "latency" */
-    double
-        cloud_price; /* with edge_layers -1: seconds of waiting that one of computing in the cloud is worth */
+    /* with edge_layers -1: seconds of waiting that one of computing in the cloud is worth */
+    double cloud_price;
     int32_t private_min_layers; /* of a private prompt, computed here at least; 0: 8 */
     int32_t chunk_tokens;       /* of a prompt, computed and sent at a time, a multiple of 64; 0: 64 */
     int32_t codec_unchecked;    /* 1: `codec` even without a quality record that shows no visible loss */

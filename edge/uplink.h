@@ -44,8 +44,8 @@ struct uplink_config { /* strings are borrowed for the uplink's life */
 };
 
 struct uplink;
-struct uplink *
-uplink_create(const struct uplink_config *config); /* NULL without memory; connects on uplink_start */
+/* NULL without memory; connects on uplink_start */
+struct uplink *uplink_create(const struct uplink_config *config);
 /* After net_loop_destroy, or never started. */
 void uplink_destroy(struct uplink *u);
 void uplink_start(struct uplink *u);

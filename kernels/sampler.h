@@ -20,8 +20,8 @@ struct sampled {
     uint32_t top_count;
     struct sampler_logprob top[SAMPLER_LOGPROBS_MAX];
 };
-int sampler_check(const struct sampler_params *p,
-                  struct td_error *err); /* ranges, with the field's name in the message */
+/* ranges, with the field's name in the message */
+int sampler_check(const struct sampler_params *p, struct td_error *err);
 
 struct sampler_scratch; /* for one vocabulary size; one per thread */
 struct sampler_scratch *sampler_scratch_create(uint32_t vocab_count);

@@ -65,8 +65,8 @@ const struct http_handler *api_http_handler(struct api_server *s); /* for net_li
 void api_set_ready(struct api_server *s, bool ready);
 
 /* ---- the owner's answers (loop thread) ---- */
-void api_started(struct api_call *c, const char *conversation,
-                 const struct api_usage *prompt_usage); /* prompt counted, before the first token */
+/* prompt counted, before the first token */
+void api_started(struct api_call *c, const char *conversation, const struct api_usage *prompt_usage);
 struct api_logprob_in {
     float logprob;
     uint32_t top_count;

@@ -7,8 +7,8 @@
 
 #define API_MODEL_SIZE 256u
 #define API_USER_SIZE  512u
-#define API_REPETITION_WINDOW                                                                                \
-    64 /* tokens that repetition_penalty looks back over, unless the request says otherwise */
+/* tokens that repetition_penalty looks back over, unless the request says otherwise */
+#define API_REPETITION_WINDOW 64
 
 /* ---- JSON text (openai_parse.c) ---- */
 

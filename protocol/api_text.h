@@ -28,8 +28,8 @@ struct api_text_stream { /* the text of one reply on its way to the client */
     struct api_text held; /* characters that may turn out to be a stop string */
     size_t shown_size;    /* bytes that have left */
 };
-void api_text_stream_init(struct api_text_stream *t, char *const *stops, size_t stop_count,
-                          bool strip_space); /* stops: borrowed */
+/* stops: borrowed */
+void api_text_stream_init(struct api_text_stream *t, char *const *stops, size_t stop_count, bool strip_space);
 void api_text_stream_deinit(struct api_text_stream *t);
 /* Take a token's bytes; what may be shown now is appended to out. flush: nothing follows. 0 or -TD_ERR_NOMEM; see t->stopped. */
 int api_text_stream_feed(struct api_text_stream *t, const void *data, size_t size, bool flush,

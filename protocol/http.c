@@ -10,8 +10,8 @@
 #include <stdlib.h>
 #include <strings.h>
 
-#define BODY_PROGRESS_SIZE                                                                                   \
-    (16u << 10) /* a body must grow by so much within LIMIT_HTTP_IDLE_MS, or be complete */
+/* a body must grow by so much within LIMIT_HTTP_IDLE_MS, or be complete */
+#define BODY_PROGRESS_SIZE (16u << 10)
 
 /* ---- life -------------------------------------------------------------------------------------------------- */
 

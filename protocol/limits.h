@@ -20,15 +20,15 @@
 #define LIMIT_STREAM_WINDOW        (4u << 20) /* unread bulk bytes a stream */
 #define LIMIT_CONTROL_FRAMES_PER_S 1000u      /* non-bulk frames that a peer may send */
 #define LIMIT_UPLOAD_IDLE_MS       30000u     /* an upload without progress is freed */
-#define LIMIT_SEND_QUEUE_SIZE                                                                                \
-    (64u << 20) /* bulk bytes queued in one link before link_send_bulk answers FULL */
-#define LIMIT_CONTROL_QUEUE_SIZE                                                                             \
-    (8u << 20) /* unsent control frames, and as many of tokens, before link_send answers FULL */
-#define LIMIT_CREDIT_SIZE (1u << 30) /* a window that a peer may open */
-#define LIMIT_UNACKED_MARGIN_US                                                                              \
-    40000u /* unacknowledged bytes <= rate x (min RTT + this), at least two bulk frames */
-#define LIMIT_PING_INTERVAL_MS 10000u
-#define LIMIT_PEER_SILENCE_MS  30000u /* nothing heard, pings included: the link is dead */
+/* bulk bytes queued in one link before link_send_bulk answers FULL */
+#define LIMIT_SEND_QUEUE_SIZE (64u << 20)
+/* unsent control frames, and as many of tokens, before link_send answers FULL */
+#define LIMIT_CONTROL_QUEUE_SIZE (8u << 20)
+#define LIMIT_CREDIT_SIZE        (1u << 30) /* a window that a peer may open */
+/* unacknowledged bytes <= rate x (min RTT + this), at least two bulk frames */
+#define LIMIT_UNACKED_MARGIN_US 40000u
+#define LIMIT_PING_INTERVAL_MS  10000u
+#define LIMIT_PEER_SILENCE_MS   30000u /* nothing heard, pings included: the link is dead */
 
 /* messages */
 #define LIMIT_VERSIONS                  8u
@@ -52,8 +52,8 @@
 #define LIMIT_HTTP_HEADER_SIZE   8192u
 #define LIMIT_HTTP_IDLE_MS       30000u
 #define LIMIT_HTTP_EXCHANGES     1024u /* open requests a listener */
-#define LIMIT_HTTP_STREAM_QUEUE                                                                              \
-    (4u << 20) /* unsent bytes of one SSE stream; beyond it the client counts as gone */
+/* unsent bytes of one SSE stream; beyond it the client counts as gone */
+#define LIMIT_HTTP_STREAM_QUEUE (4u << 20)
 #define LIMIT_HTTP_KEEPALIVE_MS 10000u /* an SSE comment on a stream that is silent for so long */
 #define LIMIT_API_MESSAGES      4096u
 #define LIMIT_API_STOPS         16u

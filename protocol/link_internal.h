@@ -14,8 +14,8 @@
 #include "protocol/link.h"
 #include "protocol/wire_schema.h"
 
-#define LINK_SLOTS                                                                                           \
-    (2 * LIMIT_STREAMS)              /* counted streams, and cancelled ones that may still see a last frame */
+/* counted streams, and cancelled ones that may still see a last frame */
+#define LINK_SLOTS            (2 * LIMIT_STREAMS)
 #define LINK_ACK_INTERVAL_US  5000u  /* acknowledgements of bulk are at least so far apart */
 #define LINK_GRANT_DELAY_US   20000u /* small grants of an idle window are held back for so long */
 #define LINK_OWN_FRAMES_PER_S 400u   /* CREDIT, INGESTED and PING of an edge's link: far below the limit */
@@ -91,8 +91,8 @@ void rate_probed(struct rate *r, size_t size, uint64_t rtt_us);
 bool rate_wants_ping(struct rate *r, uint64_t now_us);
 /* The path is empty now, and the minimum would soon be old. */
 bool rate_wants_confirming(const struct rate *r, uint64_t now_us);
-uint64_t rate_ping_wait_us(const struct rate *r,
-                           uint64_t now_us); /* until rate_wants_ping has something to do */
+/* until rate_wants_ping has something to do */
+uint64_t rate_ping_wait_us(const struct rate *r, uint64_t now_us);
 
 /* ---- streams ---- */
 enum bulk_class { BULK_HIDDEN, BULK_KV, BULK_CLASSES };
@@ -182,8 +182,8 @@ struct link {
 
     uint64_t ping_id, ping_us; /* the last one sent */
     bool ping_open, ping_clean, ping_padded, probe_wanted;
-    bool
-        confirm_wanted; /* a stream has been opened: the minimum round trip should be of now before bulk goes */
+    /* a stream has been opened: the minimum round trip should be of now before bulk goes */
+    bool confirm_wanted;
     uint64_t probe_sent_size; /* bulk when the padded ping left: it must have the path for itself */
     bool pong_due;
     uint64_t pong_id;

@@ -25,8 +25,8 @@
  * delivery rate estimation. TCP below does the congestion control proper; this only keeps its queues short. */
 #include "protocol/link_internal.h"
 
-#define RATE_WINDOW_START                                                                                    \
-    (16u << 10) /* bytes on the way before anything is known: about what TCP itself begins with */
+/* bytes on the way before anything is known: about what TCP itself begins with */
+#define RATE_WINDOW_START   (16u << 10)
 #define RATE_FRAME_START    4096u
 #define RATE_FRAME_WAKE     8192u /* of a link that was idle */
 #define RATE_IDLE_US        200000u

@@ -57,8 +57,8 @@ int http_stream_begin(struct http_exchange *x, int status, const char *content_t
 /* Copied and queued; -TD_ERR_FULL beyond LIMIT_HTTP_STREAM_QUEUE: the client does not read; treat it as gone (http_abort). */
 int http_stream_write(struct http_exchange *x, const void *data, size_t size);
 void http_stream_end(struct http_exchange *x); /* after what is queued; x is invalid afterwards */
-void http_abort(
-    struct http_exchange *x); /* drop the connection; no on_client_gone; x is invalid afterwards */
+/* drop the connection; no on_client_gone; x is invalid afterwards */
+void http_abort(struct http_exchange *x);
 
 /* ---- WebSocket, both directions ---- */
 struct ws_conn;

@@ -15,8 +15,8 @@
 #define NET_WS_PATH            "/tandem"
 #define NET_WRITE_SIZE         (32u << 10) /* bytes of one HTTP write */
 #define NET_CONNECT_TIMEOUT_US 10000000u
-#define NET_DRAIN_US                                                                                         \
-    2000000u /* after a refusal, time for the client to read it before the connection is cut */
+/* after a refusal, time for the client to read it before the connection is cut */
+#define NET_DRAIN_US      2000000u
 #define NET_NOTSENT_LOWAT (16 << 10)
 #define NET_ADDRESSES_MAX 8u
 

@@ -102,8 +102,8 @@ char *api_json_usage_chunk(const struct api_reply *r, const struct api_usage *us
  * 404 not_found_error, 409 conflict, 429 rate_limit_error, 5xx server_error. */
 char *api_json_error(int http_status, const char *message, const char *param, const char *code);
 /* asked_tokens: prompt and completion together. */
-char *api_json_context_error(uint32_t context_max, uint32_t asked_tokens,
-                             uint32_t prompt_tokens); /* code context_length_exceeded, both counts */
+/* code context_length_exceeded, both counts */
+char *api_json_context_error(uint32_t context_max, uint32_t asked_tokens, uint32_t prompt_tokens);
 char *api_json_models(const char *const *ids, size_t count, uint64_t created_s);
 int api_http_status(int td_code); /* -TD_ERR_CONTEXT → 400, -TD_ERR_FULL → 429, … */
 

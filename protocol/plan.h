@@ -9,8 +9,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#define PLAN_CODEC_NONE                                                                                      \
-    255 /* the KV of this edge range does not come: the cloud makes it from the token ids when it is needed */
+/* the KV of this edge range does not come: the cloud makes it from the token ids when it is needed */
+#define PLAN_CODEC_NONE 255
 
 struct plan_range {
     uint32_t first_token, count, layers;

@@ -13,8 +13,8 @@
 #define WIRE_PROTOCOL      1
 #define WIRE_HEAD_SIZE     16
 #define WIRE_FLAG_OPTIONAL 1u /* a receiver that does not know the type skips the frame */
-#define WIRE_ARENA_SIZE                                                                                      \
-    (4u << 20) /* limit for the arena of wire_decode: what the worst header of LIMIT_HEADER_SIZE unpacks to */
+/* limit for the arena of wire_decode: what the worst header of LIMIT_HEADER_SIZE unpacks to */
+#define WIRE_ARENA_SIZE (4u << 20)
 
 enum frame_type {
     FRAME_HELLO = 1,

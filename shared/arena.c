@@ -9,8 +9,8 @@
 
 #define ARENA_ALIGN          64
 #define ARENA_CHUNK_SIZE_MIN 4096
-#define ARENA_CHUNK_SIZE_MAX                                                                                 \
-    (1u << 20) /* doubling stops here; a larger request gets a chunk of its own size */
+/* doubling stops here; a larger request gets a chunk of its own size */
+#define ARENA_CHUNK_SIZE_MAX (1u << 20)
 
 struct arena_chunk {
     struct arena_chunk *next;

@@ -17,8 +17,8 @@
 #endif
 
 #if FORGET_HEAP
-#define MMAPPED_CHUNK                                                                                        \
-    2u /* flag in the size word in front of a block: it goes back to the system as a whole */
+/* flag in the size word in front of a block: it goes back to the system as a whole */
+#define MMAPPED_CHUNK 2u
 
 void __libc_free(void *block);
 void *__libc_malloc(size_t size);

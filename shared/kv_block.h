@@ -67,8 +67,8 @@ struct kv_quality {
 bool kv_quality_accepts(struct kv_quality q, enum kv_accept accept, enum kv_numerics numerics);
 /* Is `a` strictly better than `b` (lower fidelity level first; then deterministic numerics over fast; then cloud over device)? */
 bool kv_quality_better(struct kv_quality a, struct kv_quality b);
-struct kv_quality kv_quality_worst(struct kv_quality a,
-                                   struct kv_quality b); /* what was computed from both */
+/* what was computed from both */
+struct kv_quality kv_quality_worst(struct kv_quality a, struct kv_quality b);
 
 /* ---- pieces ----------------------------------------------------------------------------------------------- */
 

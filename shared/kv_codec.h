@@ -53,8 +53,8 @@ struct kv_l1_ops {
 extern const struct kv_l1_ops kv_l1_portable;
 const struct kv_l1_ops *kv_l1_avx2(void); /* NULL where the CPU (or the build) lacks AVX2 and F16C */
 
-uint8_t
-kv_l1_scale_index(uint16_t max_bits); /* of a group's largest magnitude, f16 bits without sign, finite */
+/* of a group's largest magnitude, f16 bits without sign, finite */
+uint8_t kv_l1_scale_index(uint16_t max_bits);
 
 /* 2^(k / 8) - 1 in units of 2^-23, rounded: the mantissas of the grid that all scales lie on. */
 static const uint32_t KV_GRID_MANTISSAS[8] = {0x000000, 0x0b95c2, 0x1837f0, 0x25fed7,

@@ -19,8 +19,8 @@
 #define KV_GATE_KL_P99  0.02  /* nats: no rare token pays for the mean */
 #define KV_GATE_TOP1    0.985 /* share of tokens whose likeliest one stays */
 #define KV_GATE_PPL     0.001 /* relative change of perplexity */
-#define KV_GATE_PPL_HIGH                                                                                     \
-    0.003 /* and the upper end of its 95 % interval: too few tokens do not pass by chance */
+/* and the upper end of its 95 % interval: too few tokens do not pass by chance */
+#define KV_GATE_PPL_HIGH   0.003
 #define KV_GATE_TOKENS_MIN 2000 /* continuation tokens */
 #define KV_GATE_TEXTS_MIN  3
 #define KV_RECORD_SIZE_MAX (1u << 20)

@@ -4,8 +4,8 @@
 #ifndef TANDEM_SHARED_LINE_H
 #define TANDEM_SHARED_LINE_H
 
-#define LINE_HALF_LIFE                                                                                       \
-    48.0 /* more than a long prompt has chunks: a fit through its end alone says little about its beginning */
+/* more than a long prompt has chunks: a fit through its end alone says little about its beginning */
+#define LINE_HALF_LIFE 48.0
 
 struct line {                        /* zeros: nothing measured */
     double weight, x, y, xx, xy, yy; /* weighted sums */

@@ -13,8 +13,8 @@
 #include <time.h>
 #include <unistd.h>
 
-#define LOG_LINE_SIZE                                                                                        \
-    2048 /* with head, colours and newline; below PIPE_BUF, so a write to a pipe is atomic */
+/* with head, colours and newline; below PIPE_BUF, so a write to a pipe is atomic */
+#define LOG_LINE_SIZE 2048
 
 static const struct {
     const char *option, *shown, *colour;

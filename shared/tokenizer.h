@@ -43,8 +43,8 @@ int32_t tokenizer_eos(const struct tokenizer *t);             /* -1: none */
 bool tokenizer_add_bos(const struct tokenizer *t);            /* the file's wish */
 bool tokenizer_is_end(const struct tokenizer *t, int32_t id); /* eos, eot, <|im_end|>, <|eot_id|>, … */
 bool tokenizer_is_special(const struct tokenizer *t, int32_t id);
-int32_t tokenizer_find(const struct tokenizer *t,
-                       const char *piece); /* id of an exact (special or raw vocabulary) piece, or -1 */
+/* id of an exact (special or raw vocabulary) piece, or -1 */
+int32_t tokenizer_find(const struct tokenizer *t, const char *piece);
 /* Identifies vocabulary + merges + pre-tokenizer + specials: conversations of models with equal ids can share token ids. */
 void tokenizer_id(const struct tokenizer *t, uint8_t out[TD_HASH_SIZE]);
 

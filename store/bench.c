@@ -17,8 +17,8 @@
 
 #define PIECE_SIZE (1u << 20)
 #define IO_THREADS 4
-#define SOURCES                                                                                              \
-    128u /* blocks that are put in turn, each once it has been written: as many wait as the writer can take */
+/* blocks that are put in turn, each once it has been written: as many wait as the writer can take */
+#define SOURCES  128u
 #define LAYERS   30 /* of a small model: a block of 1.4 MiB */
 #define HEADS    3
 #define HEAD_DIM 64

@@ -22,8 +22,8 @@
 #include <unistd.h>
 
 #define DEMOTE_BLOCKS_MAX 16 /* under way, … */
-#define DEMOTE_PART                                                                                          \
-    32 /* … and, if more than one, at most so much of the limit: each is on disk twice for a moment */
+/* … and, if more than one, at most so much of the limit: each is on disk twice for a moment */
+#define DEMOTE_PART     32
 #define DEMOTE_SAVES    3       /* at least one of so many bytes is taken to be saved while it is not known */
 #define DEMOTE_RETRY_US 1000000 /* after one could not be written */
 #define DEMOTE_NICE     10

@@ -12,8 +12,8 @@
 #include <stdlib.h>
 
 #define EVICT_BATCH 1024 /* blocks that one sync covers */
-#define EVICT_SPARE                                                                                          \
-    64 /* beside what is needed, this part of the limit is made free: the next batch is due later */
+/* beside what is needed, this part of the limit is made free: the next batch is due later */
+#define EVICT_SPARE 64
 
 static uint64_t now_ms(void)
 {

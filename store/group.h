@@ -55,8 +55,8 @@ int group_add(struct store *s, struct store_op *op, const struct record_head *h,
 /* Seal and write what waits. -TD_ERR_IO: the segment is in doubt. -TD_ERR_AGAIN: the disk had no room, all of it is taken back (its
  * operations are not appended any more), and records go one by one until the end of the commit; the other codes are those of such a one. */
 int group_flush(struct store *s);
-void group_leave_segment(
-    struct store *s);               /* the active segment ends, or is given up with what waits for it */
+/* the active segment ends, or is given up with what waits for it */
+void group_leave_segment(struct store *s);
 void group_shrink(struct store *s); /* the commit is over: large buffers go back */
 
 #endif

@@ -15,8 +15,8 @@
 #include <stdlib.h>
 
 #define BLOCKS_MAX_DEFAULT (1u << 20)
-#define CHAIN_MAX                                                                                            \
-    (POLICY_GHOSTS_MIN / 2) /* so no block of a chain is the oldest ghost while the chain is gone through */
+/* so no block of a chain is the oldest ghost while the chain is gone through */
+#define CHAIN_MAX (POLICY_GHOSTS_MIN / 2)
 
 /* ---- entries ---------------------------------------------------------------------------------------------- */
 

@@ -16,8 +16,8 @@
 
 #define LEARN_KINDS  16
 #define LEARN_STAGES 32
-#define LEARN_GENERATIONS                                                                                    \
-    4 /* turns of a conversation that are told apart; the last stands for all deeper ones */
+/* turns of a conversation that are told apart; the last stands for all deeper ones */
+#define LEARN_GENERATIONS 4
 
 /* Measured defaults; what other values gained and lost: tests/bench/RESULTS.md, "Cache policy on traces". */
 #define LEARN_FIRST_STAGE_MS  4000
@@ -41,8 +41,8 @@ struct learn {
 void learn_init(struct learn *l);
 /* A request begins; computes the values anew when it is time. */
 void learn_touch(struct learn *l);
-void learn_enter(struct learn *l, uint8_t kind,
-                 uint8_t stage);                              /* a block has come so far without being used */
+/* a block has come so far without being used */
+void learn_enter(struct learn *l, uint8_t kind, uint8_t stage);
 void learn_use(struct learn *l, uint8_t kind, uint8_t stage); /* a block was used in that stage */
 
 static inline uint8_t learn_kind(bool used_before, uint8_t generation, bool last)

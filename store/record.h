@@ -60,8 +60,8 @@ struct record_head {
 };
 
 void segment_head_write(const struct segment_head *h, uint8_t out[RECORD_PAGE]);
-int segment_head_parse(const uint8_t in[RECORD_PAGE],
-                       struct segment_head *h); /* -TD_ERR_FORMAT, _VERSION, _CHECKSUM */
+/* -TD_ERR_FORMAT, _VERSION, _CHECKSUM */
+int segment_head_parse(const uint8_t in[RECORD_PAGE], struct segment_head *h);
 
 /* Serialise; record_head_finish adds the body's CRC and the head's own once the body is known. */
 void record_head_write(const struct record_head *h, uint8_t out[RECORD_PAGE]);

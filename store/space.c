@@ -20,8 +20,8 @@
 #define BALLAST_RETRY_US     10000000
 #define BALLAST_SEGMENTS     16 /* dropped at a time to make room for it */
 #define REWRITE_DEAD_PERCENT 25 /* of a segment, from which on it is rewritten to make room */
-#define LIMITS_INTERVAL_US                                                                                   \
-    1000000 /* quotas and times to live are looked after so often, while blocks are written */
+/* quotas and times to live are looked after so often, while blocks are written */
+#define LIMITS_INTERVAL_US 1000000
 #define LIMITS_PUT_OFF_MAX 3 /* times in a row that blocks are on their way to be smaller instead */
 #define FRUITLESS_MAX      8 /* segments dropped in a row without gaining space: they hold conversations */
 

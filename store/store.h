@@ -17,8 +17,8 @@
 #define STORE_TENANT_MAX    64 /* characters of a tenant or principal name, [A-Za-z0-9._-] */
 #define STORE_CONV_ID_MAX   64 /* characters of a conversation id */
 #define STORE_CONV_SIZE_MAX (16u << 20)
-#define STORE_QUEUE_SIZE                                                                                     \
-    (256u << 20) /* bytes waiting for the writer; beyond it puts answer -TD_ERR_FULL (dropped, counted) */
+/* bytes waiting for the writer; beyond it puts answer -TD_ERR_FULL (dropped, counted) */
+#define STORE_QUEUE_SIZE (256u << 20)
 
 /* Which tenants allow that cold blocks of theirs are re-encoded at a lossy level (shared/kv_record.h) before any is evicted. */
 struct kv_level;

@@ -202,8 +202,8 @@ void append_seal(struct store *s);    /* the active segment, which is synced, en
 
 /* commit.c: the writer thread. */
 void *writer_main(void *store);
-void commit_publish_synced(
-    struct store *s); /* make the batch's synced operations visible and call them back */
+/* make the batch's synced operations visible and call them back */
+void commit_publish_synced(struct store *s);
 void store_void_later(struct store *s, const struct entry *e);
 void store_void_now(struct store *s); /* all that wait */
 void store_note_change(struct store *s, uint8_t type, const struct entry *e, bool deleted);

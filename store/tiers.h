@@ -13,8 +13,8 @@
 #include "store/tier_redis.h"
 
 #define TIERS_READ_US 2000000 /* a read of a block takes at most so long … */
-#define TIERS_READ_SIZE_RATE                                                                                 \
-    1000000 /* … and a second more for each so many bytes: a slow disk is not a hung one */
+/* … and a second more for each so many bytes: a slow disk is not a hung one */
+#define TIERS_READ_SIZE_RATE 1000000
 
 struct tiers_config {
     struct store *store;                    /* borrowed */

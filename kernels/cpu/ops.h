@@ -8,8 +8,8 @@
 #include "kernels/model.h"
 #include "shared/kv_block.h"
 
-#define TILE_ROWS                                                                                            \
-    8 /* outputs (weight rows) that a matmul computes together, in tables of eight lanes or fewer */
+/* outputs (weight rows) that a matmul computes together, in tables of eight lanes or fewer */
+#define TILE_ROWS 8
 
 /* A weight matrix as a table's matmul wants it. */
 struct cpu_matrix {
@@ -46,8 +46,8 @@ struct attention_job {
     uint32_t split_begin, split_end;
 };
 #define ATTENTION_VECTORS 64 /* most vectors of a job, or one row's group if that is more */
-#define ATTENTION_PARTIAL(head_dim)                                                                          \
-    (align_up(head_dim, 16) + 16) /* values: o, then max and sum of the split */
+/* values: o, then max and sum of the split */
+#define ATTENTION_PARTIAL(head_dim) (align_up(head_dim, 16) + 16)
 
 static inline float *attention_partial(const struct attention_job *job, uint32_t split, uint32_t vector)
 {

@@ -7,8 +7,8 @@
 
 #define PANEL_ROWS_MAX   8
 #define PANEL_ROW_BLOCKS 256 /* row by row of 32 columns: fewer rows, longer pieces */
-#define PANEL_BLOCKS(rows)                                                                                   \
-    (PANEL_ROW_BLOCKS / (size_t)(rows)) /* a multiple of the 8 that K types want together */
+/* a multiple of the 8 that K types want together */
+#define PANEL_BLOCKS(rows) (PANEL_ROW_BLOCKS / (size_t)(rows))
 
 /* A block of `rows` rows: q i8[rows][32], d f32[rows], s f32[rows], start i32[rows], half i32[rows]. start: what a sum of
  * unsigned codes begins with to come out centred, -offset * sum(q). half: sum(q of the first 16 columns). */

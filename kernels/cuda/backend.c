@@ -17,8 +17,8 @@
 #define CAPABILITY     80    /* the oldest device that the kernels are built for */
 #define WIDTH_MAX      16384 /* of a normed row: norm_kernel keeps it in registers */
 #define MATVEC_ROWS_16 8     /* with more, cuBLASLt is faster on 16-bit weights, */
-#define STREAM_ROWS_16                                                                                       \
-    2 /* and with more than these a stream of them (product_hopper.cu), where there is one */
+/* and with more than these a stream of them (product_hopper.cu), where there is one */
+#define STREAM_ROWS_16 2
 
 /* --- the device ------------------------------------------------------------------------------- */
 

@@ -31,8 +31,8 @@
 #define PACKET_MAX 65536u
 #define BURST      64       /* packets read of one device before the other has its turn */
 #define BUCKET_NS  1000000u /* a loop that was late may catch up so much */
-#define TICK_NS                                                                                              \
-    250000u /* a packet may come so much later, with those behind it: a loop for each would cost a core that is measured */
+/* a packet may come so much later, with those behind it: a loop for each would cost a core that is measured */
+#define TICK_NS     250000u
 #define DEVICE_NAME "link0"
 
 struct packet {

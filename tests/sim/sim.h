@@ -24,8 +24,8 @@
 #define SIM_REPLY    400 /* tokens */
 #define SIM_BLOCK    64  /* tokens of a KV block, and of a HIDDEN message at most */
 #define SIM_LEAD     64  /* tokens that a device makes ahead of the cloud */
-#define SIM_AWAY_US                                                                                          \
-    (500 * MS) /* a link that was lost is waited for so long, where the device can go on by itself */
+/* a link that was lost is waited for so long, where the device can go on by itself */
+#define SIM_AWAY_US      (500 * MS)
 #define SIM_PATIENCE_US  (3 * SECOND) /* and a silent one */
 #define SIM_LOWAT_SIZE   (16u << 10)
 #define SIM_STAGED_COUNT 4096
