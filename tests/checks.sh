@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# checks.sh: what no compiler says. Format, static analysis, the arrows between folders, long files, tests that documents name.
+# checks.sh: what no compiler says. Format, static analysis, the arrows between folders, long files, tests, files and constants that documents name.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 failures=0
@@ -27,6 +27,13 @@ long_files=$(find "${product_folders[@]}" tests \( -name '*.[ch]' -o -name '*.cu
 
 for reference in $(grep -ohE 'tests/[a-z0-9_/]+\.(c|py)::?[a-z0-9_]+' ./*.md tests/*.md | sort -u); do
   grep -qsE "\b${reference##*:}\(" "${reference%%:*}" || fail "no test $reference, which a document names"
+done
+
+for path in $(grep -ohE '`('"$(IFS='|'; echo "${product_folders[*]}")"'|tests|deploy)/[A-Za-z0-9_./-]+\.[a-z0-9]+`' ./*.md tests/*.md tests/bench/*.md | tr -d '`' | sort -u); do
+  [ -e "$path" ] || fail "no file $path, which a document names"
+done
+for name in $(grep -ohE '`[A-Z]+_[A-Z0-9_]+`' ARCHITECTURE.md | tr -d '`' | sort -u); do
+  grep -rqw -- "$name" "${product_folders[@]}" deploy tests --include='*.[ch]' --include='*.sh' || fail "nothing is called $name, as ARCHITECTURE.md says"
 done
 
 unfinished=$(grep -rnE '\b(TODO|FIXME)\b' --include='*.c' --include='*.h' --include='*.cu' "${product_folders[@]}" tests || true)
