@@ -538,6 +538,11 @@ int engine_detach(struct engine *e, uint64_t sequence)
     return c ? push(e, c) : -TD_ERR_FULL;
 }
 
+void engine_know_load(struct engine *e, enum tier_kind kind, uint64_t us)
+{
+    atomic_store_explicit(&e->load_known_us[kind], us, memory_order_relaxed);
+}
+
 void engine_stats(struct engine *e, struct engine_stats *out)
 {
     pthread_mutex_lock(&e->lock);

@@ -24,7 +24,7 @@
 #include "kernels/sampler.h"
 #include "protocol/generation.h"
 #include "protocol/plan.h"
-#include "store/store.h"
+#include "store/tier.h"
 
 struct engine;
 struct tiers; /* store/tiers.h */
@@ -157,7 +157,10 @@ int engine_forget(struct engine *e, const char *tenant);
 struct engine_stats { /* for /metrics and tests; any thread */
     uint32_t running, waiting, parked, pages_used, pages_free, pages_cached;
     uint64_t steps, rows;
+    uint64_t load_us[TIER_COUNT]; /* what reading a block of each tier takes, as measured; 0: none was read */
 };
 void engine_stats(struct engine *e, struct engine_stats *out);
+/* What reading a block of a tier takes, as far as anybody knows before the engine has read one. Any thread, at any time. */
+void engine_know_load(struct engine *e, enum tier_kind kind, uint64_t us);
 
 #endif

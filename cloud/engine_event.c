@@ -184,6 +184,7 @@ void engine_update_stats(struct engine *e)
         stats.waiting += state == SEQ_WAITING;
         stats.running += state == SEQ_LOADING || state == SEQ_RUNNING;
     }
+    memcpy(stats.load_us, e->load_us, sizeof stats.load_us);
     pthread_mutex_lock(&e->lock);
     e->stats = stats;
     pthread_mutex_unlock(&e->lock);

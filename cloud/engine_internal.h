@@ -35,10 +35,8 @@
 #define ENGINE_LOAD_FLOOR_US 1000000
 #define LOAD_LOSS_PERCENT    4    /* of what computing takes, is the most that reading in vain may cost … */
 #define LOAD_SLACK_US        3000 /* … but so much at least */
-/* Once, of a tier that was not measured yet, the first block is waited for so long: it tells what reading takes. */
-#define LOAD_FIRST_US     20000
-#define LOAD_AHEAD        4 /* blocks under way for a sequence that waits for them: more might be read in vain */
-#define LOAD_GRACE_BLOCKS 8 /* where reading was measured to be worth it: what so many take */
+#define LOAD_AHEAD           4 /* blocks under way for a sequence that waits for them: more might be read in vain */
+#define LOAD_GRACE_BLOCKS    8 /* where reading was measured to be worth it: what so many take */
 /* a step's length that prefill aims at beside decode, or while an edge sends */
 #define ENGINE_STEP_TARGET_US 150000
 #define ENGINE_IDLE_US        1000000
@@ -186,7 +184,8 @@ struct engine {
     uint32_t loads_in_flight;
     struct engine_forgetting *forgetting; /* not NULL: blocks neither come nor go */
     uint64_t load_us[TIER_COUNT];         /* a block from each tier; likewise */
-    bool load_tried[TIER_COUNT];          /* that was waited for once without knowing */
+    _Atomic uint64_t load_known_us
+        [TIER_COUNT]; /* as told by engine_know_load, until one was measured; 0: not known either */
     uint64_t expired_us, drain_deadline_us, steps, rows;
     uint32_t parked_count;
     bool answer_due;     /* a sequence waits for what the remote tier says */
@@ -229,6 +228,11 @@ void engine_release(struct engine *e, struct sequence *s); /* pages, and its pla
 /* engine_load.c */
 /* What reading so many blocks of each tier takes, several at once; 0: not known. */
 uint64_t engine_load_us(const struct engine *e, const uint32_t counts[TIER_COUNT]);
+static inline uint64_t engine_tier_us(const struct engine *e, enum tier_kind kind) /* a block; 0: not known */
+{
+    return e->load_us[kind] ? e->load_us[kind]
+                            : atomic_load_explicit(&e->load_known_us[kind], memory_order_relaxed);
+}
 /* Is reading blocks [first, blocks) no slower than computing them? True while either is not known. */
 bool engine_load_pays(const struct engine *e, uint32_t first, uint32_t blocks,
                       const uint32_t counts[TIER_COUNT]);

@@ -6,9 +6,9 @@
  *
  *     time spent reading  <=  time to compute what is here so far  +  slack
  *
- * A sequence that would break it goes on with what it has and computes the rest, reading from the other end where that helps. So the loss is at most the slack, which is LOAD_LOSS_PERCENT of
- * computing all that was to be read (and at least LOAD_SLACK_US, or LOAD_GRACE_BLOCKS times what a block takes where reading has been measured to be worth it, or once LOAD_FIRST_US where nothing
- * has been measured yet).
+ * A sequence that would break it goes on with what it has and computes the rest, reading from the other end where that helps. So the loss is at most the
+ * slack, which is LOAD_LOSS_PERCENT of computing all that was to be read (and at least LOAD_SLACK_US, or LOAD_GRACE_BLOCKS times what a block takes where
+ * reading is known to be worth it: measured here, or told at the start by node_speed.c).
  *
  * Where reading is not worth it, one block is read all the same, for nobody: so a tier that has become fast again is noticed. */
 #include "cloud/engine_internal.h"
@@ -25,7 +25,7 @@ uint64_t engine_load_us(const struct engine *e, const uint32_t counts[TIER_COUNT
 {
     uint64_t us = 0;
     for (int kind = 0; kind < TIER_COUNT; kind++)
-        us += counts[kind] * e->load_us[kind];
+        us += counts[kind] * engine_tier_us(e, (enum tier_kind)kind);
     return us;
 }
 
@@ -91,14 +91,10 @@ void engine_load_begin(struct engine *e, struct sequence *s, uint32_t first, uin
     s->load_end = s->load_cut = blocks;
     s->load_next = s->load_first = first;
     s->load_grace_us = s->load_each_us = 0;
-    for (int kind = 0; kind < TIER_COUNT; kind++) {
-        if (counts[kind] == 0)
-            continue;
-        uint64_t first_us = e->load_tried[kind] ? 0 : LOAD_FIRST_US;
-        uint64_t grace_us = e->load_us[kind] ? LOAD_GRACE_BLOCKS * e->load_us[kind] : first_us;
-        s->load_grace_us = TD_MAX(s->load_grace_us, grace_us);
-        e->load_tried[kind] = true;
-    }
+    for (int kind = 0; kind < TIER_COUNT; kind++)
+        if (counts[kind] > 0)
+            s->load_grace_us =
+                TD_MAX(s->load_grace_us, LOAD_GRACE_BLOCKS * engine_tier_us(e, (enum tier_kind)kind));
     s->deadline_us = deadline(e, s);
 }
 

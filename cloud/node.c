@@ -220,6 +220,7 @@ void node_destroy(struct node *n)
         pthread_join(n->drain_thread, NULL);
     node_erase_stop(n);
     admin_stop(n->admin);
+    node_speed_stop(n);
     engine_destroy(n->engine);
     if (v->engine)
         engine_port_stop(v->engine);

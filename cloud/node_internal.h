@@ -42,6 +42,15 @@ struct node {
         struct io_job barrier;
     } erase;
 
+    struct speed { /* node_speed.c */
+        pthread_t thread;
+        pthread_mutex_t lock; /* guards `stopping` */
+        pthread_cond_t stop;
+        bool started, stopping;
+        size_t block_size;
+        uint64_t noted_us[TIER_COUNT]; /* the thread's, once it runs */
+    } speed;
+
     /* stopping; the loop's thread alone, but for the drain thread's engine_drain */
     pthread_t drain_thread;
     bool drain_started, drained;
@@ -66,6 +75,11 @@ void node_erase_deinit(struct node *n);
 int node_erase_tenant(void *node, const char *tenant, struct td_error *err);
 /* The loop has ended: nobody waits for it any more. Before the admin listener's jobs are waited for. */
 void node_erase_stop(struct node *n);
+
+/* ---- node_speed.c ---- */
+/* block_size: bytes of a block of this model, about. */
+int node_speed_start(struct node *n, size_t block_size, struct td_error *err);
+void node_speed_stop(struct node *n); /* notes what was measured; before the engine and the store go */
 
 /* ---- node.c ---- */
 void node_begin_drain(void *arg); /* loop's thread; arg: the node */

@@ -236,7 +236,7 @@ int node_start_engine(struct node *n, struct td_error *err)
         backend->ops->destroy(backend);
     else
         n->backend = backend;
-    return rc;
+    return rc < 0 ? rc : node_speed_start(n, (size_t)page_size_of(n), err);
 }
 
 /* ---- gauges ---- */

@@ -1,5 +1,6 @@
 /* node: a whole node over a tiny model: start, both doors, the admin listener, a token that comes and goes, SIGTERM. */
 #include "edge_client.h"
+#include "cloud/engine_internal.h"
 #include "cloud/node_internal.h"
 #include "../protocol/http_client.h"
 #include <jansson.h>
@@ -468,6 +469,37 @@ static void test_stopped_while_erasing(void **state)
     settle();
 }
 
+static void stop_loop(void *arg)
+{
+    (void)arg;
+    net_loop_stop(node->service.loop);
+}
+
+/* Before anybody has read a block the engine knows what reading one takes, and so does the next start. */
+static void test_the_disk_is_measured(void **state)
+{
+    (void)state;
+    uint64_t known = 0;
+    for (int i = 0; i < 500 && known == 0; i++) {
+        nanosleep(&(struct timespec){.tv_nsec = 10000000}, NULL);
+        known = engine_tier_us(node->engine, TIER_DISK);
+    }
+    assert_int_not_equal(known, 0);
+    struct engine_stats stats;
+    engine_stats(node->engine, &stats);
+    assert_int_equal(stats.load_us[TIER_DISK], 0); /* no block was read */
+    on_loop(stop_loop, NULL);
+    pthread_join(runner, NULL);
+    node->engine->stats.load_us[TIER_DISK] = 12345678; /* as if one had been; the engine is idle */
+    node_speed_stop(node);
+    node_destroy(node);
+    assert_int_equal(node_start(&settings, &node, &(struct td_error){0}), 0);
+    assert_int_equal(engine_tier_us(node->engine, TIER_DISK), 12345678);
+    pthread_create(&runner, NULL, run, NULL);
+    fx.service = node->service;
+    fx.port = node->port;
+}
+
 /* A GPU that is asked for by name is there, or the node does not start. */
 static void test_device_by_name(void **state)
 {
@@ -496,6 +528,7 @@ int main(void)
         TEST(test_token_file_is_watched),
         TEST(test_refuses_to_start),
         TEST(test_device_by_name),
+        TEST(test_the_disk_is_measured),
         TEST(test_erased_while_saving),
         TEST(test_stopped_while_erasing),
         cmocka_unit_test_setup(test_drain, start),
