@@ -2,83 +2,20 @@
  * cloud's real view of plans, rows and pieces (cloud/sequence*.c). The link has a rate and a delay that change, stalls as lost packets make them, and
  * breaks; the device slows down and speeds up; the cloud is sometimes killed.
  *
+ * Some devices make tokens too, ahead of the cloud by the planner's choice, or while it is away, and some of these draw others than it would
+ * (sim_planner_reply.c); what a cloud has that differs gives way.
+ *
  * Checked: no plan is refused; nothing runs before what it reads is there; rows and KV of every token are what the record says they are made from, and
- * after the second reply token they stay that, whatever breaks; each reply token comes once; every reply ends.
+ * after the second reply token they stay that, whatever breaks, unless the device has made tokens; each reply token comes once, in its order; every reply
+ * ends, also that of a cloud that comes behind.
  *
  *     sim_planner [--runs N] [--seed S]      TANDEM_SIM_RUNS=N sets the default number of runs */
-#include "cloud/sequence.h"
-#include "edge/estimates.h"
-#include "edge/planner.h"
+#include "sim_planner.h"
 #include "shared/crypto.h"
 #include <stdio.h>
 #include <stdlib.h>
 
 #define RUNS_DEFAULT 500
-#define LAYERS       6u
-#define BLOCKS_MAX   16u
-#define TOKENS_MAX   (BLOCKS_MAX * KV_BLOCK_TOKENS)
-#define REPLY        20u
-#define MS           UINT64_C(1000)
-#define SECOND       UINT64_C(1000000)
-#define END_US       (600 * SECOND) /* virtual: then it hangs */
-#define QUEUE_MAX    4096u
-#define STALL_US     (60 * SECOND) /* pieces are waited for: only breaks may change who computes what */
-#define CHUNK        64u
-#define NEVER        UINT64_MAX
-
-enum kind { PLAN_FRAME, ROWS, PIECE, OPEN_FRAME };
-struct message {
-    enum kind kind;
-    uint32_t epoch, first, count, layer, block, rows_patience_us, kv_patience_us;
-    uint8_t codec, is_value;
-    double size;
-    uint64_t arrives_us;
-    struct plan_range ranges[LIMIT_RANGES];
-};
-struct queue_of {
-    struct message *items[QUEUE_MAX];
-    uint32_t head, count;
-};
-struct answer { /* INGESTED, or OPEN_ACK */
-    uint64_t arrives_us;
-    bool opened, plan_wanted;
-    uint32_t epoch, hidden, kv, run, plan_begin, refill_begin, refill_end, left_begin, left_end, range_count;
-    struct plan_range ranges[LIMIT_RANGES];
-};
-
-struct form { /* how a token's KV came to be */
-    uint8_t layers, codec;
-};
-
-struct sim {
-    uint64_t seed, random, now_us;
-    /* the world */
-    /* bytes a microsecond; nanoseconds a token and layer */
-    double rate, edge_ns, cloud_ns, row_size, kv_size;
-    uint64_t delay_us, change_us, break_us, link_free_us, link_back_us;
-    bool up, dead; /* dead: the cloud has just lost everything */
-    /* edge */
-    struct estimates estimates;
-    struct plan plan;
-    struct plan_range record[LIMIT_RANGES], before[LIMIT_RANGES];
-    uint32_t record_count, before_count, epoch, position, kv_next, rows_begin, prompt, held, chunk_end;
-    bool merged, sending, acked, planned, left;
-    struct answer last;
-    /* path: on its way; inbox: there, while a step runs */
-    struct queue_of control, rows, pieces, path, inbox;
-    struct answer *answers[QUEUE_MAX];
-    uint32_t answer_head, answer_count;
-    uint64_t chunk_us, tick_us, sent_size, acked_size, arrived_size;
-    /* cloud */
-    struct sequence *sequence;
-    struct seq_job job;
-    uint64_t job_us;
-    bool has[TOKENS_MAX + REPLY + 1][LAYERS];
-    struct form forms[TOKENS_MAX], settled[TOKENS_MAX];
-    /* disturbed: the cloud gave up waiting, or lost its prompt before the second token */
-    bool is_settled, disturbed;
-    uint32_t leaves, breaks, impatient;
-};
 
 static const struct seq_model model = {.shape = {LAYERS, 1, 1},
                                        .embd_size = 1,
@@ -86,14 +23,14 @@ static const struct seq_model model = {.shape = {LAYERS, 1, 1},
                                        .context_max = TOKENS_MAX + REPLY + 1,
                                        .numerics = KV_NUMERICS_CPU_V1};
 
-static void fail(const struct sim *s, const char *what)
+void fail(const struct sim *s, const char *what)
 {
     fprintf(stderr, "sim_planner: seed %llu, %.3f s: %s\nrepeat with: sim_planner --seed %llu --runs 1\n",
             (unsigned long long)s->seed, (double)s->now_us * 1e-6, what, (unsigned long long)s->seed);
     exit(1);
 }
 
-static uint64_t pick(struct sim *s, uint64_t count)
+uint64_t pick(struct sim *s, uint64_t count)
 {
     s->random = s->random * UINT64_C(6364136223846793005) + 1442695040888963407u;
     return (s->random >> 33) % count;
@@ -128,7 +65,7 @@ static void clear(struct queue_of *q)
 
 static void answer(struct sim *s, bool opened)
 {
-    struct answer a = {.arrives_us = s->now_us + s->delay_us, .opened = opened};
+    struct answer a = {.arrives_us = s->now_us + s->delay_us, .stream = s->stream, .opened = opened};
     struct sequence *q = s->sequence;
     if (!s->up)
         return;
@@ -152,12 +89,14 @@ static void answer(struct sim *s, bool opened)
     s->answers[(s->answer_head + s->answer_count++) % QUEUE_MAX] = copy;
 }
 
-static void new_sequence(struct sim *s)
+static void new_sequence(struct sim *s, uint32_t held)
 {
-    struct engine_open open = {.prompt_count = s->prompt, .held_count = s->held, .accept = KV_ACCEPT_ANY};
+    struct engine_open open = {.prompt_count = s->prompt, .held_count = held, .accept = KV_ACCEPT_ANY};
     struct engine_generate generate = {.token_count_max = REPLY};
     sequence_free(s->sequence);
-    open.ids = calloc(s->prompt + s->held + 1, sizeof *open.ids);
+    open.ids = calloc(s->prompt + held + 1, sizeof *open.ids);
+    if (open.ids)
+        memcpy(open.ids + s->prompt, s->reply, held * sizeof *s->reply);
     s->sequence = open.ids ? sequence_create(&model, &open, 1) : NULL;
     if (!s->sequence || sequence_set_generate(s->sequence, &model, &generate) < 0)
         fail(s, "no memory");
@@ -170,6 +109,8 @@ static void new_sequence(struct sim *s)
     s->dead = false;
 }
 
+static void hear_tokens(struct sim *s);
+
 static void take(struct sim *s, struct message *m)
 {
     struct td_error err = {0};
@@ -177,11 +118,16 @@ static void take(struct sim *s, struct message *m)
     if (m->kind != PIECE)
         q->upload_us = s->now_us;
     if (m->kind == OPEN_FRAME) {
-        if (s->dead)
-            new_sequence(s);
+        uint32_t held = m->count, known = sequence_reply_count(q);
+        bool ours = held <= known && memcmp(q->ids + q->prompt_count, s->reply, held * sizeof *s->reply) == 0;
+        s->replaced += !s->dead && !ours;
+        if (s->dead || !ours)
+            new_sequence(s, held);
         else
             q->away = false, q->kv_us = s->now_us;
+        s->listens = m->first == s->stream;
         answer(s, true);
+        hear_tokens(s);
     } else if (m->kind == PLAN_FRAME) {
         if (sequence_plan(q, &model, m->epoch, m->ranges, m->count, &err) < 0)
             fail(s, err.text);
@@ -245,7 +191,7 @@ static void settle(struct sim *s)
 {
     struct plan_range record[LIMIT_RANGES];
     uint32_t count = sequence_record(s->sequence, record);
-    if (s->held == 0) /* nobody has seen a word of it */
+    if (s->held == 0 || s->made > 0) /* nobody has seen a word of it, or it is the device's text */
         return;
     for (uint32_t t = 0; t < s->prompt && !s->disturbed; t++) {
         const struct plan_range *r = plan_at(record, count, t);
@@ -295,14 +241,12 @@ static void finish_job(struct sim *s)
     check_job(s, &job);
     sequence_advance(q, &model, &job);
     if (job.logits) {
-        sequence_append(q, &model, 1);
+        sequence_append(q, &model, reply_token(q->ids + q->prompt_count, sequence_reply_count(q)));
         if (sequence_reply_count(q) == 3)
             settle(s);
-        if (s->up)
-            s->held = TD_MAX(s->held,
-                             sequence_reply_count(q)); /* the way back is short, and never doubles: indices */
     }
     answer(s, false);
+    hear_tokens(s); /* the way back is short */
 }
 
 /* ---- edge ---- */
@@ -310,7 +254,7 @@ static void finish_job(struct sim *s)
 static void fill_state(struct sim *s, struct planner_state *state)
 {
     *state = (struct planner_state){.layer_count = LAYERS,
-                                    .layers_wanted = PLANNER_AUTO,
+                                    .layers_wanted = s->made ? 0 : PLANNER_AUTO,
                                     .layers_held = LAYERS,
                                     .cached_known = true,
                                     .prompt_count = s->prompt,
@@ -318,7 +262,9 @@ static void fill_state(struct sim *s, struct planner_state *state)
                                     .codec = KV_L1,
                                     .hidden_dtype = HIDDEN_F32,
                                     .codec_mask = 7,
-                                    .hidden_mask = 7};
+                                    .hidden_mask = 7,
+                                    .local = s->held ? LOCAL_OFF : s->local,
+                                    .local_share = 1};
     state->model = (struct plan_model){.layer_count = LAYERS,
                                        .row_size = {s->row_size, s->row_size, s->row_size},
                                        .kv_size = s->kv_size,
@@ -353,6 +299,10 @@ static void carry_out(struct sim *s, uint32_t rows_begin, uint32_t kv_begin)
     s->chunk_us = NEVER;
     s->sending = true;
     s->planned = true;
+    if (planner_sends(&s->plan)) /* the device has one thread */
+        run_stop(s);
+    else if (s->plan.local && !s->runs)
+        run_begin(s);
 }
 
 static const struct plan_range *edge_range(const struct sim *s, uint32_t token)
@@ -421,9 +371,9 @@ static void plan_fresh(struct sim *s)
 {
     struct planner_state state;
     fill_state(s, &state);
-    if (s->held > 0 && s->record_count > 0) {
+    if (s->held > 0 && s->record_count > 0 && !s->made) {
+        s->plan = (struct plan){.range_count = s->record_count};
         memcpy(s->plan.ranges, s->record, sizeof s->record);
-        s->plan.range_count = s->record_count;
     } else {
         planner_plan(&state, &s->plan);
     }
@@ -477,8 +427,10 @@ static void hear(struct sim *s, struct answer *a)
         s->acked = true;
         s->epoch = TD_MAX(s->epoch, a->epoch);
         if (a->plan_wanted) {
+            s->plan = (struct plan){.range_count = a->range_count};
             memcpy(s->plan.ranges, a->ranges, sizeof a->ranges);
-            s->plan.range_count = a->range_count;
+            for (uint32_t i = 0; i < a->range_count && s->made; i++)
+                s->plan.ranges[i].layers = s->plan.ranges[i].codec = s->plan.ranges[i].hidden_dtype = 0;
             memcpy(s->record, a->ranges, sizeof a->ranges);
             s->record_count = a->range_count;
             s->plan.layers = edge_range(s, 0) ? edge_range(s, 0)->layers : 0;
@@ -548,10 +500,40 @@ static void link_works(struct sim *s)
     }
 }
 
+/* A new stream, with what the client has; the cloud's earlier one is fenced. */
+static void open_stream(struct sim *s)
+{
+    s->left = s->acked = s->listens = false;
+    s->confirmed = s->held;
+    push(
+        s, &s->control,
+        &(struct message){
+            .kind = OPEN_FRAME, .first = ++s->stream, .count = s->held, .size = 4.0 * (s->prompt + s->held)});
+}
+
+/* The cloud's tokens reach the client, or differ from what it has. */
+static void hear_tokens(struct sim *s)
+{
+    const struct sequence *q = s->sequence;
+    if (!s->up || !s->listens || reply_receive(s, q->ids + q->prompt_count, sequence_reply_count(q)))
+        return;
+    s->conflicts++;
+    run_stop(s);
+    s->epoch++;
+    s->sending = s->listens = false;
+    s->chunk_us = NEVER;
+    void_queues(s);
+    if (s->held == REPLY)
+        s->over = true; /* the client has all of it */
+    else
+        open_stream(s);
+}
+
 static void break_link(struct sim *s)
 {
     s->breaks++;
-    s->up = s->acked = false;
+    s->up = s->acked = s->listens = false;
+    s->away_us = s->now_us;
     clear(&s->path);
     clear(&s->inbox);
     clear(&s->control);
@@ -569,7 +551,7 @@ static void break_link(struct sim *s)
     if (pick(s, 3) == 0) {
         s->dead = true;
         s->disturbed |= !s->is_settled && s->held > 0; /* one token alone: its KV was still open */
-        new_sequence(s);                               /* when it is opened again */
+        new_sequence(s, s->held);                      /* when it is opened again */
         s->dead = true;
     } else if (sequence_wants_data(s->sequence, &model)) {
         s->sequence->away = true;
@@ -580,10 +562,9 @@ static void break_link(struct sim *s)
 static void link_returns(struct sim *s)
 {
     s->up = true;
-    s->link_back_us = NEVER;
+    s->link_back_us = s->away_us = NEVER;
     s->link_free_us = s->now_us;
-    s->left = false;
-    push(s, &s->control, &(struct message){.kind = OPEN_FRAME, .size = 4.0 * s->prompt});
+    open_stream(s);
 }
 
 /* ---- a run ---- */
@@ -615,10 +596,13 @@ static void begin(struct sim *s, uint64_t seed)
     s->cloud_ns = (double)(1 + pick(s, 100)) * 10000;
     s->change_us = pick(s, 4) ? pick(s, 1000) * MS : NEVER;
     s->break_us = pick(s, 2) ? pick(s, 2000) * MS : NEVER;
-    s->chunk_us = s->link_back_us = NEVER;
+    s->chunk_us = s->link_back_us = s->run_us = s->away_us = NEVER;
+    s->local = pick(s, 2) ? LOCAL_OFF : (enum planner_local)pick(s, 3);
+    s->continues = pick(s, 2);
+    s->others = pick(s, 4) == 0;
     s->dead = true;
     s->epoch = 1;
-    new_sequence(s);
+    new_sequence(s, 0);
     s->dead = true;
     link_returns(s);
 }
@@ -626,7 +610,9 @@ static void begin(struct sim *s, uint64_t seed)
 static uint64_t next_us(const struct sim *s)
 {
     uint64_t next = TD_MIN(TD_MIN(s->change_us, s->break_us), TD_MIN(s->chunk_us, s->link_back_us));
-    next = TD_MIN(next, s->tick_us);
+    next = TD_MIN(TD_MIN(next, s->tick_us), s->run_us);
+    if (s->continues && !s->offline && s->away_us != NEVER)
+        next = TD_MIN(next, s->away_us + AWAY_US);
     if (!s->dead)
         next = TD_MIN(next, s->job_us);
     if (s->path.count)
@@ -657,10 +643,12 @@ static void act(struct sim *s)
         s->answer_head = (s->answer_head + 1) % QUEUE_MAX;
         s->answer_count--;
         look_at_link(s);
-        hear(s, a);
+        if (a->stream == s->stream)
+            hear(s, a);
         free(a);
     }
     edge_works(s);
+    run_step(s);
     if (s->now_us >= s->tick_us) {
         s->tick_us = s->now_us + 50 * MS;
         look_at_link(s);
@@ -670,19 +658,31 @@ static void act(struct sim *s)
     next_job(s);
 }
 
-static void run(uint64_t seed, uint32_t *leaves, uint32_t *breaks, uint32_t *impatient)
+/* Somebody still waits: a client for its reply, or a device for a cloud that comes behind. */
+static bool goes_on(const struct sim *s)
+{
+    bool behind = s->up && !s->over && (s->dead || sequence_reply_count(s->sequence) < REPLY);
+    return s->held < REPLY || behind;
+}
+
+struct totals {
+    uint32_t leaves, breaks, impatient, made, made_offline, handed_back, replaced, conflicts;
+};
+
+static void run(uint64_t seed, struct totals *t)
 {
     static struct sim s;
     begin(&s, seed);
-    while (s.dead || sequence_reply_count(s.sequence) < REPLY) {
+    while (goes_on(&s)) {
         act(&s);
         s.now_us = next_us(&s);
         if (s.now_us > END_US)
             fail(&s, "no end");
     }
-    *leaves += s.leaves;
-    *breaks += s.breaks;
-    *impatient += s.impatient;
+    reply_check(&s);
+    t->leaves += s.leaves, t->breaks += s.breaks, t->impatient += s.impatient;
+    t->made += s.made, t->made_offline += s.made_offline, t->handed_back += s.handed_back;
+    t->replaced += s.replaced, t->conflicts += s.conflicts;
     s.up = true;
     break_link(&s);
     sequence_free(s.sequence);
@@ -692,7 +692,7 @@ int main(int argc, char **argv)
 {
     const char *wanted = getenv("TANDEM_SIM_RUNS");
     uint64_t runs = wanted ? strtoull(wanted, NULL, 10) : RUNS_DEFAULT, seed = 1;
-    uint32_t leaves = 0, breaks = 0, impatient = 0;
+    struct totals t = {0};
     for (int i = 1; i + 1 < argc; i += 2) {
         if (strcmp(argv[i], "--runs") == 0)
             runs = strtoull(argv[i + 1], NULL, 10);
@@ -702,8 +702,12 @@ int main(int argc, char **argv)
     if (crypto_init() < 0)
         return 1;
     for (uint64_t i = 0; i < runs; i++)
-        run(seed + i, &leaves, &breaks, &impatient);
+        run(seed + i, &t);
     printf("%llu runs: %u breaks, %u plans left to the cloud, %u taken by it\n", (unsigned long long)runs,
-           breaks, leaves, impatient);
+           t.breaks, t.leaves, t.impatient);
+    printf("devices made %u tokens, %u of them without the cloud, and handed back %u times; %u generations "
+           "gave way, %u "
+           "conflicts\n",
+           t.made, t.made_offline, t.handed_back, t.replaced, t.conflicts);
     return 0;
 }
