@@ -205,8 +205,6 @@ static void on_opened(struct direct_call *c, const struct engine_event *e)
 {
     c->usage.prompt_tokens = c->ids_count;
     c->usage.cached_tokens = e->opened.cached_tokens;
-    c->timings.cached_memory_tokens = e->opened.cached_memory;
-    c->timings.cached_disk_tokens = e->opened.cached_disk;
     if (c->api)
         api_started(c->api, c->chat ? c->conversation : NULL, &c->usage);
 }
@@ -271,6 +269,8 @@ static void fill_timings(struct direct_call *c, const struct engine_event *e)
     t->total_ms = (double)(clock_mono_us() - c->started_us) / 1e3;
     t->cloud_prefill_tokens = e->done.prefill_tokens;
     t->recomputed_tokens = e->done.recomputed_tokens;
+    t->cached_disk_tokens = e->done.read_tokens;
+    t->cached_memory_tokens = e->done.cached_tokens - e->done.read_tokens;
     if (e->done.decode_us && c->usage.completion_tokens > 1) /* the first token is prefill's */
         t->tokens_per_s = (c->usage.completion_tokens - 1) * 1e6 / (double)e->done.decode_us;
 }

@@ -159,6 +159,7 @@ static void on_done(struct edge_stream *s, const struct engine_event *e)
     t.decode_us = e->done.decode_us;
     t.prefill_tokens = e->done.prefill_tokens;
     t.recomputed_tokens = e->done.recomputed_tokens;
+    t.read_tokens = e->done.read_tokens;
     t.uplink_size = e->done.uplink_size;
     t.uplink_raw_size = e->done.uplink_raw_size;
     Tandem__Done m = TANDEM__DONE__INIT;

@@ -85,6 +85,7 @@ struct engine_event { /* borrowed for the call */
         struct {
             uint32_t finish; /* enum finish_reason */
             uint32_t prompt_tokens, completion_tokens, cached_tokens, prefill_tokens, recomputed_tokens;
+            uint32_t read_tokens; /* of the cached ones, not from memory */
             uint64_t queue_us, load_us, ingest_wait_us, prefill_us, first_token_us, decode_us, uplink_size,
                 uplink_raw_size;
             const int32_t *ids; /* prompt + reply: what the conversation holds now */

@@ -200,6 +200,7 @@ static void hold_prefix(struct engine *e, struct sequence *s, struct prefix *p)
             s->own_from = block;
         s->blocks[block].swapped = found.swapped;
         s->blocks[block].on_disk = found.page == PAGE_NONE && !found.swapped;
+        s->blocks[block].read = false;
         s->blocks[block].quality = found.quality;
         if (found.swapped)
             continue;
@@ -294,9 +295,13 @@ void engine_run_from(struct engine *e, struct sequence *s, uint32_t blocks)
 {
     uint64_t now = e->clock();
     sequence_set_cached(s, blocks);
-    for (uint32_t i = 0; i < blocks; i++)
+    uint32_t read = 0;
+    for (uint32_t i = 0; i < blocks; i++) {
         s->quality = kv_quality_worst(s->quality, s->blocks[i].quality);
+        read += s->blocks[i].read;
+    }
     s->cached_tokens = TD_MIN(s->cached_count, s->prompt_count);
+    s->read_tokens = TD_MIN(read * KV_BLOCK_TOKENS, s->cached_tokens);
     s->state = SEQ_RUNNING;
     s->upload_us = now;
     s->load_us += now - s->admitted_us;

@@ -41,6 +41,7 @@ void engine_emit_done(struct sequence *s)
                                                    .cached_tokens = s->cached_tokens,
                                                    .prefill_tokens = s->prefill_tokens,
                                                    .recomputed_tokens = s->recomputed_tokens,
+                                                   .read_tokens = s->read_tokens,
                                                    .queue_us = s->queue_us,
                                                    .load_us = s->load_us,
                                                    .ingest_wait_us = s->ingest_wait_us,

@@ -153,6 +153,7 @@ static void take_load(struct engine *e, struct sequence *s, const struct loader_
         return;
     }
     s->blocks[i].on_disk = false;
+    s->blocks[i].read = true;
     s->blocks[i].quality = b->quality;
     if (i < s->load_cut)
         put_block(e, s, i);

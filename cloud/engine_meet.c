@@ -132,6 +132,7 @@ static void join(struct engine *e, struct sequence *s)
     engine_meet_stop(s);
     sequence_skip(s, s->load_end);
     s->cached_tokens += read * KV_BLOCK_TOKENS;
+    s->read_tokens += read * KV_BLOCK_TOKENS;
     metric_add(e->metrics.prefix_hits, read * KV_BLOCK_TOKENS);
     metric_add(e->metrics.load_declined, first - s->load_first);
 }

@@ -44,6 +44,7 @@ struct seq_block {
     uint8_t numerics;               /* of what a device sent into it; 0: nothing yet */
     bool from_device, closed;
     bool on_disk, swapped;     /* to be read; on its way from host memory */
+    bool read;                 /* it came from a tier, for this admission */
     bool loaded;               /* read while blocks before it were computed: engine_meet.c */
     struct kv_quality quality; /* of a cached block */
     uint16_t missing;          /* pieces of [0, edge_layers) that have not come */
@@ -153,6 +154,7 @@ struct sequence {
 
     /* figures of DONE */
     uint32_t prefill_tokens, recomputed_tokens, cached_tokens;
+    uint32_t read_tokens; /* of cached_tokens, not from memory */
     uint64_t uplink_size, uplink_raw_size;
 };
 

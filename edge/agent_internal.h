@@ -133,7 +133,8 @@ struct flight {
     uint32_t open_count; /* ids that OPEN gave: prompt and held reply tokens */
     /* a link was lost with its stream: the cloud keeps the generation, and has not been asked for it since */
     bool left_there;
-    uint64_t retry_us; /* the cloud wants no OPEN before */
+    uint64_t retry_us;   /* the cloud wants no OPEN before */
+    uint32_t open_times; /* OPENs that the cloud could take up */
     bool opened; /* an OPEN went out, on this stream or an earlier one: the cloud may know the generation */
     bool whole_ids;       /* the cloud does not know the conversation: send all ids */
     bool planned, acked;  /* on this stream: a PLAN went out, OPEN_ACK came */

@@ -214,6 +214,7 @@ static void move_generation(struct flight *f, struct flight *old)
     f->stream = old->stream;
     f->open_count = old->open_count;
     f->opened = old->opened;
+    f->open_times = old->open_times;
     f->left_there = old->left_there;
     f->retry_us = old->retry_us;
     f->whole_ids = old->whole_ids;

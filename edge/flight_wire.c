@@ -87,6 +87,7 @@ int wire_send_open(struct flight *f)
         open.held_hash = (ProtobufCBinaryData){TD_HASH_SIZE, held_hash};
     }
     f->open_count = prompt + held;
+    f->open_times++;
     f->sent_epoch = 0;
     f->left = false;
     f->ingested = (Tandem__Ingested)TANDEM__INGESTED__INIT;
@@ -299,6 +300,7 @@ static int on_open_ack(struct flight *f, const Tandem__OpenAck *m)
         wire_stream_ended(f);
         f->whole_ids = true;
         f->opened = false;
+        f->open_times = 0;
         gen_reopen(&f->receiver, clock_wall_us());
         flight_wait_again(f);
         flight_kick(f);
@@ -389,6 +391,16 @@ static int on_token(struct flight *f, const Tandem__Token *m, struct span payloa
     return 0;
 }
 
+/* OPEN_ACK tells what was found, DONE what was used of it, and where it came from. One that was opened again has more cached than the prompt had. */
+static void take_cached(struct flight *f, const Tandem__Done *m)
+{
+    if (f->open_times != 1)
+        return;
+    f->cached_tokens = m->cached_tokens;
+    f->cached_disk = TD_MIN(m->timings->read_tokens, m->cached_tokens);
+    f->cached_memory = m->cached_tokens - f->cached_disk;
+}
+
 static int on_done(struct flight *f, const Tandem__Done *m)
 {
     if (m->attempt != f->receiver.attempt)
@@ -411,6 +423,7 @@ static int on_done(struct flight *f, const Tandem__Done *m)
         t->cloud_prefill_ms = (double)m->timings->prefill_us * 1e-3;
         t->cloud_prefill_tokens = m->timings->prefill_tokens;
         t->recomputed_tokens = m->timings->recomputed_tokens;
+        take_cached(f, m);
     }
     flight_finish(f, f->finished ? FINISH_STOP : m->finish);
     return 0;

@@ -142,6 +142,7 @@ static inline void fake_done(const struct fake_command *open, uint32_t finish, c
     e.done.prompt_tokens = prompt;
     e.done.completion_tokens = count;
     e.done.prefill_us = 1000;
+    e.done.cached_tokens = 3, e.done.read_tokens = 2;
     e.done.decode_us = 2000000;
     e.done.ids = ids;
     e.done.ids_count = prompt + count;

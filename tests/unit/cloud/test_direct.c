@@ -114,7 +114,10 @@ static void test_chat(void **state)
     assert_int_equal(json_integer_value(json_object_get(usage, "prompt_tokens")), count);
     assert_int_equal(json_integer_value(json_object_get(usage, "completion_tokens")),
                      ids_of("good day", true, ids, 255));
-    assert_true(json_number_value(json_object_get(json_object_get(root, "timings"), "decode_ms")) == 2000);
+    const json_t *timings = json_object_get(root, "timings");
+    assert_true(json_number_value(json_object_get(timings, "decode_ms")) == 2000);
+    assert_int_equal(json_integer_value(json_object_get(timings, "cached_disk_tokens")), 2);
+    assert_int_equal(json_integer_value(json_object_get(timings, "cached_memory_tokens")), 1);
     json_decref(root);
     client_close(&c);
 }

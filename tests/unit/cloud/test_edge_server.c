@@ -220,6 +220,8 @@ static void test_one_flight(void **state)
     assert_int_equal(f.done->prompt_tokens, 4);
     assert_int_equal(f.done->completion_tokens, 3);
     assert_int_equal(f.done->timings->decode_us, 2000000);
+    assert_int_equal(f.done->cached_tokens, 3);
+    assert_int_equal(f.done->timings->read_tokens, 2);
     fake_tokens(open, 3, reply, 1); /* whatever still comes is for nobody */
     edge_client_close(c);
     assert_true(fake_is_quiet()); /* and nothing is detached */

@@ -354,9 +354,11 @@ static void both_ends_meet(void **state)
         uint32_t cached = c.done_event.done.cached_tokens;
         assert_in_range(cached, KV_BLOCK_TOKENS, 6 * KV_BLOCK_TOKENS);
         assert_int_equal(cached + c.done_event.done.prefill_tokens, PROMPT);
+        assert_int_equal(c.done_event.done.read_tokens, cached);
         set_pace(0);
         uint64_t again = ask(n, n->prompt, false, &c); /* all of it is in memory now */
         assert_int_equal(c.done_event.done.cached_tokens, 7 * KV_BLOCK_TOKENS);
+        assert_int_equal(c.done_event.done.read_tokens, 0);
         assert_true(again < 4 * TOKEN_US);
     }
     node_close(n);

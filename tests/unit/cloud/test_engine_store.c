@@ -82,9 +82,11 @@ static void blocks_survive_a_restart(void **state)
     restart(s);
     assert_int_equal(ask_again(s, &c), 384);
     assert_int_equal(c.done_event.done.cached_tokens, 384);
+    assert_int_equal(c.done_event.done.read_tokens, 384);
     assert_true(c.done_event.done.load_us > 0);
     assert_int_equal(ask_again(s, &c), 0); /* in memory by now */
     assert_int_equal(c.done_event.done.cached_tokens, 384);
+    assert_int_equal(c.done_event.done.read_tokens, 0);
     store_stats(s->rig->store, &stats);
     assert_int_equal(stats.puts, 0); /* nothing was written twice */
     scene_close(s);

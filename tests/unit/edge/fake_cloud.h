@@ -59,8 +59,9 @@ struct fake_cloud {
     uint32_t context_max, codec_mask, hidden_mask;
     int refuse_code;
     uint32_t cached_tokens, token_count, layer_ns;
-    bool need_ids, resumed, silent; /* silent: no tokens */
-    int32_t same_token;             /* every token is this one; 0: fake_token */
+    uint32_t done_cached, done_read; /* of DONE; 0, 0: it has no timings */
+    bool need_ids, resumed, silent;  /* silent: no tokens */
+    int32_t same_token;              /* every token is this one; 0: fake_token */
     /* with resumed: the edge is to go on behind the first block of its plan, which has one range of `wanted_layers` */
     bool plan_wanted;
     uint32_t wanted_layers, wanted_epoch;
@@ -359,6 +360,10 @@ static inline void fake_done(struct fake_conn *c, uint32_t count)
     d.attempt = c->attempt;
     d.finish = c->finished ? FINISH_CANCELLED : FINISH_STOP;
     d.completion_tokens = count;
+    Tandem__Timings timings = TANDEM__TIMINGS__INIT;
+    timings.read_tokens = c->cloud->done_read;
+    d.cached_tokens = c->cloud->done_cached;
+    d.timings = c->cloud->done_cached || c->cloud->done_read ? &timings : NULL;
     uint32_t stream = c->stream;
     c->stream = 0;
     c->cloud->done_count++;

@@ -134,6 +134,42 @@ static void what_the_cloud_has_is_not_sent_again(void **state)
     rig_free(&r);
 }
 
+/* Found, and not read in time: the reply says what was used, and where it came from. */
+static void what_was_used_is_told_at_the_end(void **state)
+{
+    (void)state;
+    struct rig r;
+    rig_make(&r, 1);
+    r.cloud.cached_tokens = 192;
+    r.cloud.done_cached = 128, r.cloud.done_read = 64;
+    rig_run(&r);
+    struct client *c = client_asks(&r, long_text);
+    client_run(&r, c);
+    client_check_reply(c, FAKE_REPLY);
+    assert_int_equal(c->start_usage.cached_tokens, 192);
+    assert_int_equal(c->usage.cached_tokens, 128);
+    assert_int_equal(c->timings.cached_memory_tokens, 64);
+    assert_int_equal(c->timings.cached_disk_tokens, 64);
+    rig_free(&r);
+}
+
+/* What it has then is also what it computed before. */
+static void of_a_reply_that_was_opened_again_what_was_found_first_is_told(void **state)
+{
+    (void)state;
+    struct rig r;
+    rig_make(&r, 0);
+    r.cloud.done_cached = 128;
+    r.cloud.cut_after = 3;
+    rig_run(&r);
+    struct client *c = client_asks(&r, long_text);
+    client_run(&r, c);
+    client_check_reply(c, FAKE_REPLY);
+    assert_int_equal(r.cloud.open_count, 2);
+    assert_int_equal(c->usage.cached_tokens, 0);
+    rig_free(&r);
+}
+
 static void exact_requests_are_sent_lossless(void **state)
 {
     (void)state;
@@ -547,6 +583,8 @@ int main(void)
         cmocka_unit_test(rows_and_pieces_of_the_whole_prompt_are_sent),
         cmocka_unit_test(all_layers_send_one_row),
         cmocka_unit_test(what_the_cloud_has_is_not_sent_again),
+        cmocka_unit_test(what_was_used_is_told_at_the_end),
+        cmocka_unit_test(of_a_reply_that_was_opened_again_what_was_found_first_is_told),
         cmocka_unit_test(exact_requests_are_sent_lossless),
         cmocka_unit_test(a_sent_history_keeps_its_ids),
         cmocka_unit_test(a_cloud_that_forgot_gets_all_ids),
