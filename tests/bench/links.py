@@ -24,6 +24,7 @@ import math
 import os
 import pathlib
 import random
+import shutil
 import signal
 import socket
 import statistics
@@ -158,8 +159,9 @@ class Bench:
         if o.keep_window:
             for namespace in (o.edge_ns, o.cloud_ns):
                 subprocess.run(["ip", "netns", "exec", namespace, "sysctl", "-qw", "net.ipv4.tcp_slow_start_after_idle=0"], check=True)
-        self.cloud = self.start_cloud("cloud", CLOUD_CORE, CLOUD_PORT, CLOUD_ADMIN, o.cloud_ns, ["--listen", CLOUD_ADDRESS, "--cert",
-                                      o.dir / "certs/server.crt", "--key", o.dir / "certs/server.key"], CLOUD_ADDRESS)
+        self.cloud_arguments = ("cloud", CLOUD_CORE, CLOUD_PORT, CLOUD_ADMIN, o.cloud_ns,
+                                ["--listen", CLOUD_ADDRESS, "--cert", o.dir / "certs/server.crt", "--key", o.dir / "certs/server.key"], CLOUD_ADDRESS)
+        self.cloud = self.start_cloud(*self.cloud_arguments)
         if "edge-only" in names:
             self.modes["edge-only"] = self.start_local()
 
@@ -185,7 +187,8 @@ class Bench:
         return self.start_cloud("edge-only", EDGE_CORE, LOCAL_PORT, LOCAL_ADMIN, None, ["--plain"], "127.0.0.1")
 
     def start_edge(self, name, port, extra):
-        layers = {"planner": [], "cloud-cost": ["--prefer", "cloud-cost"], "cloud-only": ["--edge-layers", 0]}.get(name) if not name.startswith("k") else ["--edge-layers", name[1:]]
+        layers = {"planner": [], "cloud-cost": ["--prefer", "cloud-cost"], "cloud-only": ["--edge-layers", 0], "restoring": ["--kv-whole"],
+                  "computing": ["--kv-disk", 0]}.get(name) if not name.startswith("k") else ["--edge-layers", name[1:]]
         command = [self.o.bin / "tandem-edge", "--model", self.o.model, "--cloud", f"{CLOUD_ADDRESS}:{CLOUD_PORT}", "--ca", self.o.dir / "certs/ca.crt",
                    "--token-file", self.o.dir / "token", "--listen-port", port, "--data", self.o.dir / name, *layers, *extra]
         self.programs.append(Program(self.o, name, EDGE_CORE, command, port))
@@ -207,28 +210,31 @@ class Bench:
             before = now
             time.sleep(0.1)
 
-    def open(self, mode, prompt, tokens=TOKENS):
-        """A streamed request under way: (connection, response)."""
-        words = max(prompt - self.overhead, 1)
-        body = {"messages": [{"role": "user", "content": " ".join(self.random.choices(WORDS, k=words))}], "stream": True, "max_tokens": tokens,
-                "temperature": 0, "ignore_eos": True, "timings": True, "stream_options": {"include_usage": True}}
+    def text(self, prompt):
+        return " ".join(self.random.choices(WORDS, k=max(prompt - self.overhead, 1)))
+
+    def open(self, mode, prompt, tokens=TOKENS, text=None, **extra):
+        """A streamed request under way: its connection."""
+        body = {"messages": [{"role": "user", "content": text or self.text(prompt)}], "stream": True, "max_tokens": tokens,
+                "temperature": 0, "ignore_eos": True, "timings": True, "stream_options": {"include_usage": True}, **extra}
         connection = http.client.HTTPConnection("127.0.0.1", self.modes[mode].port, timeout=STOP_FIRST_S)
         connection.connect()
         connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.request("POST", "/v1/chat/completions", json.dumps(body), {"Content-Type": "application/json", "Authorization": f"Bearer {self.token}"})
         return connection
 
-    def ask(self, mode, prompt, limit_s=STOP_FIRST_S, drop=None):
-        """One run. Times in ms from the request on; cut: it took longer than limit_s and counts as that. drop: (seconds, Mbit/s)."""
+    def ask(self, mode, prompt, limit_s=STOP_FIRST_S, drop=None, **extra):
+        """One run. Times in ms from the request on; cut: it took longer than limit_s and counts as that. drop: (seconds, Mbit/s); extra: as in open."""
         cpu, relay, link, started = self.cloud.cpu_s(), cpu_s(self.link.relay.pid), self.link.stats(), time.monotonic()
         times, result = [], {"cut": False, "timings": {}}
-        connection = self.open(mode, prompt)
+        connection = self.open(mode, prompt, **extra)
         if drop:
             threading.Timer(drop[0], self.link.rate, (drop[1], self.at[1])).start()
         try:
             response = connection.getresponse()
             if response.status != 200:
                 raise RuntimeError(f"{mode}: {response.status}: {response.read().decode()[:300]}")
+            result["conversation"] = response.headers.get("x-conversation-id")
             while True:
                 connection.sock.settimeout(max(started + limit_s - time.monotonic(), 0.001))
                 line = response.readline()
@@ -240,7 +246,7 @@ class Bench:
                 if any((c.get("delta") or {}).get("content") for c in event.get("choices") or []):
                     times.append((time.monotonic() - started) * 1e3)
                 result["timings"] = event.get("timings") or result["timings"]
-                if event.get("usage"):
+                if event.get("usage") and not extra:
                     self.overhead += event["usage"]["prompt_tokens"] - prompt
                 if "error" in event:
                     raise RuntimeError(f"{mode}: {event['error']}")
@@ -403,27 +409,109 @@ def flood(bench, mbit):
     return connection
 
 
+def upload(bench, mbit, text, prompt):
+    """[(s, bytes of payload)] while a prompt goes up whose KV the device holds in all layers: no computing holds it up. 8 s at most."""
+    connection = bench.open("k30", prompt, 2, text, cache=False)  # the second token needs all KV
+    started, seen = time.monotonic(), [(0.0, bench.link.uplink_payload())]
+    at = 0.0
+    while at < 8:
+        time.sleep(0.004)
+        at, now = time.monotonic() - started, bench.link.uplink_payload()
+        if now - seen[-1][1] > 1000:
+            seen.append((at, now))
+        elif at - seen[-1][0] > 0.5 and now - seen[0][1] > 1e6:
+            break
+    connection.close()
+    if bench.o.verbose:
+        print("  " + " ".join(f"{at:.3f}:{(size - seen[0][1]) / 1e6:.2f}" for at, size in seen[::max(len(seen) // 60, 1)]), file=sys.stderr)
+    return seen
+
+
 def goodput(o):
-    """Payload of TCP that arrives in a window of a full link, over the shaped rate."""
-    bench, rows = Bench(o, ["k30"], ["--codec", "raw", "--hidden", "f32"]), []
+    """Payload of TCP that arrives from when the link is full until the last byte has come, over the shaped rate."""
+    bench, rows = Bench(o, ["k30"], ["--codec", "raw", "--hidden", "f32", "--kv-memory", "512M"]), []
+    prompt = (o.prompts or [4096])[0]
     try:
         for mbit in o.rates or [1, 5, 20, 100, 300]:
-            bench.shape(mbit, (o.delays or [20])[0])
-            connection = flood(bench, mbit)
-            a, started = bench.link.uplink_payload(), time.monotonic()
-            time.sleep(4)
-            b, took = bench.link.uplink_payload(), time.monotonic() - started
-            edge = bench.modes["k30"]
-            rows.append({"link_mbit": mbit, "goodput_mbit": round((b - a) * 8e-6 / took, 3), "share": round((b - a) * 8e-6 / took / mbit, 4)})
-            connection.close()
+            bench.shape(1000, 1)
+            text = bench.text(prompt)
+            response = bench.open("k30", prompt, 1, text).getresponse()
+            response.read()
             bench.settle()
+            shares, whole = [], []
+            bench.link.shape(mbit, (o.delays or [20])[0])
+            upload(bench, mbit, text, prompt)  # the connection finds the new rate
+            bench.settle()
+            for _ in range(o.repeats):
+                seen = upload(bench, mbit, text, prompt)
+                full = next(i for i, (_, size) in enumerate(seen) if size - seen[0][1] > min(mbit * 1e6 / 8 * 0.3, 4e6))
+                for i, out in ((full, shares), (1, whole)):
+                    out.append((seen[-1][1] - seen[i][1]) * 8e-6 / (seen[-1][0] - seen[i][0]) / mbit)
+                bench.settle()
+            rows.append({"link_mbit": mbit, "share": round(statistics.median(shares), 4), "least": round(min(shares), 4), "from_start": round(statistics.median(whole), 4)})
             if not o.json:
-                print("{link_mbit:5} Mbit/s: {goodput_mbit:8.2f} Mbit/s of payload, {share:.1%}".format(**rows[-1]), flush=True)
-            assert edge.process.poll() is None
+                print("{link_mbit:5} Mbit/s: {share:.1%} of it is payload, at least {least:.1%}; from the first byte on {from_start:.1%}".format(**rows[-1]), flush=True)
     finally:
         bench.stop()
     if o.json:
         print(json.dumps({"goodput": rows}))
+
+
+# ---- what the cloud has lost ----
+
+def whole_on_disk(bench, mode):
+    """The device has run its conversation through all layers and written it, or does not get on with it."""
+    seen, since = -1, time.monotonic()
+    while time.monotonic() - since < 3:
+        connection = http.client.HTTPConnection("127.0.0.1", bench.modes[mode].port, timeout=5)
+        connection.request("GET", "/metrics")
+        text = connection.getresponse().read().decode()
+        now = sum(float(line.split()[-1]) for line in text.splitlines() if line.startswith("tandem_edge_kv_disk_written_total"))
+        if now != seen:
+            seen, since = now, time.monotonic()
+        time.sleep(0.2)
+
+
+def lose_everything(bench):
+    """The cloud without its store; its address is the same."""
+    bench.cloud.process.kill()
+    bench.cloud.process.wait()
+    bench.programs.remove(bench.cloud)
+    shutil.rmtree(bench.o.dir / "cloud-store")
+    bench.cloud = bench.start_cloud(*bench.cloud_arguments)
+    time.sleep(6)  # the slowest pause between two attempts to connect is 5 s
+
+
+def restore(o):
+    """The second turn of a conversation that the cloud has lost, with the device's copy and without one; pairs. Before it each device asks something else, so
+    that both sides know what they can do."""
+    bench, rows = Bench(o, ["restoring", "computing"], ["--local", "off", "--kv-memory", "512M"]), []
+    try:
+        for mbit, delay in [(r, d) for r in o.rates or [1000] for d in o.delays or [1]]:
+            runs = {m: [] for m in bench.names}
+            for i in range(o.repeats):
+                bench.shape(mbit, delay)
+                order = bench.names[i % 2:] + bench.names[:i % 2]
+                first = {m: bench.ask(m, (o.prompts or [2240])[0]) for m in order}
+                whole_on_disk(bench, "restoring")
+                lose_everything(bench)
+                for mode in order:
+                    bench.ask(mode, 970)
+                    runs[mode].append(bench.ask(mode, 65, conversation=first[mode]["conversation"]))
+            row = {"link_mbit": mbit, "delay_ms": delay}
+            for mode, rs in runs.items():
+                row[mode] = [{"ttft_ms": round(r["ttft"]), "restored": r["timings"]["plan"]["restored_tokens"], "sent_mb": round(r["sent"] / 1e6, 1),
+                              "uplink_mbit": round(r["timings"]["plan"].get("estimates", {}).get("uplink_mbit", 0))} for r in rs]
+            row["ratio"] = round(math.exp(statistics.mean(math.log(a["ttft_ms"] / b["ttft_ms"]) for a, b in zip(row["restoring"], row["computing"]))), 3)
+            rows.append(row)
+            if not o.json:
+                print("{link_mbit} Mbit/s, {delay_ms} ms: restoring / computing {ratio}".format(**row))
+                for mode in bench.names:
+                    print(f"   {mode}: " + ", ".join("{ttft_ms} ms ({restored} tokens restored, {sent_mb} MB, {uplink_mbit} Mbit/s believed)".format(**r) for r in row[mode]), flush=True)
+    finally:
+        bench.stop()
+    if o.json:
+        print(json.dumps({"restore": rows}))
 
 
 class Watcher(threading.Thread):
@@ -498,7 +586,8 @@ def main():
     kind = p.add_mutually_exclusive_group()
     kind.add_argument("--drop", type=float, metavar="MBIT", help="the rate falls to this in the middle of a prompt")
     for name, text in (("quick", "fewer shapes, repeats and splits; paced; under half an hour"), ("smoke", "one shape, two repeats; under 90 s"),
-                       ("goodput", "how much of a full uplink is payload"), ("cancel", "how soon CANCEL works on a full uplink")):
+                       ("goodput", "how much of a full uplink is payload"), ("cancel", "how soon CANCEL works on a full uplink"),
+                       ("restore", "a conversation that the cloud has lost, sent from the device")):
         kind.add_argument("--" + name, action="store_true", help=text)
     p.add_argument("--rates", type=numbers, metavar="MBIT,...")
     p.add_argument("--delays", type=numbers, metavar="MS,...", help="one way")
@@ -516,12 +605,12 @@ def main():
     for name in ("edge-ns", "cloud-ns"):
         p.add_argument("--x-" + name, dest=name.replace("-", "_"), required=True, help=argparse.SUPPRESS)
     o = p.parse_args()
-    o.repeats = o.repeats or (2 if o.quick or o.drop else 3 if o.cancel else 10)
+    o.repeats = o.repeats or (2 if o.quick or o.drop or o.goodput else 3 if o.cancel or o.restore else 10)
     if o.quick:
         os.environ.setdefault("TANDEM_PACED_LAYER_US", QUICK_PACE_US)
         o.svg = o.svg or "links.svg"
     stand_out()
-    (goodput if o.goodput else cancel if o.cancel else drop if o.drop else compare)(o)
+    (goodput if o.goodput else restore if o.restore else cancel if o.cancel else drop if o.drop else compare)(o)
 
 
 if __name__ == "__main__":
