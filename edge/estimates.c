@@ -10,8 +10,13 @@
 void estimates_edge(struct estimates *e, uint64_t took_us, uint32_t tokens, uint32_t layers,
                     uint32_t position)
 {
-    if (tokens > 0 && layers > 0)
-        line_add(&e->edge, position + tokens / 2.0, (double)took_us * 1e3 / ((double)tokens * layers));
+    if (tokens == 0 || layers == 0)
+        return;
+    double at = position + tokens / 2.0, ns = (double)took_us * 1e3 / ((double)tokens * layers);
+    double told = line_at(&e->edge, at);
+    if (told > 0)
+        e->edge_off += SMOOTH * (TD_MIN(fabs(ns - told) / told, 1.0) - e->edge_off);
+    line_add(&e->edge, at, ns);
 }
 
 void estimates_cloud(struct estimates *e, uint32_t layer_ns, uint32_t slope_ns)
@@ -148,6 +153,7 @@ void estimates_fill(const struct estimates *e, uint64_t now_us, struct plan_mode
 {
     m->edge.base_ns = line_base(&e->edge);
     m->edge.slope_ns = line_slope(&e->edge);
+    m->edge_off = e->edge_off;
     if (m->edge.base_ns + m->edge.slope_ns == 0)
         m->edge.base_ns = ESTIMATES_COST_UNKNOWN;
     m->cloud = m->edge; /* until it has said better */

@@ -28,6 +28,7 @@
 
 struct estimates {
     struct line edge;                   /* nanoseconds over the position */
+    double edge_off;                    /* by what share of that a chunk is off, on average */
     double cloud_ns, cloud_slope_ns;    /* at 0, and a position; 0: it has not said */
     double rate, rate_deviation;        /* bytes a microsecond; 0: unknown */
     bool probed;                        /* the rate is a probe's; bulk has not said anything since */

@@ -22,6 +22,7 @@ struct plan_cost { /* nanoseconds a token and layer: at position 0, and more for
 struct plan_model {
     uint32_t layer_count;
     struct plan_cost edge, cloud;
+    double edge_off; /* by what share of its cost a chunk on the device is off, on average */
     double rate_bytes_per_us, delay_us; /* of the uplink; delay: one way */
     double queue_us;                    /* until the cloud can begin */
     double decode_us;                   /* a reply token of the cloud's */

@@ -368,6 +368,7 @@ struct planner_patience planner_patience(const struct planner_state *s, const st
         return (struct planner_patience){0, 0, 0};
     uint32_t end = s->prompt_count, begin = end - TD_MIN(m->chunk_tokens, end);
     double compute_us = plan_model_edge_us(m, begin, end, plan->layers) * TD_MAX(sharing, 1u);
+    compute_us *= 1 + PLANNER_PATIENCE_OFF * m->edge_off;
     double send_us = m->chunk_tokens * m->row_size[plan->hidden_dtype] / m->rate_bytes_per_us;
     double chunk_us = TD_MAX(compute_us, send_us + PLAN_MODEL_FRONT_US);
     double gap_us = TD_MAX(plan->times.t16_us - plan->times.first_us - 15 * m->decode_us, 0);

@@ -41,6 +41,8 @@
 #define PLANNER_SWITCH          0.90 /* of the time of going on: what a change under way must stay below */
 #define PLANNER_COST_PATIENCE   1.24
 #define PLANNER_PATIENCE_CHUNKS 1.1
+#define PLANNER_PATIENCE_OFF                                                                                 \
+    3.0 /* times what chunks are off on average: a device that does other work too is no broken link */
 #define PLANNER_PATIENCE_US     20000.0
 #define PLANNER_PATIENCE        0.1
 #define PLANNER_PATIENCE_TOKENS 512.0
@@ -109,11 +111,11 @@ uint32_t planner_guess_cached(uint32_t known_count, uint32_t prompt_count);
 /* Is `fresh`, chosen just now, so much better than going on with `plan` that what was done for it is thrown away? */
 bool planner_switch(const struct planner_state *s, const struct plan *plan, const struct plan_progress *at,
                     const struct plan *fresh);
-/* How long the cloud should wait for the next rows, and for pieces once it needs them, before it goes on from token ids. Rows: the time of
- * PLANNER_PATIENCE_CHUNKS chunks, a way, PLANNER_PATIENCE_US, and up to PLANNER_PATIENCE of what they save it, for each token that is still to come (half of that
- * in a prompt of PLANNER_PATIENCE_TOKENS): the more there is to lose, the surer it should be. A link that breaks down costs that much, and a longer stumble of a sound one the rest of the prompt's help.
- * Pieces: PLANNER_PATIENCE_KV times what the plan foretells, a round trip and PLANNER_PATIENCE_KV_US. 0: as it is set up. sharing: prompts that the
- * device works at. */
+/* How long the cloud should wait for the next rows, and for pieces once it needs them, before it goes on from token ids; 0: as it is set up.
+ * Rows: what PLANNER_PATIENCE_CHUNKS chunks take, longer by PLANNER_PATIENCE_OFF times what chunks are off on average, a way, PLANNER_PATIENCE_US, and for each
+ * token that is still to come up to PLANNER_PATIENCE of what its row saves the cloud (half of that in a prompt of PLANNER_PATIENCE_TOKENS): the more there is
+ * to lose, the surer it should be. A link that breaks down costs that much, and a longer stumble of a sound one the rest of the device's help.
+ * Pieces: PLANNER_PATIENCE_KV times what the plan foretells, a round trip and PLANNER_PATIENCE_KV_US. sharing: prompts that the device works at. */
 struct planner_patience {
     double rows_us, rows_token_us, kv_us;
 };

@@ -38,6 +38,18 @@ static void costs_come_from_chunks_and_from_the_cloud(void **state)
     assert_true(m.cloud.base_ns == 5000 && m.cloud.slope_ns == 2);
 }
 
+static void a_device_that_wavers_is_known_to(void **state)
+{
+    (void)state;
+    struct estimates steady = {0}, wavers = {0};
+    for (uint32_t i = 0; i < 40; i++) {
+        estimates_edge(&steady, 64 * 8 * 20, 64, 8, 64 * (i % 20));
+        estimates_edge(&wavers, 64 * 8 * (i % 2 ? 30 : 10), 64, 8, 64 * (i % 20));
+    }
+    assert_true(filled(&steady, 0).edge_off < 0.01);
+    assert_true(filled(&wavers, 0).edge_off > 0.3 && filled(&wavers, 0).edge_off < 0.8);
+}
+
 static struct link_stats stats_of(uint64_t sent, uint64_t acked, uint64_t rate)
 {
     return (struct link_stats){
@@ -246,6 +258,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(before_anything_is_measured_it_guesses),
         cmocka_unit_test(costs_come_from_chunks_and_from_the_cloud),
+        cmocka_unit_test(a_device_that_wavers_is_known_to),
         cmocka_unit_test(steady_link_is_believed_and_a_wavering_one_less),
         cmocka_unit_test(the_mean_is_believed_rather_than_the_best),
         cmocka_unit_test(a_rate_that_still_grows_only_raises),
