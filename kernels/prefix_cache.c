@@ -190,20 +190,6 @@ int prefix_cache_put(struct prefix_cache *c, const struct prefix_entry *entry,
     return 0;
 }
 
-void prefix_cache_drop(struct prefix_cache *c, const struct kv_block_id *id)
-{
-    uint32_t at = lookup(c, id);
-    if (at == NODE_NONE)
-        return;
-    for (uint32_t i = 0; c->nodes[at].children > 0 && i < c->capacity; i++)
-        if (c->nodes[i].used && c->nodes[i].parent == at) {
-            c->nodes[i].parent = NODE_NONE;
-            c->nodes[at].children--;
-        }
-    node_free(c, at);
-    page_pool_release(c->pool, c->nodes[at].entry.page);
-}
-
 bool prefix_cache_evict(struct prefix_cache *c, struct prefix_entry *out)
 {
     for (uint32_t at = c->oldest; at != NODE_NONE; at = c->nodes[at].newer) {

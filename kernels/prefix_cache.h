@@ -22,7 +22,6 @@ const struct prefix_entry *prefix_cache_peek(const struct prefix_cache *c, const
 /* Insert (takes a reference to page), or replace an entry of lower quality or fewer layers; otherwise nothing. parent: zeros for the first block. */
 int prefix_cache_put(struct prefix_cache *c, const struct prefix_entry *entry,
                      const struct kv_block_id *parent);
-void prefix_cache_drop(struct prefix_cache *c, const struct kv_block_id *id);
 /* Take out the entry that goes next. The cache's reference to its page, the only one, is the caller's now. False: every page is in use. */
 bool prefix_cache_evict(struct prefix_cache *c, struct prefix_entry *out);
 /* Everything goes; a page that somebody else holds stays theirs. */

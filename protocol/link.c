@@ -169,11 +169,6 @@ void link_consumed(struct link *l, uint32_t id, size_t payload_size)
     l->in.ungranted += size;
 }
 
-uint64_t link_bulk_received(const struct link *l)
-{
-    return l->bulk_received;
-}
-
 size_t link_message_max(const struct link *l)
 {
     if (l->state != LINK_READY)

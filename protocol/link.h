@@ -55,8 +55,6 @@ void link_close_stream(struct link *l, uint32_t stream);
  * Every whole message must be consumed some day without waiting for bytes that are not there yet. At an edge the link does it itself after
  * on_frame. */
 void link_consumed(struct link *l, uint32_t stream, size_t payload_size);
-/* Cloud: total bulk payload bytes received on this connection, for INGESTED.bulk_size. */
-uint64_t link_bulk_received(const struct link *l);
 /* Queue an ERROR on stream 0 and close. */
 void link_fail(struct link *l, int code, const char *text);
 /* Why the link was closed by this side: one line, "" if it was not. Borrowed until link_destroy. */

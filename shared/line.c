@@ -10,7 +10,6 @@ void line_add(struct line *l, double x, double y)
     l->y = l->y * keep + y;
     l->xx = l->xx * keep + x * x;
     l->xy = l->xy * keep + x * y;
-    l->yy = l->yy * keep + y * y;
 }
 
 double line_slope(const struct line *l)
@@ -32,12 +31,4 @@ double line_base(const struct line *l)
 double line_at(const struct line *l, double x)
 {
     return line_base(l) + line_slope(l) * x;
-}
-
-double line_deviation(const struct line *l)
-{
-    if (l->weight == 0)
-        return 0;
-    double mean = l->y / l->weight;
-    return sqrt(fmax(l->yy / l->weight - mean * mean, 0));
 }

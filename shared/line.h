@@ -7,14 +7,13 @@
 /* more than a long prompt has chunks: a fit through its end alone says little about its beginning */
 #define LINE_HALF_LIFE 48.0
 
-struct line {                        /* zeros: nothing measured */
-    double weight, x, y, xx, xy, yy; /* weighted sums */
+struct line {                    /* zeros: nothing measured */
+    double weight, x, y, xx, xy; /* weighted sums */
 };
 
 void line_add(struct line *l, double x, double y);
 double line_slope(const struct line *l);
 double line_base(const struct line *l);         /* y at x = 0; 0: nothing measured */
 double line_at(const struct line *l, double x); /* 0: nothing measured */
-double line_deviation(const struct line *l);    /* of y about its mean: a standard deviation */
 
 #endif

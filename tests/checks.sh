@@ -33,7 +33,7 @@ for path in $(grep -ohE '`('"$(IFS='|'; echo "${product_folders[*]}")"'|tests|de
   [ -e "$path" ] || fail "no file $path, which a document names"
 done
 for name in $(grep -ohE '`[A-Z]+_[A-Z0-9_]+`' ARCHITECTURE.md | tr -d '`' | sort -u); do
-  grep -rqw -- "$name" "${product_folders[@]}" deploy tests --include='*.[ch]' --include='*.sh' || fail "nothing is called $name, as ARCHITECTURE.md says"
+  grep -rqw --include='*.[ch]' --include='*.sh' -e "$name" "${product_folders[@]}" deploy tests || fail "nothing is called $name, as ARCHITECTURE.md says"
 done
 
 unfinished=$(grep -rnE '\b(TODO|FIXME)\b' --include='*.c' --include='*.h' --include='*.cu' "${product_folders[@]}" tests || true)

@@ -5,7 +5,6 @@
 #define TANDEM_KERNELS_CPU_PANEL_H
 #include "kernels/cpu/ops.h"
 
-#define PANEL_ROWS_MAX   8
 #define PANEL_ROW_BLOCKS 256 /* row by row of 32 columns: fewer rows, longer pieces */
 /* a multiple of the 8 that K types want together */
 #define PANEL_BLOCKS(rows) (PANEL_ROW_BLOCKS / (size_t)(rows))

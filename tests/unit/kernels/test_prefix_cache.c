@@ -66,8 +66,7 @@ static void finds_what_was_put(void **state)
     assert_null(prefix_cache_find(f.cache, &two));
     assert_int_equal(page_pool_references(f.pool, page), 1);
     assert_int_equal(prefix_cache_count(f.cache), 1);
-    prefix_cache_drop(f.cache, &one);
-    prefix_cache_drop(f.cache, &one);
+    prefix_cache_clear(f.cache);
     assert_null(prefix_cache_find(f.cache, &one));
     assert_int_equal(prefix_cache_count(f.cache), 0);
     tear_down(f);
@@ -185,26 +184,6 @@ static void what_goes_next_can_be_taken_out(void **state)
     assert_false(prefix_cache_evict(f.cache, &out));
     for (uint32_t n = 0; n < 3; n++)
         page_pool_release(f.pool, pages[n]);
-    tear_down(f);
-}
-
-static void dropping_a_parent_frees_its_children(void **state)
-{
-    (void)state;
-    struct fixture f = set_up(2);
-    struct kv_block_id ids[2] = {id_of(0), id_of(1)};
-    put_alone(f, 0, &root);
-    put_alone(f, 1, &ids[0]);
-    prefix_cache_drop(f.cache, &ids[0]);
-    uint32_t again =
-        put_alone(f, 0, &root); /* takes the free page; its old child must not count as its own */
-    (void)again;
-    assert_int_equal(prefix_cache_available(f.cache), 2);
-    assert_int_not_equal(prefix_cache_alloc(f.cache), PAGE_NONE);
-    assert_null(prefix_cache_find(f.cache, &ids[1]));
-    assert_int_not_equal(prefix_cache_alloc(f.cache), PAGE_NONE);
-    page_pool_release(f.pool, 0);
-    page_pool_release(f.pool, 1);
     tear_down(f);
 }
 
@@ -331,12 +310,6 @@ static void agrees_with_a_naive_twin(void **state)
                     held[held_count++] = e->page;
                 }
             }
-        } else if (action == 6 && rand() % 8 == 0) {
-            prefix_cache_drop(f.cache, &name);
-            for (uint32_t i = 0; i < TWIN_IDS; i++)
-                if (t.ids[i].parent == id)
-                    t.ids[i].parent = TWIN_IDS;
-            t.ids[id].used = false;
         } else if (held_count > 0) {
             uint32_t at = (uint32_t)rand() % held_count;
             page_pool_release(f.pool, held[at]);
@@ -358,7 +331,6 @@ int main(void)
         cmocka_unit_test(least_recently_used_goes_first),
         cmocka_unit_test(children_go_before_their_parents),
         cmocka_unit_test(what_goes_next_can_be_taken_out),
-        cmocka_unit_test(dropping_a_parent_frees_its_children),
         cmocka_unit_test(held_pages_stay_and_keep_their_ancestors),
         cmocka_unit_test(agrees_with_a_naive_twin),
     };
