@@ -652,7 +652,7 @@ static void a_link_that_breaks_down_leaves_the_rest_to_the_cloud(void **state)
     assert_false(planner_reconsider(&s, &left, &at, &p)); /* nothing is left to leave */
 }
 
-/* 1.1 chunks, a way and 20 ms; up to a tenth of what the device saves the cloud, 0.08 of it in a prompt of 2,048 tokens, 0.05 in one of 512. */
+/* 1.1 chunks and a way; up to a tenth of what the device saves the cloud, 0.08 of it in a prompt of 2,048 tokens, 0.05 in one of 512. */
 static void patience_is_what_is_foretold_and_some_more(void **state)
 {
     (void)state;
@@ -661,8 +661,8 @@ static void patience_is_what_is_foretold_and_some_more(void **state)
     planner_plan(&s, &p);
     struct planner_patience patience = planner_patience(&s, &p, 1);
     double chunk_us = 64 * p.layers * 80 * (1 + 2016 / 4000.0 * 1e-3);
-    assert_true(patience.rows_us > 1.1 * chunk_us + 40000 - 100 &&
-                patience.rows_us < 1.1 * chunk_us * 1.6 + 40000);
+    assert_true(patience.rows_us > 1.1 * chunk_us + 20000 - 100 &&
+                patience.rows_us < 1.1 * chunk_us * 1.6 + 20000);
     double saved_us = p.layers * 80;
     assert_true(fabs(patience.rows_token_us - 0.08 * saved_us) < 1e-6 * saved_us);
     struct planner_state shorter = choosing(100, 20, 512, 80000, 80000);
