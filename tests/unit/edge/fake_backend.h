@@ -4,6 +4,7 @@
 #ifndef TANDEM_TESTS_FAKE_BACKEND_H
 #define TANDEM_TESTS_FAKE_BACKEND_H
 #include "kernels/backend.h"
+#include <semaphore.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <time.h>
@@ -21,6 +22,7 @@ struct fake_backend {
     atomic_uint pages_bad; /* a page of an earlier position did not hold its token */
     float scale;           /* of the rows; large: f16 cannot hold them */
     unsigned delay_us;
+    sem_t *gate; /* each call waits for it; NULL: none does */
 };
 
 static inline int32_t fake_next(int32_t id, uint32_t position)
@@ -38,6 +40,8 @@ static inline uint16_t fake_key(int32_t id, uint32_t token, uint32_t layer, uint
 static inline int fake_forward(struct backend *b, const struct batch *batch)
 {
     struct fake_backend *f = (struct fake_backend *)b;
+    if (f->gate)
+        sem_wait(f->gate);
     if (f->delay_us)
         nanosleep(&(struct timespec){.tv_nsec = (long)f->delay_us * 1000}, NULL);
     for (uint32_t s = 0; s < batch->count; s++) {
