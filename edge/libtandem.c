@@ -191,9 +191,8 @@ static void on_done(void *ctx, unsigned finish, const struct api_usage *usage,
 static void on_failed(void *ctx, int code, const char *text, uint32_t retry_after_ms)
 {
     struct call *c = ctx;
-    (void)retry_after_ms;
     c->flight = NULL;
-    call_fail(c, code, text);
+    call_end(c, &(struct tandem_result){.code = code, .error = text, .retry_after_ms = retry_after_ms});
 }
 
 static void on_failed_context(void *ctx, uint32_t context_max, uint32_t asked_tokens, uint32_t prompt_tokens)

@@ -150,6 +150,7 @@ struct tandem_result { /* borrowed for the call of on_end */
     uint32_t offline_tokens;     /* of these, while the cloud was away */
     uint32_t offline_from_token; /* index of the first of them */
     double offline_estimate_ms;  /* what was thought to pass until that one */
+    uint32_t retry_after_ms;     /* with an error: it may go better after so long; 0: nobody knows */
 };
 
 /* A piece of the reply: whole UTF-8 characters, placeholders replaced by what they stand for. */

@@ -364,6 +364,48 @@ static void both_ends_meet(void **state)
     node_close(n);
 }
 
+static struct sequence *only_sequence(struct node *n)
+{
+    assert_int_equal(n->rig->engine->live_count, 1);
+    return n->rig->engine->live[0];
+}
+
+/* An edge that has said that all is the cloud's work changes its mind while blocks are read from behind: what it sends from there on counts, what is
+ * read of that is dropped, and the reply is the same. */
+static void a_plan_that_comes_meanwhile_ends_it(void **state)
+{
+    (void)state;
+    enum { FIRST = 4 * KV_BLOCK_TOKENS };
+    struct node *n = node_open();
+    struct client c;
+    ask_twice(n, 100, &c);
+    forget_memory(n);
+    struct rig_edge edge = rig_edge_compute(n->rig, n->prompt, PROMPT, 1);
+    struct engine_generate generate = rig_sampling(REPLY, 5);
+    struct plan_range ids = {.count = PROMPT},
+                      both[] = {{.count = FIRST}, {FIRST, PROMPT - FIRST, 1, KV_RAW, HIDDEN_F32}};
+    client_send(n->rig, &c, client_open_of(&c, n->prompt, PROMPT, 0));
+    assert_int_equal(engine_plan(n->rig->engine, c.sequence, 1, &ids, 1), 0);
+    assert_int_equal(engine_start(n->rig->engine, c.sequence, &generate), 0);
+    do
+        paced_turn(n->rig);
+    while (only_sequence(n)->load_id == 0 || only_sequence(n)->high == 0);
+    assert_true(only_sequence(n)->high < FIRST && only_sequence(n)->load_end == 7);
+    assert_int_equal(engine_plan(n->rig->engine, c.sequence, 2, both, 2), 0);
+    while (only_sequence(n)->epoch != 2)
+        paced_turn(n->rig);
+    assert_int_equal(only_sequence(n)->load_id, 0);
+    rig_send_kv(&edge, &c, 2, FIRST, PROMPT, KV_RAW);
+    rig_send_hidden(&edge, &c, 2, FIRST, PROMPT - FIRST, HIDDEN_F32);
+    while (!c.done && !c.failed)
+        paced_turn(n->rig);
+    assert_reply(&c, n->reply, REPLY);
+    assert_int_equal(c.done_event.done.cached_tokens, 0);
+    assert_int_equal(c.done_event.done.recomputed_tokens, 0);
+    rig_edge_free(&edge);
+    node_close(n);
+}
+
 /* A step that could take the whole prompt ends where the two meet. */
 static void steps_end_where_they_meet(void **state)
 {
@@ -446,6 +488,7 @@ int main(void)
         cmocka_unit_test(a_disk_that_is_known_to_be_slow_costs_nothing),
         cmocka_unit_test(a_disk_that_is_silent_costs_its_slack),
         cmocka_unit_test(both_ends_meet),
+        cmocka_unit_test(a_plan_that_comes_meanwhile_ends_it),
         cmocka_unit_test(steps_end_where_they_meet),
         cmocka_unit_test(both_ends_of_what_is_not_in_memory),
         cmocka_unit_test(a_block_that_cannot_be_read_is_computed),

@@ -155,6 +155,23 @@ static void a_stop_text_is_not_shown(void **state)
     finish(&l);
 }
 
+static void a_busy_cloud_says_when_to_ask_again(void **state)
+{
+    (void)state;
+    struct lib l;
+    struct heard h;
+    make(&l);
+    l.rig.cloud.error_code = TD_ERR_FULL;
+    l.rig.cloud.error_retry = true;
+    open_lib(&l);
+    struct tandem_request r = request_of(&h);
+    assert_int_equal(tandem_generate(l.tandem, &r, on_text, on_end, &h, NULL), 0);
+    wait_end(&h);
+    assert_int_equal(h.result.code, -TANDEM_ERR_FULL);
+    assert_int_equal(h.result.retry_after_ms, FAKE_RETRY_MS);
+    finish(&l);
+}
+
 static void a_cancelled_reply_ends_once(void **state)
 {
     (void)state;
@@ -371,6 +388,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_reply_comes_through_callbacks),
         cmocka_unit_test(a_stop_text_is_not_shown),
+        cmocka_unit_test(a_busy_cloud_says_when_to_ask_again),
         cmocka_unit_test(a_cancelled_reply_ends_once),
         cmocka_unit_test(closing_ends_what_is_under_way),
         cmocka_unit_test(without_the_cloud_the_device_goes_on),
