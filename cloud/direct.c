@@ -75,6 +75,10 @@ static int choose_identity(struct direct_call *c, const struct api_request *r, c
 static int fill_call(struct direct_call *c, const struct api_identity *who, const struct api_request *r,
                      const char *key, struct td_error *err)
 {
+    if (r->prefer == API_PREFER_PRIVATE) /* silence would be a promise */
+        return td_fail(
+            err, -TD_ERR_UNSUPPORTED,
+            "a prompt that is sent to the cloud itself cannot be private: ask an agent on the device");
     c->chat = r->chat;
     c->no_cache = r->no_cache;
     c->accept = (enum kv_accept)r->accept;

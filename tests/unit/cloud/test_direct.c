@@ -152,6 +152,8 @@ static void test_refused(void **state)
     free(body);
     post(&c, "alice", "", "/v1/completions", "{\"prompt\":\"a\",\"conversation\":\"c\"}");
     assert_error(&c, 400, "conversation");
+    chat(&c, "", "{\"messages\":[{\"role\":\"user\",\"content\":\"a\"}],\"prefer\":\"private\"}");
+    assert_error(&c, 400, "cannot be private");
     fake_refuse("open", -TD_ERR_FULL, 1);
     chat(&c, "", HELLO);
     struct response r = client_response(&c, false);
