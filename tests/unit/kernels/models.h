@@ -10,6 +10,22 @@
 
 #define RUN_PAGES 64
 
+/* The models of tests/golden/tiny. */
+static const char *const golden_names[] = {"llama-gqa-untied",
+                                           "llama-mha-tied",
+                                           "llama-rope-linear",
+                                           "llama-rope-freqs",
+                                           "llama-spm",
+                                           "qwen2",
+                                           "qwen3",
+                                           "type-f32",
+                                           "type-q8_0",
+                                           "type-q4_0",
+                                           "type-q4_1",
+                                           "type-q5_0",
+                                           "type-q5_1",
+                                           "type-k"};
+
 struct run { /* a model, a backend, and its pages handed out in a scattered order */
     struct gguf *file;
     struct model *model;

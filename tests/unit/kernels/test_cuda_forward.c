@@ -7,21 +7,6 @@
 
 #define TOKENS 150
 
-static const char *const names[] = {"llama-gqa-untied",
-                                    "llama-mha-tied",
-                                    "llama-rope-linear",
-                                    "llama-rope-freqs",
-                                    "llama-spm",
-                                    "qwen2",
-                                    "qwen3",
-                                    "type-f32",
-                                    "type-q8_0",
-                                    "type-q4_0",
-                                    "type-q4_1",
-                                    "type-q5_0",
-                                    "type-q5_1",
-                                    "type-k"};
-
 /* Largest differences of logits. Logits reach 4; activations are f16, or bf16 beside BF16 weights, and random models amplify. */
 #define BOUND_F16  0.25
 #define BOUND_BF16 0.7
@@ -100,12 +85,12 @@ static void golden_free(struct golden *g)
 static void logits_of_the_reference(void **state)
 {
     (void)state;
-    for (size_t n = 0; n < TD_COUNT(names); n++) {
+    for (size_t n = 0; n < TD_COUNT(golden_names); n++) {
         static const uint32_t chunks[] = {512, 37, 1};
         struct golden g;
         struct run r;
-        golden_read(&g, names[n]);
-        cuda_run_open(&r, names[n], 512);
+        golden_read(&g, golden_names[n]);
+        cuda_run_open(&r, golden_names[n], 512);
         float *logits = new_logits(&r, g.ids);
         for (size_t c = 0; c < TD_COUNT(chunks); c++) {
             memset(logits, 0xff, sizeof(float) * g.ids * g.vocab);
@@ -114,10 +99,10 @@ static void logits_of_the_reference(void **state)
             for (uint32_t i = 0; i < g.positions; i++)
                 most = fmax(most, difference(logits + (size_t)g.position[i] * g.vocab,
                                              g.logits + (size_t)i * g.vocab, g.vocab));
-            print_message("%s in chunks of %u: %.4f\n", names[n], chunks[c], most);
+            print_message("%s in chunks of %u: %.4f\n", golden_names[n], chunks[c], most);
             for (uint32_t i = 0; i < g.positions; i++)
                 check_close(logits + (size_t)g.position[i] * g.vocab, g.logits + (size_t)i * g.vocab, g.vocab,
-                            bound_of(names[n]), names[n]);
+                            bound_of(golden_names[n]), golden_names[n]);
         }
         free(logits), run_close(&r), golden_free(&g);
     }
@@ -501,7 +486,7 @@ static int without_a_gpu(const char *why)
     struct run r = {0};
     struct td_error err = {0};
     char path[512];
-    snprintf(path, sizeof path, "%s/tiny/%s.gguf", TEST_DATA, names[0]);
+    snprintf(path, sizeof path, "%s/tiny/%s.gguf", TEST_DATA, golden_names[0]);
     if (gguf_open(path, &r.file, &err) || model_load(r.file, &r.model, &err))
         return 1;
     struct backend_config config = {.page_count = 4, .layers_paged = 2, .rows_max = 8};
