@@ -45,9 +45,11 @@ static const struct config_spec SPEC = {
     .option_count = TD_COUNT(OPTIONS),
 };
 
-static double ceiling(const struct store_bench_result *r, double raw)
+/* In units of `unit`: {"median", "lowest", "highest"}. */
+static json_t *spread(const struct store_bench_spread *p, double unit)
 {
-    return raw < r->cipher ? raw : r->cipher;
+    return json_pack("{s:f,s:f,s:f}", "median", p->median / unit, "lowest", p->lowest / unit, "highest",
+                     p->highest / unit);
 }
 
 static int print_json(const struct store_bench_result *r)
@@ -56,14 +58,15 @@ static int print_json(const struct store_bench_result *r)
     for (unsigned i = 0; i < STORE_BENCH_BUCKETS; i++)
         json_array_append_new(histogram, json_integer((json_int_t)r->histogram[i]));
     return cli_print_json(
-        json_pack("{s:I,s:I,s:b,s:i,s:i,s:f,s:f,s:f,s:f,s:f,s:f,s:f,s:f,s:f,s:f,s:o}", "blocks",
-                  (json_int_t)r->blocks, "block_bytes", (json_int_t)r->block_size, "direct", r->direct,
-                  "io_threads", (int)r->io_threads, "cipher_threads", (int)r->cipher_threads,
-                  "raw_write_mb_s", r->raw_write / 1e6, "raw_read_mb_s", r->raw_read / 1e6, "cipher_mb_s",
-                  r->cipher / 1e6, "put_mb_s", r->put / 1e6, "get_mb_s", r->get / 1e6, "put_of_ceiling",
-                  r->put / ceiling(r, r->raw_write), "get_of_ceiling", r->get / ceiling(r, r->raw_read),
-                  "lookup_median_us", r->lookup_median_ns / 1e3, "lookup_p99_us", r->lookup_p99_ns / 1e3,
-                  "lookup_p999_us", r->lookup_p999_ns / 1e3, "lookup_histogram_log2_ns", histogram));
+        json_pack("{s:I,s:I,s:i,s:b,s:i,s:i,s:o,s:o,s:o,s:o,s:o,s:o,s:o,s:f,s:f,s:f,s:o}", "blocks",
+                  (json_int_t)r->blocks, "block_bytes", (json_int_t)r->block_size, "slices", (int)r->slices,
+                  "direct", r->direct, "io_threads", (int)r->io_threads, "cipher_threads",
+                  (int)r->cipher_threads, "raw_write_mb_s", spread(&r->raw_write, 1e6), "raw_read_mb_s",
+                  spread(&r->raw_read, 1e6), "cipher_mb_s", spread(&r->cipher, 1e6), "put_mb_s",
+                  spread(&r->put, 1e6), "get_mb_s", spread(&r->get, 1e6), "put_of_ceiling",
+                  spread(&r->put_share, 1), "get_of_ceiling", spread(&r->get_share, 1), "lookup_median_us",
+                  r->lookup_median_ns / 1e3, "lookup_p99_us", r->lookup_p99_ns / 1e3, "lookup_p999_us",
+                  r->lookup_p999_ns / 1e3, "lookup_histogram_log2_ns", histogram));
 }
 
 static void print_histogram(const struct store_bench_result *r)
@@ -83,16 +86,20 @@ static int print(const struct store_bench_result *r, int64_t entries)
 {
     const struct {
         const char *name;
-        double rate, of;
-    } rows[] = {{"raw write", r->raw_write, 0},
-                {"raw read", r->raw_read, 0},
-                {"cipher", r->cipher, 0},
-                {"store put", r->put, ceiling(r, r->raw_write)},
-                {"store get", r->get, ceiling(r, r->raw_read)}};
+        const struct store_bench_spread *rate, *share;
+    } rows[] = {{"raw write", &r->raw_write, NULL},
+                {"raw read", &r->raw_read, NULL},
+                {"cipher", &r->cipher, NULL},
+                {"store put", &r->put, &r->put_share},
+                {"store get", &r->get, &r->get_share}};
+    printf("medians of %u slices, by turns (lowest to highest)\n", r->slices);
     for (size_t i = 0; i < TD_COUNT(rows); i++) {
-        printf("%-10s %9.1f MB/s", rows[i].name, rows[i].rate / 1e6);
-        if (rows[i].of > 0)
-            printf("  %5.1f %% of the smaller of disk and cipher", 100 * rows[i].rate / rows[i].of);
+        const struct store_bench_spread *rate = rows[i].rate, *share = rows[i].share;
+        printf("%-10s %9.1f MB/s (%.0f to %.0f)", rows[i].name, rate->median / 1e6, rate->lowest / 1e6,
+               rate->highest / 1e6);
+        if (share)
+            printf("  %5.1f %% of the smaller of disk and cipher (half of the slices: %.0f to %.0f)",
+                   100 * share->median, 100 * share->lowest, 100 * share->highest);
         printf("\n");
     }
     printf("%llu blocks of %.2f MB; raw file %s, %u threads; cipher on %u cores\n",

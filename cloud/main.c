@@ -3,6 +3,7 @@
 #include "cloud/auth_command.h"
 #include "cloud/node.h"
 #include "shared/forget.h"
+#include "shared/heap.h"
 #include "shared/crypto.h"
 #include <stdio.h>
 #include <sys/prctl.h>
@@ -46,6 +47,7 @@ static int serve(int argc, char **argv)
 
 int main(int argc, char **argv)
 {
+    heap_settle();
     forget_enable();
     if (crypto_init() < 0) {
         fprintf(stderr, "tandem-cloud: the cryptographic library does not work on this machine\n");

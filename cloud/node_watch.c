@@ -1,5 +1,6 @@
 /* node_watch: one thread that waits for signals and, each second, looks whether the tokens file has changed. */
 #include "cloud/node_internal.h"
+#include "shared/heap.h"
 #include <errno.h>
 #include <signal.h>
 #include <stdio.h>
@@ -78,7 +79,7 @@ static void stop_signal(struct node *n, unsigned *count)
 static void *watch(void *arg)
 {
     struct node *n = arg;
-    unsigned stop_signals = 0;
+    unsigned stop_signals = 0, quiet_s = 0;
     sigset_t set;
     fill_signals(&set);
     while (!atomic_load(&n->watch.stop)) {
@@ -87,6 +88,8 @@ static void *watch(void *arg)
             stop_signal(n, &stop_signals);
         else if (atomic_load(&n->watch.serving) && !atomic_load(&n->watch.stop))
             reload_tokens(n, got == SIGHUP);
+        if (got < 0 && ++quiet_s % HEAP_TRIM_S == 0)
+            heap_trim();
     }
     return NULL;
 }

@@ -8,6 +8,7 @@
 #include "edge/api_edge.h"
 #include "edge/settings.h"
 #include "shared/forget.h"
+#include "shared/heap.h"
 #include "shared/crypto.h"
 #include <pthread.h>
 #include <signal.h>
@@ -75,13 +76,17 @@ static void *watch_signals(void *arg)
 {
     struct program *p = arg;
     sigset_t set = watched_signals();
-    for (bool first = true;; first = false) {
-        int signal_number = 0;
-        sigwait(&set, &signal_number);
+    for (bool first = true;;) {
+        int signal_number = sigtimedwait(&set, NULL, &(struct timespec){.tv_sec = HEAP_TRIM_S});
         if (signal_number == SIGUSR1)
             return NULL;
+        if (signal_number < 0) {
+            heap_trim();
+            continue;
+        }
         if (!first || !atomic_load(&p->started) || net_loop_post(p->loop, begin_stop, p) < 0)
             _exit(0);
+        first = false;
     }
 }
 
@@ -181,6 +186,7 @@ static void forbid_core_dumps(void)
 
 int main(int argc, char **argv)
 {
+    heap_settle();
     forget_enable();
     static struct program p;
     struct config *config;

@@ -1,7 +1,9 @@
 /* bench: see bench.h.
  *
  * The raw file is written and read past the page cache in pieces of 1 MiB by IO_THREADS threads, as fio would; the cipher works on all cores. A store
- * can at best be as fast as the slower of the two. Its segments are dropped from the page cache before they are read.
+ * can at best be as fast as the slower of the two. A machine is not the same from one second to the next (other programs, the host, the bursts that a
+ * rented disk is granted), so a run is cut into slices: raw, cipher and store by turns, the order turned round each time, and what is compared are
+ * medians and neighbours. Its segments are dropped from the page cache before they are read.
  * Look-ups are those of store_find among entries that are in the table only. */
 #include "store/bench.h"
 #include "shared/workers.h"
@@ -18,12 +20,16 @@
 #define PIECE_SIZE (1u << 20)
 #define IO_THREADS 4
 /* blocks that are put in turn, each once it has been written: as many wait as the writer can take */
-#define SOURCES  128u
-#define LAYERS   30 /* of a small model: a block of 1.4 MiB */
-#define HEADS    3
-#define HEAD_DIM 64
-#define LOOKUPS  1000000u
-#define TENANT   "bench"
+#define SOURCES    128u
+#define LAYERS     30 /* of a small model: a block of 1.4 MiB */
+#define HEADS      3
+#define HEAD_DIM   64
+#define LOOKUPS    1000000u
+#define STRIDE     7919u /* a prime: blocks are read in no order of the disk, each once */
+#define SLICES_MIN 3u
+#define SLICES_MAX 12u
+#define SLICE_SIZE (128ull << 20) /* at least, where the run is long enough */
+#define TENANT     "bench"
 
 struct bench {
     const struct store_bench_options *o;
@@ -31,7 +37,10 @@ struct bench {
     char directory[IO_PATH_MAX];
     struct store *store;
     struct workers *io, *cores;
-    int fd;
+    int fd;                      /* the raw file */
+    size_t base;                 /* the slice's first piece, or block */
+    size_t pieces, slice_blocks; /* a slice */
+    struct tier_block *sources[SOURCES];
     bool writing;
     uint8_t *buffers[WORKERS_MAX]; /* PIECE_SIZE each, aligned */
     atomic_int failed;             /* negative errno or code */
@@ -54,7 +63,7 @@ static double rate_since(uint64_t start_ns, uint64_t bytes)
 static void step(const struct bench *b, uint64_t done)
 {
     if (b->o->progress)
-        b->o->progress(b->o->ctx, done, 6);
+        b->o->progress(b->o->ctx, done, 2 * b->r->slices + 1);
 }
 
 static int failed(const struct bench *b, const char *what)
@@ -65,20 +74,9 @@ static int failed(const struct bench *b, const char *what)
 
 /* ---- the disk alone ----------------------------------------------------------------------------------------- */
 
-static void raw_task(void *ctx, size_t task, unsigned worker)
-{
-    struct bench *b = ctx;
-    off_t at = (off_t)(task * PIECE_SIZE);
-    ssize_t n = b->writing ? pwrite(b->fd, b->buffers[worker], PIECE_SIZE, at)
-                           : pread(b->fd, b->buffers[worker], PIECE_SIZE, at);
-    if (n != PIECE_SIZE)
-        atomic_store(&b->failed, n < 0 ? -errno : -EIO);
-}
-
-static int measure_raw(struct bench *b)
+static int raw_open(struct bench *b)
 {
     char path[IO_PATH_MAX + 8];
-    size_t pieces = (size_t)(b->o->size / PIECE_SIZE);
     snprintf(path, sizeof path, "%s/raw", b->directory);
     b->fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_DIRECT, 0600);
     b->r->direct = b->fd >= 0;
@@ -86,21 +84,29 @@ static int measure_raw(struct bench *b)
         b->fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
     if (b->fd < 0)
         return td_fail(b->err, -TD_ERR_IO, "cannot make %s: %s", path, strerror(errno));
-    uint64_t start = now_ns();
-    b->writing = true;
-    workers_run(b->io, pieces, raw_task, b);
-    if (fsync(b->fd) < 0)
-        atomic_store(&b->failed, -errno);
-    b->r->raw_write = rate_since(start, pieces * (uint64_t)PIECE_SIZE);
-    step(b, 1);
-    start = now_ns();
-    b->writing = false;
-    workers_run(b->io, pieces, raw_task, b);
-    b->r->raw_read = rate_since(start, pieces * (uint64_t)PIECE_SIZE);
-    step(b, 2);
-    close(b->fd);
     unlink(path);
-    return atomic_load(&b->failed) < 0 ? failed(b, "write and read a file") : 0;
+    return 0;
+}
+
+static void raw_task(void *ctx, size_t task, unsigned worker)
+{
+    struct bench *b = ctx;
+    off_t at = (off_t)((b->base + task) * PIECE_SIZE);
+    ssize_t n = b->writing ? pwrite(b->fd, b->buffers[worker], PIECE_SIZE, at)
+                           : pread(b->fd, b->buffers[worker], PIECE_SIZE, at);
+    if (n != PIECE_SIZE)
+        atomic_store(&b->failed, n < 0 ? -errno : -EIO);
+}
+
+static double raw_slice(struct bench *b, uint32_t slice, bool writing)
+{
+    uint64_t start = now_ns();
+    b->base = (size_t)slice * b->pieces;
+    b->writing = writing;
+    workers_run(b->io, b->pieces, raw_task, b);
+    if (writing && fsync(b->fd) < 0)
+        atomic_store(&b->failed, -errno);
+    return rate_since(start, b->pieces * (uint64_t)PIECE_SIZE);
 }
 
 /* ---- the cipher alone --------------------------------------------------------------------------------------- */
@@ -114,13 +120,11 @@ static void cipher_task(void *ctx, size_t task, unsigned worker)
         atomic_store(&b->failed, -EIO);
 }
 
-static void measure_cipher(struct bench *b)
+static double cipher_slice(struct bench *b)
 {
-    size_t pieces = (size_t)(b->o->size / PIECE_SIZE);
     uint64_t start = now_ns();
-    workers_run(b->cores, pieces, cipher_task, b);
-    b->r->cipher = rate_since(start, pieces * (uint64_t)PIECE_SIZE);
-    step(b, 3);
+    workers_run(b->cores, b->pieces, cipher_task, b);
+    return rate_since(start, b->pieces * (uint64_t)PIECE_SIZE);
 }
 
 /* ---- the store ---------------------------------------------------------------------------------------------- */
@@ -178,13 +182,13 @@ static void written(void *ctx, int status)
 }
 
 /* As the engine's encoder leaves them. */
-static int make_sources(struct tier_block *sources[SOURCES], uint64_t *block_size)
+static int make_sources(struct bench *b)
 {
     struct span pieces[2 * LAYERS];
-    uint8_t *bytes = make_pieces(pieces, block_size);
+    uint8_t *bytes = make_pieces(pieces, &b->r->block_size);
     int rc = bytes ? 0 : -TD_ERR_NOMEM;
     for (unsigned i = 0; i < SOURCES && rc == 0; i++) {
-        struct tier_block *t = sources[i] = tier_block_create(LAYERS, *block_size);
+        struct tier_block *t = b->sources[i] = tier_block_create(LAYERS, b->r->block_size);
         if (!t) {
             rc = -TD_ERR_NOMEM;
             break;
@@ -198,7 +202,12 @@ static int make_sources(struct tier_block *sources[SOURCES], uint64_t *block_siz
         }
     }
     free(bytes);
-    return rc;
+    if (rc < 0)
+        return td_fail(b->err, rc, "cannot measure: out of memory");
+    b->slice_blocks = (size_t)(b->pieces * (uint64_t)PIECE_SIZE / b->r->block_size);
+    b->slice_blocks -= b->slice_blocks % STRIDE == 0; /* so that a stride gets to each */
+    b->r->blocks = b->slice_blocks * b->r->slices;
+    return 0;
 }
 
 static void wait_a_little(void)
@@ -206,36 +215,22 @@ static void wait_a_little(void)
     nanosleep(&(struct timespec){.tv_nsec = 200000}, NULL);
 }
 
-static int put_all(struct bench *b, struct tier_block *sources[SOURCES])
+static double put_slice(struct bench *b, uint32_t slice)
 {
+    uint64_t start = now_ns();
     int rc = 0;
-    for (uint64_t i = 0; i < b->r->blocks && rc == 0; i++) {
-        struct tier_block *t = sources[i % SOURCES];
+    for (size_t i = slice * b->slice_blocks; i < (slice + 1) * b->slice_blocks && rc == 0; i++) {
+        struct tier_block *t = b->sources[i % SOURCES];
         while (atomic_load(&t->references) > 1)
             wait_a_little(); /* the writer has it */
         t->block.id = numbered(i);
         while ((rc = store_put_held(b->store, TENANT, t, written, b)) == -TD_ERR_FULL)
             wait_a_little();
     }
-    return rc < 0 ? rc : store_flush(b->store);
-}
-
-static int measure_puts(struct bench *b)
-{
-    struct tier_block *sources[SOURCES] = {NULL};
-    int rc = make_sources(sources, &b->r->block_size);
-    if (rc == 0) {
-        b->r->blocks = b->o->size / b->r->block_size;
-        uint64_t start = now_ns();
-        rc = put_all(b, sources);
-        b->r->put = rate_since(start, b->r->blocks * b->r->block_size);
-    }
-    for (unsigned i = 0; i < SOURCES; i++)
-        tier_block_release(sources[i]);
-    step(b, 4);
-    return rc < 0 || atomic_load(&b->failed) < 0
-               ? td_fail(b->err, rc < 0 ? rc : -TD_ERR_IO, "cannot write blocks in %s", b->o->directory)
-               : 0;
+    rc = rc < 0 ? rc : store_flush(b->store);
+    if (rc < 0)
+        atomic_store(&b->failed, -EIO);
+    return rate_since(start, b->slice_blocks * b->r->block_size);
 }
 
 /* What was written is on the disk, not in memory. */
@@ -259,7 +254,7 @@ static void drop_cached(const char *directory)
 static void get_task(void *ctx, size_t task, unsigned worker)
 {
     struct bench *b = ctx;
-    struct kv_block_id id = numbered(task * 7919 % b->r->blocks); /* in no order of the disk, each once */
+    struct kv_block_id id = numbered(b->base + task * STRIDE % b->slice_blocks); /* in no order of the disk */
     struct tier_block *block;
     (void)worker;
     if (store_read_block(b->store, TENANT, &id, &block) < 0)
@@ -268,17 +263,85 @@ static void get_task(void *ctx, size_t task, unsigned worker)
         tier_block_release(block);
 }
 
-static int measure_gets(struct bench *b)
+static double get_slice(struct bench *b, uint32_t slice)
 {
+    uint64_t start = now_ns();
+    b->base = slice * b->slice_blocks;
+    workers_run(b->io, b->slice_blocks, get_task, b);
+    return rate_since(start, b->slice_blocks * b->r->block_size);
+}
+
+/* ---- by turns ----------------------------------------------------------------------------------------------- */
+
+static int compare_rates(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+    return x < y ? -1 : x > y;
+}
+
+/* From the lowest to the highest in `step`ths: 4 for the middle half. Sorts the values. */
+static struct store_bench_spread spread_of(double *values, uint32_t count, uint32_t skip)
+{
+    qsort(values, count, sizeof *values, compare_rates);
+    return (struct store_bench_spread){(values[(count - 1) / 2] + values[count / 2]) / 2, values[skip],
+                                       values[count - 1 - skip]};
+}
+
+struct half { /* of the run: writing, then reading */
+    double raw[SLICES_MAX], cipher[SLICES_MAX], store[SLICES_MAX];
+};
+
+static void measure_half(struct bench *b, struct half *h, bool writing)
+{
+    for (uint32_t i = 0; i < b->r->slices && atomic_load(&b->failed) == 0; i++) {
+        bool store_first = i % 2 == 1;
+        if (store_first)
+            h->store[i] = writing ? put_slice(b, i) : get_slice(b, i);
+        else
+            h->raw[i] = raw_slice(b, i, writing);
+        h->cipher[i] = cipher_slice(b);
+        if (store_first)
+            h->raw[i] = raw_slice(b, i, writing);
+        else
+            h->store[i] = writing ? put_slice(b, i) : get_slice(b, i);
+        step(b, (writing ? 0 : b->r->slices) + i + 1);
+    }
+}
+
+static struct store_bench_spread share_of(struct half *h, uint32_t count)
+{
+    double shares[SLICES_MAX];
+    for (uint32_t i = 0; i < count; i++)
+        shares[i] = h->store[i] / TD_MIN(h->raw[i], h->cipher[i]);
+    struct store_bench_spread share = spread_of(shares, count, count / 4);
+    double raw = spread_of(h->raw, count, 0).median, cipher = spread_of(h->cipher, count, 0).median;
+    share.median = spread_of(h->store, count, 0).median / TD_MIN(raw, cipher);
+    return share;
+}
+
+static int measure_rates(struct bench *b)
+{
+    static struct half written_half, read_half;
+    struct store_bench_result *r = b->r;
+    double cipher[2 * SLICES_MAX];
+    measure_half(b, &written_half, true);
+    if (atomic_load(&b->failed) < 0)
+        return failed(b, "write");
     sync();
     drop_cached(b->directory);
-    if (b->r->blocks % 7919 == 0)
-        b->r->blocks--;
-    uint64_t start = now_ns();
-    workers_run(b->io, (size_t)b->r->blocks, get_task, b);
-    b->r->get = rate_since(start, b->r->blocks * b->r->block_size);
-    step(b, 5);
-    return atomic_load(&b->failed) < 0 ? failed(b, "read blocks back") : 0;
+    measure_half(b, &read_half, false);
+    if (atomic_load(&b->failed) < 0)
+        return failed(b, "read back");
+    memcpy(cipher, written_half.cipher, r->slices * sizeof *cipher);
+    memcpy(cipher + r->slices, read_half.cipher, r->slices * sizeof *cipher);
+    r->cipher = spread_of(cipher, 2 * r->slices, 0);
+    r->put_share = share_of(&written_half, r->slices);
+    r->get_share = share_of(&read_half, r->slices);
+    r->raw_write = spread_of(written_half.raw, r->slices, 0);
+    r->put = spread_of(written_half.store, r->slices, 0);
+    r->raw_read = spread_of(read_half.raw, r->slices, 0);
+    r->get = spread_of(read_half.store, r->slices, 0);
+    return 0;
 }
 
 /* ---- look-ups ----------------------------------------------------------------------------------------------- */
@@ -336,7 +399,7 @@ static int measure_lookups(struct bench *b)
     b->r->lookup_p99_ns = ns[LOOKUPS / 100 * 99];
     b->r->lookup_p999_ns = ns[LOOKUPS / 1000 * 999];
     free(ns);
-    step(b, 6);
+    step(b, 2 * b->r->slices + 1);
     return wrong ? td_fail(b->err, -TD_ERR_INTERNAL, "look-ups answered wrongly") : 0;
 }
 
@@ -371,6 +434,9 @@ static int prepare(struct bench *b)
         return td_fail(b->err, -TD_ERR_IO, "cannot make a directory in %s: %s", b->o->directory,
                        strerror(errno));
     }
+    b->r->slices =
+        (uint32_t)TD_MIN(TD_MAX(b->o->size / SLICE_SIZE, (uint64_t)SLICES_MIN), (uint64_t)SLICES_MAX);
+    b->pieces = (size_t)(b->o->size / b->r->slices / PIECE_SIZE);
     b->io = workers_create(IO_THREADS);
     b->cores = workers_create(threads);
     bool good = b->io && b->cores;
@@ -392,20 +458,22 @@ static int open_store(struct bench *b)
 
 int store_bench(const struct store_bench_options *o, struct store_bench_result *out, struct td_error *err)
 {
-    struct bench b = {.o = o, .r = out, .err = err};
+    struct bench b = {.o = o, .r = out, .err = err, .fd = -1};
     memset(out, 0, sizeof *out);
     int rc = prepare(&b);
-    rc = rc < 0 ? rc : measure_raw(&b);
-    if (rc == 0)
-        measure_cipher(&b);
+    rc = rc < 0 ? rc : raw_open(&b);
+    rc = rc < 0 ? rc : make_sources(&b);
     rc = rc < 0 ? rc : open_store(&b);
-    rc = rc < 0 ? rc : measure_puts(&b);
-    rc = rc < 0 ? rc : measure_gets(&b);
+    rc = rc < 0 ? rc : measure_rates(&b);
     rc = rc < 0 ? rc : measure_lookups(&b);
     if (b.store)
         store_close(b.store);
+    for (size_t i = 0; i < TD_COUNT(b.sources); i++)
+        tier_block_release(b.sources[i]);
     for (size_t i = 0; i < TD_COUNT(b.buffers); i++)
         free(b.buffers[i]);
+    if (b.fd >= 0)
+        close(b.fd);
     workers_destroy(b.io);
     workers_destroy(b.cores);
     if (b.directory[0])

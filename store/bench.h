@@ -13,10 +13,18 @@ struct store_bench_options {
     void (*progress)(void *ctx, uint64_t done, uint64_t total);
     void *ctx;
 };
+/* Of the slices that a run is cut into. */
+struct store_bench_spread {
+    double median, lowest, highest;
+};
 struct store_bench_result {
-    uint64_t blocks, block_size;                  /* of the store's part */
-    double raw_write, raw_read, cipher, put, get; /* bytes/s */
-    bool direct;                                  /* the raw file went past the page cache (O_DIRECT) */
+    uint64_t blocks, block_size; /* of the store's part */
+    uint32_t slices;
+    struct store_bench_spread raw_write, raw_read, cipher, put, get; /* bytes/s */
+    /* The store beside the slower of disk and cipher. median: of the medians of its own half of the run; lowest and highest: quartiles of what the slices
+     * say one by one, each beside its neighbours in time. */
+    struct store_bench_spread put_share, get_share;
+    bool direct; /* the raw file went past the page cache (O_DIRECT) */
     uint32_t io_threads, cipher_threads;
     uint32_t lookups;
     double lookup_median_ns, lookup_p99_ns, lookup_p999_ns; /* two readings of the clock included */

@@ -4,9 +4,10 @@
 #include "store/store_internal.h"
 #include <errno.h>
 #include <stdlib.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
-#define WAITING_THREADS 2u         /* beyond one a core: while they wait for the disk the others seal */
+#define WAITING_THREADS 8u         /* beyond one a core: while they wait for the disk the others seal */
 #define KEEP_SIZE       (8u << 20) /* larger buffers are given back after the commit */
 
 /* ---- life --------------------------------------------------------------------------------------------------- */
@@ -100,6 +101,15 @@ int group_add(struct store *s, struct store_op *op, const struct record_head *h,
 
 /* ---- out ---------------------------------------------------------------------------------------------------- */
 
+uint8_t *group_buffer(size_t size)
+{
+    size_t whole = align_up(size, GROUP_HUGE_PAGE);
+    uint8_t *buffer = aligned_alloc(GROUP_HUGE_PAGE, whole);
+    if (buffer) /* or not: it is as good for anything but speed */
+        (void)madvise(buffer, whole, MADV_HUGEPAGE);
+    return buffer;
+}
+
 /* How many threads have a buffer for the largest record. 0: no memory. */
 static unsigned reserve_buffers(struct group *g)
 {
@@ -113,7 +123,7 @@ static unsigned reserve_buffers(struct group *g)
     unsigned wanted = g->count == 1 ? 1 : (unsigned)TD_MIN(fit, (uint64_t)g->threads), count = 0;
     for (; count < wanted; count++) {
         if (!g->buffers[count])
-            g->buffers[count] = aligned_alloc(RECORD_PAGE, (size_t)g->buffer_size);
+            g->buffers[count] = group_buffer((size_t)g->buffer_size);
         if (!g->buffers[count])
             break;
     }

@@ -4,7 +4,7 @@
  *
  * A record's place is part of what its seal authenticates, so the writer gives out places first, in order; what takes the time, the cipher and
  * the write, then needs no order: none of it counts before the sync that comes after all of it. Each thread has a buffer of one record and while
- * it waits for the disk another one seals.
+ * it waits for the disk others seal: more of them than there are cores, or the disk waits while all seal and then the cores while all write.
  *
  * A large group goes past the page cache: copying into it costs half as much as the cipher, and the kernel then writes from there while
  * everybody waits for the sync. A small one does not: what a few requests wrote is likely to be read again from memory. */
@@ -16,6 +16,7 @@
 #define GROUP_BUFFERS_SIZE (64u << 20) /* of all threads together, unless two records are larger */
 #define GROUP_DIRECT_SIZE  (8u << 20)  /* from here on past the page cache */
 #define GROUP_THREADS_MAX  16
+#define GROUP_HUGE_PAGE    ((size_t)2 << 20)
 
 struct store;
 struct store_op;
@@ -42,6 +43,9 @@ struct group {
     int direct_fd;        /* of the active segment, past the page cache; -1: none */
     bool direct_refused;  /* this segment's file system does not do it */
 };
+
+/* Memory to write from, of huge pages where there are any: a disk is told of few long stretches instead of many short ones. free() it. */
+uint8_t *group_buffer(size_t size);
 
 /* All on the writer's thread. */
 /* threads, direct_size: 0 for what is usual (as many as there are cores, and some that wait for the disk). */
