@@ -16,7 +16,9 @@ struct step { /* what a step may look at */
     enum step_kind kind;
     struct pipeline_send send;
     bool deepen; /* what is shallower than fill_layers is computed again */
-    uint32_t ids_count, fill_layers, run;
+    uint32_t ids_count, fill_layers;
+    struct decode_turn decodes[DECODES_MAX];
+    uint32_t decode_count;
 };
 
 static uint32_t blocks_of(uint32_t tokens)
@@ -245,7 +247,7 @@ static void reclaim_pages(struct pipeline *p, const struct pipeline_job *needy)
     pthread_mutex_unlock(&p->lock);
 }
 
-static int need_pages(struct pipeline *p, struct pipeline_job *job, uint32_t end, bool may_reclaim)
+int pipeline_need_pages(struct pipeline *p, struct pipeline_job *job, uint32_t end, bool may_reclaim)
 {
     while (job->page_count < blocks_of(end)) {
         uint32_t page = local_kv_alloc(p->config.kv);
@@ -281,9 +283,16 @@ static void publish_blocks(struct pipeline *p, struct pipeline_job *job)
     }
 }
 
+void pipeline_has_run(struct pipeline *p, struct pipeline_job *job, uint32_t end, uint32_t layers)
+{
+    job->position = end;
+    job->depth = TD_MIN(job->depth, layers);
+    publish_blocks(p, job);
+}
+
 int pipeline_compute(struct pipeline *p, struct pipeline_job *job, const struct pipeline_run *run)
 {
-    int rc = need_pages(p, job, run->end, run->may_reclaim);
+    int rc = pipeline_need_pages(p, job, run->end, run->may_reclaim);
     if (rc < 0)
         return rc;
     struct batch_seq seq = {.layer_begin = 0,
@@ -303,9 +312,7 @@ int pipeline_compute(struct pipeline *p, struct pipeline_job *job, const struct 
     job->cost = (struct pipeline_cost){clock_mono_us() - start_us, seq.row_count, run->layers, seq.position};
     if (seq.row_count > 1)
         disk_computed(p, &job->cost);
-    job->position = run->end;
-    job->depth = TD_MIN(job->depth, run->layers);
-    publish_blocks(p, job);
+    pipeline_has_run(p, job, run->end, run->layers);
     return 0;
 }
 
@@ -532,10 +539,11 @@ static void reap(struct pipeline *p)
 static struct pipeline_job *pick(struct pipeline *p, struct step *step)
 {
     struct pipeline_job *send = NULL, *decode = NULL, *fill = NULL;
+    *step = (struct step){.kind = STEP_FILL};
     for (struct pipeline_job *job = p->jobs; job; job = job->next) {
         if (!send && job->sending && p->out_size < PIPELINE_OUT_SIZE)
             send = job;
-        if (decode_has_work(job) && (!decode || job->served < decode->served))
+        if (decode_has_work(job))
             decode = job;
         if (!fill && has_fill(p, job))
             fill = job;
@@ -543,17 +551,16 @@ static struct pipeline_job *pick(struct pipeline *p, struct step *step)
     bool decodes = decode && !(send && p->decoded_last);
     struct pipeline_job *found = decodes ? decode : send ? send : fill;
     p->decoded_last = decodes;
-    if (decodes)
-        decode->served = ++p->turns;
-    if (found)
-        *step = (struct step){.kind = decodes ? STEP_DECODE
-                                      : send  ? STEP_SEND
-                                              : STEP_FILL,
-                              .send = found->send,
-                              .ids_count = found->ids_count,
-                              .deepen = deepens(p, found),
-                              .fill_layers = layers_to_fill(p, found),
-                              .run = found->run};
+    if (decodes) {
+        step->kind = STEP_DECODE;
+        step->decode_count = decode_pick(p, step->decodes);
+    } else if (found) {
+        step->kind = send ? STEP_SEND : STEP_FILL;
+        step->send = found->send;
+        step->ids_count = found->ids_count;
+        step->deepen = deepens(p, found);
+        step->fill_layers = layers_to_fill(p, found);
+    }
     return found;
 }
 
@@ -614,7 +621,7 @@ static void *run(void *arg)
         else if (step.kind == STEP_SEND)
             send_step(p, job, &step);
         else if (step.kind == STEP_DECODE)
-            decode_step(p, job, step.run, step.ids_count);
+            decode_step(p, step.decodes, step.decode_count);
         else
             fill_step(p, job, &step);
         pthread_mutex_lock(&p->lock);
@@ -655,7 +662,7 @@ static int allocate(struct pipeline *p)
     p->codec = kv_codec_scratch_create(&p->shape);
     if (p->decodes) {
         uint32_t vocab_count = p->config.backend->model->params.vocab_count;
-        p->logits = malloc(vocab_count * sizeof *p->logits);
+        p->logits = malloc((size_t)DECODES_MAX * vocab_count * sizeof *p->logits);
         p->sampler = sampler_scratch_create(vocab_count);
         if (!p->logits || !p->sampler)
             return -TD_ERR_NOMEM;

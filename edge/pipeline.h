@@ -71,7 +71,7 @@ struct pipeline_event {     /* malloc'ed; the sink's once it returned 0 */
     uint32_t run;        /* of a decode, as the next three */
     uint32_t index;      /* of the token in the reply */
     struct sampled token;
-    uint64_t token_us; /* that running the token before and drawing this one took; 0: more than one was run */
+    uint64_t token_us; /* that running the token before and drawing this one took; 0: it was not run alone */
     int code;          /* PIPELINE_FAILED: nothing more comes for this epoch */
     bool rows_do_not_fit; /* PIPELINE_FAILED: the row type cannot hold a value; f32 can */
 };

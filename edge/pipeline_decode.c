@@ -4,6 +4,8 @@
  * The job's ids have two writers: the thread appends what it draws, the caller what has come from the cloud. Whoever is first is right: a token drawn
  * when another one has taken its place is dropped (here), and one that differs from what was drawn is refused (pipeline_append).
  *
+ * Replies that are at a token each get it from one pass; a prompt that is still run takes turns with them.
+ *
  *     run 0 --pipeline_decode--> run N --end token, stop, send, close, failure--> run 0        at `until` it waits, and goes on when that is raised
  */
 #include "edge/pipeline_internal.h"
@@ -111,27 +113,29 @@ static bool append(struct pipeline *p, struct pipeline_job *job, uint32_t run, u
     return fits;
 }
 
-static int draw(struct pipeline *p, struct pipeline_job *job, uint32_t run, uint32_t at, uint64_t start_us)
+static int draw(struct pipeline *p, const struct decode_turn *turn, float *logits, uint64_t token_us)
 {
+    struct pipeline_job *job = turn->job;
     const struct pipeline_decode *d = job->decode;
-    struct pipeline_event e = {.type = PIPELINE_TOKEN, .run = run, .index = at - d->prompt_count};
-    uint32_t unseen = d->reply_only ? d->prompt_count : 0;
-    int rc = sampler_draw(&d->sampling, p->logits, p->config.backend->model->params.vocab_count,
+    uint32_t at = turn->ids_count, unseen = d->reply_only ? d->prompt_count : 0;
+    struct pipeline_event e = {
+        .type = PIPELINE_TOKEN, .run = turn->run, .index = at - d->prompt_count, .token_us = token_us};
+    int rc = sampler_draw(&d->sampling, logits, p->config.backend->model->params.vocab_count,
                           job->ids + unseen, at - unseen, d->prompt_count - unseen, p->sampler, &e.token);
     if (rc < 0)
         return rc;
     if (job->cost.tokens > 1)
         e.cost = job->cost;
-    else
-        e.token_us = TD_MAX(clock_mono_us() - start_us, UINT64_C(1));
-    if (append(p, job, run, at, e.token.id))
+    if (append(p, job, turn->run, at, e.token.id))
         hand_on(p, job, &e);
     return 0;
 }
 
-void decode_step(struct pipeline *p, struct pipeline_job *job, uint32_t run, uint32_t ids_count)
+/* What the job has, chunk by chunk, up to the token behind it. */
+static void chunk_step(struct pipeline *p, const struct decode_turn *turn)
 {
-    uint32_t layers = p->layer_count, last = ids_count - 1;
+    struct pipeline_job *job = turn->job;
+    uint32_t layers = p->layer_count, last = turn->ids_count - 1;
     uint64_t start_us = clock_mono_us();
     if (job->depth < layers)
         pipeline_drop_pages(p, job, 0);
@@ -141,16 +145,97 @@ void decode_step(struct pipeline *p, struct pipeline_job *job, uint32_t run, uin
     if (disk_fetch(p, job, last, layers))
         return;
     struct pipeline_run chunk = {
-        .end = pipeline_chunk_end(p, job->position, ids_count), .layers = layers, .may_reclaim = true};
-    chunk.logits = chunk.end == ids_count ? p->logits : NULL;
+        .end = pipeline_chunk_end(p, job->position, turn->ids_count), .layers = layers, .may_reclaim = true};
+    chunk.logits = chunk.end == turn->ids_count ? p->logits : NULL;
     int rc = pipeline_compute(p, job, &chunk);
+    uint64_t token_us = job->cost.tokens > 1 ? 0 : TD_MAX(clock_mono_us() - start_us, UINT64_C(1));
     if (rc == 0 && chunk.logits)
-        rc = draw(p, job, run, ids_count, start_us);
+        rc = draw(p, turn, p->logits, token_us);
     else if (rc == 0)
-        hand_on(p, job, &(struct pipeline_event){.type = PIPELINE_RAN, .run = run, .cost = job->cost});
+        hand_on(p, job, &(struct pipeline_event){.type = PIPELINE_RAN, .run = turn->run, .cost = job->cost});
     job->cost = (struct pipeline_cost){0};
     if (rc < 0)
-        fail(p, job, run, rc);
+        fail(p, job, turn->run, rc);
+}
+
+/* All but one token of it has been run. */
+static bool is_at_token(const struct pipeline *p, const struct pipeline_job *job, uint32_t ids_count)
+{
+    return job->depth >= p->layer_count && job->position + 1 == ids_count;
+}
+
+/* A row of each, in one pass. Only the first may take pages of others, before they are looked at: who finds none is first some other time. */
+static void tokens_step(struct pipeline *p, const struct decode_turn *turns, uint32_t count)
+{
+    struct decode_turn taken[DECODES_MAX];
+    struct batch_seq seqs[DECODES_MAX];
+    size_t vocab_count = p->config.backend->model->params.vocab_count;
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < count; i++) {
+        struct pipeline_job *job = turns[i].job;
+        int rc = pipeline_need_pages(p, job, turns[i].ids_count, i == 0);
+        if (rc < 0 && i == 0)
+            fail(p, job, turns[i].run, rc);
+        if (rc < 0 || !is_at_token(p, job, turns[i].ids_count))
+            continue;
+        seqs[n] = (struct batch_seq){.layer_end = p->layer_count,
+                                     .position = job->position,
+                                     .row_count = 1,
+                                     .ids = job->ids + job->position,
+                                     .logits = p->logits + n * vocab_count,
+                                     .logit_count = 1,
+                                     .pages = job->pages};
+        taken[n++] = turns[i];
+    }
+    if (n == 0)
+        return;
+    uint64_t start_us = clock_mono_us();
+    int rc = p->config.backend->ops->forward(p->config.backend, &(struct batch){seqs, n});
+    paced_wait(start_us, (double)n * p->layer_count);
+    for (uint32_t i = 0; i < n; i++) {
+        int drawn = rc;
+        if (rc == 0) {
+            pipeline_has_run(p, taken[i].job, taken[i].ids_count, p->layer_count);
+            drawn = draw(p, &taken[i], p->logits + i * vocab_count, 0);
+        }
+        if (drawn < 0)
+            fail(p, taken[i].job, taken[i].run, drawn);
+    }
+}
+
+void decode_step(struct pipeline *p, const struct decode_turn *turns, uint32_t count)
+{
+    if (count > 1)
+        tokens_step(p, turns, count);
+    else
+        chunk_step(p, turns);
+}
+
+/* ---- turns ---- */
+
+/* The one that was served longest ago, and not since `begun`. */
+static struct pipeline_job *longest_waiting(struct pipeline *p, uint64_t begun, bool at_token)
+{
+    struct pipeline_job *found = NULL;
+    for (struct pipeline_job *job = p->jobs; job; job = job->next)
+        if (decode_has_work(job) && job->served <= begun && (!found || job->served < found->served) &&
+            (!at_token || is_at_token(p, job, job->ids_count)))
+            found = job;
+    return found;
+}
+
+uint32_t decode_pick(struct pipeline *p, struct decode_turn turns[DECODES_MAX])
+{
+    uint64_t begun = p->turns;
+    uint32_t count = 0;
+    struct pipeline_job *job = longest_waiting(p, begun, false);
+    bool more = job && is_at_token(p, job, job->ids_count);
+    while (job) {
+        job->served = ++p->turns;
+        turns[count++] = (struct decode_turn){job, job->run, job->ids_count};
+        job = more && count < DECODES_MAX ? longest_waiting(p, begun, true) : NULL;
+    }
+    return count;
 }
 
 /* ---- what a token takes ---- */

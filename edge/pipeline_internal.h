@@ -38,6 +38,13 @@ struct pipeline_job {
     uint64_t served;           /* when it was decoded last, in turns */
 };
 
+/* Replies that get a token each from one pass: the weights are read once for all. Memory for their logits is the bound. */
+#define DECODES_MAX 8u
+struct decode_turn { /* as it was under the lock */
+    struct pipeline_job *job;
+    uint32_t run, ids_count;
+};
+
 struct pipeline_run { /* tokens up to `end` through layers [0, layers) */
     uint32_t end, layers;
     float *hidden, *logits; /* of all of them, of the last one; or NULL */
@@ -73,7 +80,7 @@ struct pipeline {
     uint8_t *piece;        /* an encoded piece */
     size_t piece_capacity;
     struct kv_codec_scratch *codec;
-    float *logits; /* [vocab], with `decodes` only, as the next */
+    float *logits; /* [DECODES_MAX][vocab], with `decodes` only, as the next */
     struct sampler_scratch *sampler;
     bool decoded_last; /* the last turn was a decode's */
     uint64_t turns;
@@ -83,6 +90,10 @@ struct pipeline {
 
 /* ---- pipeline.c ---- */
 int pipeline_compute(struct pipeline *p, struct pipeline_job *job, const struct pipeline_run *run);
+/* Pages for tokens below `end`. may_reclaim: those of jobs that only fill. 0 or -TD_ERR_NOSPACE. */
+int pipeline_need_pages(struct pipeline *p, struct pipeline_job *job, uint32_t end, bool may_reclaim);
+/* Tokens below `end` have been run through layers [0, layers). */
+void pipeline_has_run(struct pipeline *p, struct pipeline_job *job, uint32_t end, uint32_t layers);
 void pipeline_drop_pages(struct pipeline *p, struct pipeline_job *job, uint32_t keep_count);
 /* Take what the cache has, deep enough, of the blocks below limit_tokens; only on a block border. */
 void pipeline_take_cached(struct pipeline *p, struct pipeline_job *job, uint32_t limit_tokens,
@@ -90,9 +101,11 @@ void pipeline_take_cached(struct pipeline *p, struct pipeline_job *job, uint32_t
 uint32_t pipeline_chunk_end(const struct pipeline *p, uint32_t position, uint32_t limit);
 
 /* ---- pipeline_decode.c ---- */
-bool decode_has_work(const struct pipeline_job *job); /* under the lock */
-/* The next chunk of a job with ids_count ids, or the next token of its run. */
-void decode_step(struct pipeline *p, struct pipeline_job *job, uint32_t run, uint32_t ids_count);
+bool decode_has_work(const struct pipeline_job *job); /* under the lock, as the next */
+/* Whose turn it is: the one that has waited longest, and where only a token is to be run for it, others of which that holds. */
+uint32_t decode_pick(struct pipeline *p, struct decode_turn turns[DECODES_MAX]);
+/* The next chunk of a job, or the next token of each. */
+void decode_step(struct pipeline *p, const struct decode_turn *turns, uint32_t count);
 void decode_measure(struct pipeline *p, uint32_t page);
 
 /* ---- pipeline_emit.c ---- */

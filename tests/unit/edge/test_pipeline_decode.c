@@ -264,6 +264,109 @@ static void work_takes_turns(void **state)
     rig_free(&rig);
 }
 
+/* Tokens of jobs 1 to `jobs`, `count` of each, from index `first` on; whose come first is up to the thread. */
+static void collect_from(struct rig *rig, uint32_t jobs, uint32_t first, uint32_t count,
+                         struct sampled (*out)[CAPACITY])
+{
+    uint32_t had[16] = {0};
+    for (uint32_t left = jobs * count; left > 0;) {
+        struct pipeline_event *e = queue_pop(rig->events, WAIT_US);
+        assert_non_null(e);
+        assert_int_not_equal(e->type, PIPELINE_DECODE_FAILED);
+        if (e->type == PIPELINE_TOKEN) {
+            assert_int_equal(e->index, first + had[e->job - 1]);
+            out[e->job - 1][had[e->job - 1]++] = e->token;
+            left--;
+        }
+        pipeline_event_free(e);
+    }
+}
+
+/* Replies that are at a token share a pass, as many as there is room for logits; each has its own tokens, and none is left behind. */
+static void replies_share_a_pass(void **state)
+{
+    (void)state;
+    enum { COUNT = 20 };
+    static struct sampled tokens[10][CAPACITY];
+    static const struct {
+        uint32_t jobs, passes;
+    } cases[] = {{4, COUNT + 1}, {8, COUNT + 1}, {10, 10 * COUNT / 8 + 4}};
+    for (size_t k = 0; k < TD_COUNT(cases); k++) {
+        struct rig rig;
+        struct pipeline_job *jobs[10];
+        sem_t gate;
+        sem_init(&gate, 0, 1000);
+        rig_fake(&rig, 64, LAYERS);
+        for (uint32_t i = 0; i < cases[k].jobs; i++) {
+            jobs[i] = open_job(&rig, i + 1, PROMPT);
+            assert_int_equal(decode(&rig, jobs[i], 1, PROMPT + 1), 0);
+            int32_t other = next_token(&rig, i + 1, 1, 0).id, id = (int32_t)(100 + i);
+            pipeline_close(rig.pipeline, jobs[i], 0);
+            jobs[i] = open_job(&rig, i + 1, PROMPT); /* with a last id of its own */
+            assert_int_equal(pipeline_append(rig.pipeline, jobs[i], PROMPT, &id, 1), 0);
+            assert_int_equal(decode(&rig, jobs[i], 1, PROMPT + 2), 0);
+            assert_int_equal(next_token(&rig, i + 1, 1, 1).id, fake_next(id, PROMPT));
+            assert_int_not_equal(other, id);
+        }
+        assert_true(pipeline_wait_idle(rig.pipeline, 5000));
+        while (sem_trywait(&gate) == 0)
+            ;
+        rig.fake->gate = &gate;
+        uint32_t passes = rig.fake->forwards;
+        for (uint32_t i = 0; i < cases[k].jobs; i++)
+            pipeline_decode_until(rig.pipeline, jobs[i], PROMPT + 2 + COUNT);
+        for (int i = 0; i < 1000; i++)
+            sem_post(&gate);
+        collect_from(&rig, cases[k].jobs, 2, COUNT, tokens);
+        for (uint32_t i = 0; i < cases[k].jobs; i++) {
+            int32_t last = fake_next((int32_t)(100 + i), PROMPT);
+            for (uint32_t at = 0; at < COUNT; at++) {
+                assert_int_equal(tokens[i][at].id, fake_next(last, PROMPT + 1 + at));
+                last = tokens[i][at].id;
+            }
+            pipeline_close(rig.pipeline, jobs[i], 0);
+        }
+        assert_in_range(rig.fake->forwards - passes, cases[k].passes - 4, cases[k].passes);
+        assert_int_equal(rig.fake->pages_bad, 0);
+        rig_free(&rig);
+        sem_destroy(&gate);
+    }
+}
+
+/* One page is left, and two want it: who has waited longer gets it, the other one is told. */
+static void one_of_two_gets_the_last_page(void **state)
+{
+    (void)state;
+    struct rig rig;
+    rig_fake(&rig, 2 + 2 * 1 + 1, LAYERS); /* two blocks that they share, a third of each, and one */
+    struct pipeline_job *jobs[2] = {open_job(&rig, 1, PROMPT), NULL};
+    assert_int_equal(decode(&rig, jobs[0], 1, PROMPT + 1), 0);
+    next_token(&rig, 1, 1, 0);
+    jobs[1] = open_job(&rig, 2, PROMPT);
+    assert_int_equal(decode(&rig, jobs[1], 1, PROMPT + 1), 0);
+    next_token(&rig, 2, 1, 0);
+    assert_true(pipeline_wait_idle(rig.pipeline, 5000));
+    for (uint32_t i = 0; i < 2; i++)
+        pipeline_decode_until(rig.pipeline, jobs[i], 4 * KV_BLOCK_TOKENS);
+    uint32_t counts[2] = {1, 1}, failed = 0;
+    while (!failed ||
+           counts[0] + counts[1] < 4 * KV_BLOCK_TOKENS - PROMPT + 3 * KV_BLOCK_TOKENS + 1 - PROMPT) {
+        struct pipeline_event *e = queue_pop(rig.events, WAIT_US);
+        assert_non_null(e);
+        if (e->type == PIPELINE_TOKEN)
+            counts[e->job - 1]++;
+        failed += e->type == PIPELINE_DECODE_FAILED;
+        assert_true(e->type != PIPELINE_DECODE_FAILED || e->code == -TD_ERR_NOSPACE);
+        pipeline_event_free(e);
+    }
+    no_token(&rig);
+    assert_int_equal(failed, 1);
+    assert_int_equal(rig.fake->pages_bad, 0);
+    for (uint32_t i = 0; i < 2; i++)
+        pipeline_close(rig.pipeline, jobs[i], 0);
+    rig_free(&rig);
+}
+
 static void without_room_or_a_head_there_are_none(void **state)
 {
     (void)state;
@@ -364,24 +467,28 @@ static void follow_a_naive_loop(bool reply_only, struct sampled expected[REPLY])
         ids[i] = (int32_t)(i * 31 % rig.model->params.vocab_count);
     naive(expected, reply_only ? PROMPT : 0);
     rig_start(&rig, backend, NULL);
-    struct pipeline_job *job = open_job(&rig, 1, PROMPT);
+    static struct sampled tokens[2][CAPACITY];
+    struct pipeline_job *jobs[] = {open_job(&rig, 1, PROMPT), open_job(&rig, 2, PROMPT)};
     struct pipeline_decode d = {.run = 3,
                                 .prompt_count = PROMPT,
                                 .until = PROMPT + REPLY,
                                 .reply_only = reply_only,
                                 .sampling = *sampling()};
-    assert_int_equal(pipeline_decode(rig.pipeline, job, &d), 0);
+    for (uint32_t j = 0; j < 2; j++) /* two at once, as one alone */
+        assert_int_equal(pipeline_decode(rig.pipeline, jobs[j], &d), 0);
+    collect_from(&rig, 2, 0, REPLY, tokens);
     bool varied = false;
-    for (uint32_t i = 0; i < REPLY; i++) {
-        struct sampled token = next_token(&rig, 1, 3, i);
-        assert_int_equal(token.id, expected[i].id);
-        assert_true(token.logprob == expected[i].logprob);
-        assert_int_equal(token.top_count, 3);
-        assert_memory_equal(token.top, expected[i].top, 3 * sizeof *token.top);
-        varied |= token.id != expected[0].id;
+    for (uint32_t i = 0; i < 2 * REPLY; i++) {
+        const struct sampled *token = &tokens[i / REPLY][i % REPLY], *wanted = &expected[i % REPLY];
+        assert_int_equal(token->id, wanted->id);
+        assert_true(token->logprob == wanted->logprob);
+        assert_int_equal(token->top_count, 3);
+        assert_memory_equal(token->top, wanted->top, 3 * sizeof *token->top);
+        varied |= token->id != expected[0].id;
     }
     assert_true(varied);
-    pipeline_close(rig.pipeline, job, 0);
+    for (uint32_t j = 0; j < 2; j++)
+        pipeline_close(rig.pipeline, jobs[j], 0);
     rig_free(&rig);
 }
 
@@ -443,6 +550,8 @@ int main(void)
         cmocka_unit_test(fewer_layers_than_all_are_run_anew),
         cmocka_unit_test(what_the_cloud_says_comes_first),
         cmocka_unit_test(work_takes_turns),
+        cmocka_unit_test(replies_share_a_pass),
+        cmocka_unit_test(one_of_two_gets_the_last_page),
         cmocka_unit_test(without_room_or_a_head_there_are_none),
         cmocka_unit_test(tokens_are_those_of_a_naive_loop),
         cmocka_unit_test(an_end_token_ends_it),
