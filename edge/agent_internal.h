@@ -234,7 +234,7 @@ void local_stop(struct flight *f);
 /* The cloud has confirmed tokens, or, with `overtaken`, is ahead. */
 void local_follow(struct flight *f, bool overtaken);
 void local_event(struct flight *f, const struct pipeline_event *e); /* may end the flight */
-/* The cloud is away, and the device may go on by itself. True: it does. */
+/* The cloud is away, and the device may go on by itself. True: it does, or the reply is whole, and f may be gone. */
 bool local_offline(struct flight *f, uint64_t now_us);
 void local_back(struct flight *f); /* a stream is open again */
 /* The cloud says another token than the device did: open again behind those that the client has. */

@@ -100,6 +100,17 @@ static double context_us(const struct flight *f)
     return plan_model_edge_us(&m, held, f->turn.ids_count + f->receiver.count, a->layers) + m.edge_decode_us;
 }
 
+/* The list of tokens is a whole reply, whoever made them: nothing follows an end token. */
+static bool finish_if_whole(struct flight *f)
+{
+    const struct gen_receiver *r = &f->receiver;
+    bool ends = r->count > 0 && !f->ignore_end && tokenizer_is_end(f->agent->tokenizer, r->ids[r->count - 1]);
+    if (!ends && r->count < f->token_count_max)
+        return false;
+    flight_finish(f, ends ? FINISH_STOP : FINISH_LENGTH);
+    return true;
+}
+
 bool local_offline(struct flight *f, uint64_t now_us)
 {
     struct agent *a = f->agent;
@@ -108,6 +119,8 @@ bool local_offline(struct flight *f, uint64_t now_us)
         return false;
     if (f->local.offline || !away || uplink_refused(a->uplink))
         return f->local.offline && f->local.run;
+    if (finish_if_whole(f)) /* only the word that it ends was lost with the link */
+        return true;
     if (f->local.run_last && !f->local.run) /* it may have drawn tokens that came too late to count */
         wire_close_work(f, false);
     plan_open_work(f);
@@ -177,9 +190,7 @@ static void take_token(struct flight *f, const struct pipeline_event *e)
     metric_add(f->agent->metrics.local_tokens, 1);
     if (!flight_start_sink(f) || !deliver(f, &e->token) || f->local.run != run)
         return;
-    bool ends = !f->ignore_end && tokenizer_is_end(f->agent->tokenizer, e->token.id);
-    if (ends || f->receiver.count >= f->token_count_max)
-        flight_finish(f, ends ? FINISH_STOP : FINISH_LENGTH);
+    finish_if_whole(f);
 }
 
 void local_event(struct flight *f, const struct pipeline_event *e)

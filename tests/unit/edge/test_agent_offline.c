@@ -50,6 +50,33 @@ static void the_rest_is_made_here(void **state)
     rig_free(&r);
 }
 
+/* What the cloud said is a whole reply already; the link broke before it said so. */
+static void an_end_that_was_not_heard_is_one(void **state)
+{
+    (void)state;
+    for (int ends = 0; ends < 2; ends++) {
+        struct rig r;
+        make(&r);
+        r.cloud.token_count = 40;
+        r.cloud.cut_after = ends ? 1 : 12;
+        r.cloud.away_then = true;
+        rig_run(&r);
+        int32_t end = 0;
+        while (!tokenizer_is_end(r.agent->tokenizer, end))
+            end++;
+        if (ends)
+            r.cloud.same_token = end;
+        struct client *c = rig_asks(&r, 12);
+        c->request.ignore_end = false;
+        client_run(&r, c);
+        assert_int_equal(c->failed, 0);
+        assert_int_equal(c->count, ends ? 1 : 12);
+        assert_int_equal(c->finish, ends ? FINISH_STOP : FINISH_LENGTH);
+        assert_int_equal(c->timings.offline_tokens, 0);
+        rig_free(&r);
+    }
+}
+
 static void break_next(void *arg)
 {
     struct fake_cloud *cloud = &((struct rig *)arg)->cloud;
@@ -361,6 +388,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_rest_is_made_here),
+        cmocka_unit_test(an_end_that_was_not_heard_is_one),
         cmocka_unit_test(a_prompt_that_breaks_off_is_done_here),
         cmocka_unit_test(a_token_that_came_too_late_does_not_count),
         cmocka_unit_test(it_hands_back),
