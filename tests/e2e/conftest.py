@@ -39,3 +39,11 @@ def edge_client(edge):
 @pytest.fixture
 def cloud_client(cloud):
     return client_of(cloud, cloud.token, cloud.ca)
+
+
+@pytest.fixture
+def world(request, tmp_path):
+    """The module's own World, a harness.Stack."""
+    w = request.module.World(tmp_path)
+    yield w
+    w.close()

@@ -280,3 +280,12 @@ class Relay:
     def close(self):
         self.cut()
         self.listener.close()
+
+
+class Stack:
+    """An edge, a relay, a cloud, which a subclass starts."""
+
+    def close(self):
+        self.edge.kill()
+        self.relay.close()
+        self.cloud.kill()

@@ -81,15 +81,6 @@ def test_wrong_kv_stays_with_its_uploader(tmp_path):
 # ---- hostile frames ----
 
 
-@pytest.fixture(scope="module")
-def node(tmp_path_factory):
-    c = Cloud(tmp_path_factory.mktemp("node"))
-    c.token = c.new_token()
-    c.start()
-    yield c
-    assert c.stop() == 0, c.log()[-2000:]
-
-
 def said(edge):
     """How the cloud ends a stream or the connection."""
     try:
@@ -136,9 +127,9 @@ VIOLATIONS = {
 
 
 @pytest.mark.parametrize("what", VIOLATIONS)
-def test_violation_ends_only_its_sender(node, what):
+def test_violation_ends_only_its_sender(cloud, what):
     violate, word = VIOLATIONS[what]
-    good, bad = MiniEdge(node, node.token), MiniEdge(node, node.token)
+    good, bad = MiniEdge(cloud, cloud.token), MiniEdge(cloud, cloud.token)
     violate(bad)
     assert word in said(bad)
     stream = good.open(IDS[:10])
@@ -149,9 +140,9 @@ def test_violation_ends_only_its_sender(node, what):
     bad.close()
 
 
-def test_window_is_kept(node):
+def test_window_is_kept(cloud):
     """Bulk beyond the credit cuts the connection off instead of filling memory: two unfinished messages together are larger than a stream's window."""
-    edge = MiniEdge(node, node.token)
+    edge = MiniEdge(cloud, cloud.token)
     stream, part = planned(edge), bytes(150_000)
     for i in range(26):
         edge.send(mini.KV_BLOCK, stream, mini.fields(1, 0, 0, 0, i * len(part), 4_000_000), part)
@@ -161,8 +152,8 @@ def test_window_is_kept(node):
     edge.close()
 
 
-def test_later_attempt_fences_the_earlier(node):
-    edge, request = MiniEdge(node, node.token), bytes(range(16))
+def test_later_attempt_fences_the_earlier(cloud):
+    edge, request = MiniEdge(cloud, cloud.token), bytes(range(16))
     first = edge.open(IDS, attempt=5, request_id=request)
     edge.expect(mini.OPEN_ACK, stream=first)
     edge.open(IDS, attempt=5, request_id=request)
@@ -174,9 +165,9 @@ def test_later_attempt_fences_the_earlier(node):
 # ---- hostile HTTP ----
 
 
-def https(node, data, seconds=3):
+def https(cloud, data, seconds=3):
     """All that comes back for these bytes."""
-    raw = ssl.create_default_context(cafile=node.ca).wrap_socket(socket.create_connection(("127.0.0.1", node.port), timeout=seconds), server_hostname="localhost")
+    raw = ssl.create_default_context(cafile=cloud.ca).wrap_socket(socket.create_connection(("127.0.0.1", cloud.port), timeout=seconds), server_hostname="localhost")
     answer = b""
     with raw:
         raw.sendall(data)
@@ -191,14 +182,14 @@ def https(node, data, seconds=3):
 @pytest.mark.parametrize("framing", ["GET {p} HTTP/1.1|Transfer-Encoding: chunked", "POST {p} HTTP/1.1|Transfer-Encoding: chunked",
                                      "DELETE {p}/x HTTP/1.1|Transfer-Encoding: chunked", "POST {p} HTTP/1.1|Transfer-Encoding: chunked|Content-Length: 0",
                                      "POST {p} HTTP/1.1|Content-Length: 0|Content-Length: 44"])
-def test_no_request_hides_in_a_body(node, framing):
+def test_no_request_hides_in_a_body(cloud, framing):
     """Where a body's end is unclear, nothing behind the head is taken for a request."""
-    credential = f"Host: localhost\r\nAuthorization: Bearer {node.token}\r\n"
+    credential = f"Host: localhost\r\nAuthorization: Bearer {cloud.token}\r\n"
     hidden = f"GET /v1/models HTTP/1.1\r\n{credential}\r\n"
-    control = https(node, (hidden * 2).encode(), 1)
+    control = https(cloud, (hidden * 2).encode(), 1)
     assert control.count(b"HTTP/1.1 200") == 2, "control: two requests in one flight are answered"
     line, *headers = framing.format(p="/v1/conversations").split("|")
-    answer = https(node, (line + "\r\n" + credential + "".join(h + "\r\n" for h in headers) + "\r\n" + hidden).encode())
+    answer = https(cloud, (line + "\r\n" + credential + "".join(h + "\r\n" for h in headers) + "\r\n" + hidden).encode())
     assert answer.count(b"HTTP/1.1 ") <= 1 and b"HTTP/1.1 200" not in answer
 
 

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from conftest import client_of
-from harness import Cloud, Edge, Relay
+from harness import Cloud, Edge, Relay, Stack
 
 DELAY = 0.12  # seconds one way: some dozens of the device's tokens
 PROMPT = [{"role": "user", "content": "Write a story about a fox and a well. " + "The fox is thirsty and the well is deep. " * 6}]
@@ -15,7 +15,7 @@ ASK = dict(model="default", messages=PROMPT, temperature=1.0, top_p=0.95, presen
 EXTRA = {"fidelity": "exact", "timings": True}
 
 
-class World:
+class World(Stack):
     def __init__(self, path, local="always", extra=()):
         self.cloud = Cloud(path / "c")
         self.cloud.env["TANDEM_PACED_LAYER_US"] = "300"  # a slow one: the device is first also on a busy machine
@@ -25,19 +25,6 @@ class World:
         self.edge = Edge(path / "e", self.cloud, self.token, "auto", extra=["--local", local, *extra], cloud_port=self.relay.port).start()
         self.client = client_of(self.edge)
         self.alone = client_of(self.cloud, other, self.cloud.ca)
-
-    def close(self):
-        self.edge.kill()
-        self.relay.close()
-        self.cloud.kill()
-
-
-@pytest.fixture
-def world(tmp_path):
-    w = World(tmp_path)
-    yield w
-    w.close()
-
 
 def ask(client, extra=EXTRA, **more):
     """(text, probabilities, finish, tokens), timings"""

@@ -10,7 +10,7 @@ import openai
 import pytest
 
 from conftest import client_of
-from harness import Cloud, Edge, Relay
+from harness import Cloud, Edge, Relay, Stack
 from test_privacy import files_of, found, memory_image, plain
 
 TEXT = "Chartreuse pelicans auction fourteen brass metronomes under the whispering aqueduct. "
@@ -19,7 +19,7 @@ EXACT = {"ignore_eos": True, "fidelity": "exact", "timings": True}
 FORMS = ["--codec", "l0", "--hidden", "f32"]
 
 
-class World:
+class World(Stack):
     """One cloud without TLS behind a recording relay, one edge."""
 
     def __init__(self, path, extra=(), layers=8):
@@ -33,19 +33,6 @@ class World:
 
     def new_edge(self, name, token, extra=(), layers=8):
         return Edge(self.path / name, self.cloud, token, layers, extra=["--plain", *FORMS, *extra], cloud_port=self.relay.port).start()
-
-    def close(self):
-        self.edge.kill()
-        self.relay.close()
-        self.cloud.kill()
-
-
-@pytest.fixture
-def world(tmp_path):
-    w = World(tmp_path)
-    yield w
-    w.close()
-
 
 def ask(edge, prompt=PROMPT, prefer="private", conversation=None, tokens=48, **extra):
     body = {**EXACT, **extra, **({"prefer": prefer} if prefer else {}), **({"conversation": conversation} if conversation else {})}

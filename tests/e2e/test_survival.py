@@ -8,14 +8,14 @@ import httpx
 import pytest
 
 from conftest import client_of
-from harness import Cloud, Edge, Relay
+from harness import Cloud, Edge, Relay, Stack
 
 KILLS = int(os.environ.get("TANDEM_KILLS", "20"))
 PROMPT = [{"role": "user", "content": "Write a story about a fox and a well. " + "The fox is thirsty and the well is deep. " * 12}]
 ASK = dict(model="default", messages=PROMPT, temperature=0.9, seed=77, max_tokens=60, extra_body={"ignore_eos": True, "fidelity": "exact"})
 
 
-class World:
+class World(Stack):
     """One cloud, a relay in front of it, one edge."""
 
     def __init__(self, path, layers=8, extra=("--codec", "l0", "--hidden", "f32"), cloud_extra=()):
@@ -24,19 +24,6 @@ class World:
         self.cloud.start()
         self.relay = Relay(self.cloud.port)
         self.edge = Edge(path / "e", self.cloud, self.token, layers, extra=list(extra), cloud_port=self.relay.port).start()
-
-    def close(self):
-        self.edge.kill()
-        self.relay.close()
-        self.cloud.kill()
-
-
-@pytest.fixture
-def world(tmp_path):
-    w = World(tmp_path)
-    yield w
-    w.close()
-
 
 def stream_text(client, **ask):
     parts, usage = [], None
