@@ -9,7 +9,9 @@
  * The mean is bytes over time, of the last second or two in which the link was full, from a flight's first acknowledgement on.
  *
  * After idleness TCP begins anew with ten packets a round trip, however fast the link. A frame of 20 ms of that link would then keep rows behind KV for
- * several round trips: frames grow with what has been acknowledged since, as TCP's window does.
+ * several round trips: frames grow with what has been acknowledged since, as TCP's window does. Nor does
+ * that beginning say anything about the link: its samples may raise the estimate only, unless frames take longer than a round trip in which they wait
+ * for the window, so that something queues.
  *
  * On the way at most: rate x (min RTT + LIMIT_UNACKED_MARGIN_US). The margin lets a faster link show itself, and bounds the
  * queue that bulk builds in front of a CANCEL. Until the rate has stopped growing, twice the round trip is allowed.
@@ -169,6 +171,14 @@ static void rate_take_rtt(struct rate *r, uint64_t rtt_us, uint64_t now_us)
     }
 }
 
+/* Behind idleness it is TCP's window that limits, until it has doubled up to what the link holds; a slow link is told by what queues. */
+static bool tcp_begins(const struct rate *r, uint64_t rtt_us)
+{
+    uint64_t grown = 2 * bytes_in(rate_estimate(r), r->min_rtt_us);
+    return !r->startup && r->acked_size - r->woken_size < grown &&
+           rtt_us <= 2 * r->min_rtt_us + LIMIT_UNACKED_MARGIN_US / 2;
+}
+
 void rate_acked(struct rate *r, uint64_t acked_size, uint64_t now_us)
 {
     if (acked_size <= r->acked_size)
@@ -181,6 +191,8 @@ void rate_acked(struct rate *r, uint64_t acked_size, uint64_t now_us)
         r->sample_head = (r->sample_head + 1) % LINK_RATE_SAMPLES;
         r->sample_count--;
     }
+    if (found)
+        newest.limited |= tcp_begins(r, now_us - newest.sent_us);
     if (found && r->flight_acked && !newest.limited)
         rate_take_mean(r, acked_size - r->acked_size, now_us - r->acked_us);
     r->flight_acked = true;

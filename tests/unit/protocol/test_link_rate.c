@@ -365,6 +365,45 @@ static void test_one_flat_round_is_no_growth(void **state)
     path_stop();
 }
 
+static void send_flight(struct rate *r, uint64_t size, uint64_t now_us)
+{
+    for (int i = 0; i < 10; i++)
+        rate_sent(r, size / 10, now_us);
+}
+
+/* After idleness a few packets a round trip go, then twice as many: that is TCP's beginning, not the link's rate. Where the answers come late it is the link. */
+static void test_a_new_beginning_of_tcp_does_not_lower_the_estimate(void **state)
+{
+    (void)state;
+    for (int slow = 0; slow < 2; slow++) {
+        const uint64_t rate = 300 * MBIT, rtt_us = 40 * MS;
+        struct rate r;
+        rate_init(&r, 0);
+        r.startup = false;
+        r.best = r.best_before = r.mean_size = rate;
+        r.mean_us = SECOND;
+        r.rtt_us = r.min_rtt_us = rtt_us;
+        r.acked_us = r.min_rtt_at_us = SECOND;
+        uint64_t now_us = 3 * SECOND;
+        rate_wake(&r, now_us);
+        uint64_t flight = 90000;
+        send_flight(&r, flight, now_us);
+        for (; flight <= 720000; flight *= 2) {
+            uint64_t from = r.acked_size;
+            now_us += slow ? 200 * MS : rtt_us;
+            for (uint64_t i = 1; i <= 10; i++) {
+                if (i == 10) /* there is always something on the way */
+                    send_flight(&r, 2 * flight, now_us);
+                rate_acked(&r, from + i * flight / 10, now_us + i * MS / 2);
+            }
+        }
+        if (slow)
+            assert_true(rate_mean(&r) < rate * 3 / 4);
+        else
+            assert_true(rate_mean(&r) == rate && rate_estimate(&r) == rate);
+    }
+}
+
 static void test_hint_of_an_earlier_connection(void **state)
 {
     (void)state;
@@ -520,6 +559,7 @@ int main(void)
         cmocka_unit_test(test_the_mean_is_of_a_full_link),
         cmocka_unit_test(test_a_probe_finds_what_an_idle_path_carries),
         cmocka_unit_test(test_a_probe_has_the_path_for_itself),
+        cmocka_unit_test(test_a_new_beginning_of_tcp_does_not_lower_the_estimate),
         cmocka_unit_test(test_hint_of_an_earlier_connection),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
