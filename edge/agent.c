@@ -31,6 +31,14 @@ struct flight *agent_find_request(struct agent *a, const struct flight *except,
     return NULL;
 }
 
+void agent_count_running(struct agent *a)
+{
+    uint32_t count = 0;
+    for (const struct flight *f = a->flights; f; f = f->next)
+        count += f->state != FLIGHT_LEAVING;
+    metric_set(a->metrics.running, count);
+}
+
 void agent_remove(struct agent *a, struct flight *f)
 {
     struct flight **at = &a->flights;
@@ -38,7 +46,7 @@ void agent_remove(struct agent *a, struct flight *f)
         at = &(*at)->next;
     *at = f->next;
     a->flight_count--;
-    metric_set(a->metrics.running, a->flight_count);
+    agent_count_running(a);
     net_timer_start(a->tick,
                     1); /* one that waited for room or behind this one may go on; the agent may be empty */
 }

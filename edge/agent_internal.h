@@ -247,5 +247,6 @@ void agent_look_at_link(struct agent *a); /* take its figures into the estimates
 struct flight *agent_find_request(struct agent *a, const struct flight *except,
                                   const uint8_t request_id[GEN_REQUEST_ID_SIZE]);
 void agent_remove(struct agent *a, struct flight *f); /* out of the list */
+void agent_count_running(struct agent *a); /* for the metric, when the list or a state has changed */
 
 #endif

@@ -55,6 +55,7 @@ static void let_go(struct flight *f)
     f->state = FLIGHT_LEAVING;
     f->sink = NULL;
     f->deadline_us = clock_mono_us() + LIMIT_PARK_MS * UINT64_C(1000);
+    agent_count_running(f->agent);
 }
 
 /* The cloud may have forgotten it, or not have got to it: then it begins and ends it now. */
@@ -556,7 +557,7 @@ int agent_begin(struct agent *a, const struct api_request *request, const char *
     a->flights = f;
     a->flight_count++;
     metric_add(a->metrics.requests, 1);
-    metric_set(a->metrics.running, a->flight_count);
+    agent_count_running(a);
     net_timer_start(a->tick, 1); /* the loop's next turn: nothing is called back before this returns */
     *out = f;
     return 0;

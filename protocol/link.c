@@ -223,11 +223,27 @@ void link_set_patience(struct link *l, uint64_t patience_us, uint64_t now_us)
     l->patience_us = patience_us;
 }
 
-uint64_t link_silence_us(const struct link *l, uint64_t *since_us)
+/* Half of how much silence is too much, and since when it counts. */
+static uint64_t half_silence_us(const struct link *l, uint64_t *since_us)
 {
     uint64_t limit_us = LIMIT_PEER_SILENCE_MS * UINT64_C(1000);
-    *since_us = l->patience_us ? TD_MAX(l->heard_us, l->waits_us) : l->heard_us;
-    return l->patience_us ? TD_MIN(TD_MAX(l->patience_us, 4 * l->rate.rtt_us), limit_us) : limit_us;
+    *since_us = TD_MAX(l->heard_us, l->waits_us);
+    return TD_MIN(TD_MAX(l->patience_us, 4 * l->rate.rtt_us), limit_us) / 2;
+}
+
+uint64_t link_ask_us(const struct link *l)
+{
+    uint64_t since_us, half_us = half_silence_us(l, &since_us);
+    return l->patience_us && l->asked_us <= since_us ? since_us + half_us : UINT64_MAX;
+}
+
+/* When the silence has lasted for too long. */
+static uint64_t gone_us(const struct link *l)
+{
+    uint64_t since_us, half_us = half_silence_us(l, &since_us);
+    uint64_t latest_us = l->heard_us + LIMIT_PEER_SILENCE_MS * UINT64_C(1000);
+    bool was_asked = l->patience_us && l->asked_us > since_us;
+    return was_asked ? TD_MIN(l->asked_us + half_us, latest_us) : latest_us;
 }
 
 static bool waits_for_hello(const struct link *l)
@@ -243,8 +259,7 @@ uint64_t link_wait_us(const struct link *l, uint64_t now_us)
         return UINT64_MAX;
     if (waits_for_hello(l))
         return until_us(l->created_us + LIMIT_HELLO_TIMEOUT_MS * UINT64_C(1000), now_us);
-    uint64_t since_us, silence_us = link_silence_us(l, &since_us);
-    uint64_t wait_us = until_us(since_us + silence_us, now_us);
+    uint64_t wait_us = until_us(gone_us(l), now_us);
     if (l->state != LINK_READY)
         return wait_us;
     if (frame_queue_first_size(&l->tokens) > 0 || link_bulk_ready(l))
@@ -276,9 +291,11 @@ int link_tick(struct link *l, uint64_t now_us)
         return 0;
     if (waits_for_hello(l) && now_us - l->created_us >= LIMIT_HELLO_TIMEOUT_MS * UINT64_C(1000))
         return link_fault(l, -TD_ERR_TIMEOUT, "no HELLO within %u ms", LIMIT_HELLO_TIMEOUT_MS);
-    uint64_t since_us, silence_us = link_silence_us(l, &since_us);
-    if (now_us >= since_us + silence_us)
-        return link_fault(l, -TD_ERR_TIMEOUT, "nothing heard for %u ms", (unsigned)(silence_us / 1000));
+    if (now_us >= link_ask_us(l))
+        l->asked_us = now_us;
+    if (now_us >= gone_us(l))
+        return link_fault(l, -TD_ERR_TIMEOUT, "nothing heard for %llu ms",
+                          (unsigned long long)((now_us - l->heard_us) / 1000));
     if (l->partial_count > 0 && now_us - l->bulk_heard_us >= LIMIT_UPLOAD_IDLE_MS * UINT64_C(1000))
         free_idle_partials(l);
     return 0;

@@ -65,8 +65,8 @@ const char *link_error_text(const struct link *l);
 int64_t link_next(struct link *l, uint8_t *dst, size_t capacity, uint64_t now_us);
 /* Find out what an idle link carries at least, with a padded PING, once nothing is on the way and the minimum round trip is known. */
 void link_probe(struct link *l);
-/* Somebody waits for the peer, and no longer than this: it is asked (PING) after half of that without a sound, and gone after all of it, or after four
- * round trips if that is more. 0: nobody does; LIMIT_PEER_SILENCE_MS. */
+/* Somebody waits for the peer, and no longer than this: it is asked (PING) after half of that without a sound, and gone half of it after that; or after
+ * four round trips if that is more. An end that slept itself asks first. 0: nobody does; LIMIT_PEER_SILENCE_MS. */
 void link_set_patience(struct link *l, uint64_t patience_us, uint64_t now_us);
 /* Microseconds until link_next or link_tick has something to do (pacing, pings, timeouts); UINT64_MAX: only after new input. */
 uint64_t link_wait_us(const struct link *l, uint64_t now_us);

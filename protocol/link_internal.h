@@ -157,6 +157,7 @@ struct link {
     char error_text[160];
     uint64_t created_us, heard_us;
     uint64_t patience_us, waits_us; /* 0: nobody waits; since when somebody does */
+    uint64_t asked_us;              /* the peer was, or would have been had the socket had room */
     struct arena arena;
     struct bucket control_in, own_out;
     uint64_t bytes_in, bytes_out;
@@ -200,8 +201,8 @@ int link_ready(struct link *l, uint32_t peer_connection_window, uint32_t peer_st
 /* What the link itself wants to say: -1: nothing now; else microseconds until it does (0: now). */
 uint64_t link_own_wait_us(const struct link *l, uint64_t now_us);
 bool link_bulk_ready(const struct link *l);
-/* How much silence is too much, and since when it counts. */
-uint64_t link_silence_us(const struct link *l, uint64_t *since_us);
+/* When a peer that somebody waits for is asked whether it is still there; UINT64_MAX: it need not be, or was. */
+uint64_t link_ask_us(const struct link *l);
 /* Fail with a reason of at most a line; returns code. */
 int link_fault(struct link *l, int code, const char *format, ...) __attribute__((format(printf, 3, 4)));
 

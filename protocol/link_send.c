@@ -358,25 +358,23 @@ void link_probe(struct link *l)
     l->probe_wanted = true;
 }
 
-/* When a peer that somebody waits for is asked whether it is still there; UINT64_MAX: it need not be, or was. */
-static uint64_t ask_us(const struct link *l)
-{
-    uint64_t since_us, due_us = link_silence_us(l, &since_us) / 2;
-    due_us += since_us;
-    return l->patience_us && l->ping_us < due_us ? due_us : UINT64_MAX;
-}
-
 static bool confirm_due(const struct link *l, uint64_t now_us)
 {
     return l->confirm_wanted && !l->ping_open && rate_wants_confirming(&l->rate, now_us);
 }
 
+/* Is a peer to be asked whether it is still there? */
+static bool ask_due(const struct link *l, uint64_t now_us)
+{
+    return link_ask_us(l) <= now_us || l->ping_us < l->asked_us;
+}
+
 static uint64_t ping_wait_us(const struct link *l, uint64_t now_us)
 {
-    if (probe_due(l) || confirm_due(l, now_us) || ask_us(l) <= now_us)
+    if (probe_due(l) || confirm_due(l, now_us) || ask_due(l, now_us))
         return 0;
     uint64_t due_us = l->ping_us + LIMIT_PING_INTERVAL_MS * UINT64_C(1000);
-    due_us = TD_MIN(due_us, ask_us(l));
+    due_us = TD_MIN(due_us, link_ask_us(l));
     uint64_t wait_us = l->ping_us == 0 || due_us <= now_us ? 0 : due_us - now_us;
     return l->ping_open ? wait_us : TD_MIN(wait_us, rate_ping_wait_us(&l->rate, now_us));
 }
@@ -419,7 +417,7 @@ static int64_t next_ping(struct link *l, uint8_t *dst, size_t capacity, uint64_t
     measure |= confirm_due(l, now_us);
     l->confirm_wanted = false;
     bool regular = l->ping_us == 0 || now_us - l->ping_us >= LIMIT_PING_INTERVAL_MS * UINT64_C(1000) ||
-                   ask_us(l) <= now_us;
+                   ask_due(l, now_us);
     bool padded = !measure && !regular && probe_due(l);
     if (!measure && !regular && !padded)
         return 0;
@@ -428,6 +426,8 @@ static int64_t next_ping(struct link *l, uint8_t *dst, size_t capacity, uint64_t
         l->probe_wanted = false;
         l->probe_sent_size = l->rate.sent_size;
     }
+    if (link_ask_us(l) <= now_us)
+        l->asked_us = now_us;
     ping.id = ++l->ping_id;
     l->ping_open = true;
     l->ping_padded = padded;

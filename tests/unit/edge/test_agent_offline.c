@@ -258,6 +258,7 @@ static void the_cloud_hears_that_nobody_waits(void **state)
         else
             assert_true(comes_true(r.cloud.loop, is_whole, c));
         assert_int_equal(agent_flight_count(r.agent), 1);
+        assert_true(metric_value(r.agent->metrics.running) == 0);
         assert_int_equal(r.cloud.open_count, 1);
         r.cloud.silent = true; /* it would not come to an end by itself */
         on_loop(r.cloud.loop, come_back, &r);

@@ -118,7 +118,13 @@ static void test_a_peer_that_is_waited_for(void **state)
     link_set_patience(o.link, 0, o.now_us);
     assert_int_equal(link_tick(o.link, o.now_us), 0);
     link_set_patience(o.link, 2000 * MS, o.now_us);
-    o.now_us += 2400 * MS;
+    o.now_us += 8000 * MS; /* this end has slept: nobody was asked */
+    assert_int_equal(link_tick(o.link, o.now_us), 0);
+    assert_int_equal(link_wait_us(o.link, o.now_us), 0);
+    assert_int_equal(take(&o).type, FRAME_PING);
+    o.now_us += 1200 * MS - 1;
+    assert_int_equal(link_tick(o.link, o.now_us), 0);
+    o.now_us += 1;
     assert_int_equal(link_tick(o.link, o.now_us), -TD_ERR_TIMEOUT);
     owner_stop(&o);
 }
