@@ -260,7 +260,13 @@ static bool covers_private(const struct flight *f)
 
 void plan_failed(struct flight *f, int code)
 {
-    if (code == -TD_ERR_UNSUPPORTED)
+    bool fits_alone = f->no_edge && f->turn.ids_count + KV_BLOCK_TOKENS <= f->agent->kv_tokens;
+    if (code == -TD_ERR_UNSUPPORTED && fits_alone)
+        flight_fail(
+            f, -TD_ERR_FULL,
+            "a private prompt needs memory of this device (--kv-memory) that others have taken; try again",
+            1000);
+    else if (code == -TD_ERR_UNSUPPORTED)
         flight_fail(
             f, code,
             "a private prompt needs its first layers computed on this device, which cannot do it now: "

@@ -1,5 +1,7 @@
 /* agent, private prompts: names and rows go to the cloud, ids never; what the cloud needs of one is sent again; what cannot be private is refused. */
 #include "agent_rig.h"
+#include "edge/agent_internal.h"
+#include "edge/local_kv.h"
 
 /* ---- private prompts ---- */
 
@@ -169,6 +171,30 @@ static void private_prompts_that_cannot_be_are_refused(void **state)
     }
 }
 
+static void take_memory(void *arg)
+{
+    struct rig *r = arg;
+    while (local_kv_alloc(r->agent->kv) != PAGE_NONE)
+        continue;
+}
+
+/* What others have taken of the device's memory comes back: the request may be made again, and is told so. */
+static void a_private_prompt_without_memory_may_come_again(void **state)
+{
+    (void)state;
+    struct rig r;
+    rig_make_private(&r, 1);
+    rig_run(&r);
+    on_loop(r.cloud.loop, take_memory, &r);
+    struct client *c = client_asks(&r, long_text);
+    on_loop(r.cloud.loop, client_begin, c);
+    assert_true(comes_true(r.cloud.loop, client_ended, c));
+    assert_int_equal(c->code, -TD_ERR_FULL);
+    assert_true(c->retry_ms > 0);
+    assert_non_null(strstr(c->text, "--kv-memory"));
+    rig_free(&r);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -178,6 +204,7 @@ int main(void)
         cmocka_unit_test(fewer_layers_than_promised_are_not_sent),
         cmocka_unit_test(what_the_cloud_needs_is_sent_again),
         cmocka_unit_test(private_prompts_that_cannot_be_are_refused),
+        cmocka_unit_test(a_private_prompt_without_memory_may_come_again),
     };
     return cmocka_run_group_tests(tests, rig_set_up, NULL);
 }
