@@ -35,7 +35,9 @@ int cli_load(const struct config_spec *spec, int argc, char **argv, void *settin
 /* ---- http ---- */
 struct cli_server { /* where an API is and how to get in */
     const char *url, *ca_path, *key_file;
-    const char *bearer; /* instead of key_file's; NULL: that */
+    const char *bearer;         /* instead of key_file's; NULL: that */
+    void (*on_wait)(void *ctx); /* NULL, or called about once a second while an answer is waited for */
+    void *wait_ctx;
 };
 #define CLI_SERVER_OPTIONS(owner, member)                                                                    \
     {.name = "url",                                                                                          \

@@ -38,6 +38,14 @@ static int show_wait(void *arg, curl_off_t down_total, curl_off_t down, curl_off
     return 0;
 }
 
+static int call_waiting(void *arg, curl_off_t down_total, curl_off_t down, curl_off_t up_total, curl_off_t up)
+{
+    const struct cli_server *server = arg;
+    (void)down_total, (void)down, (void)up_total, (void)up;
+    server->on_wait(server->wait_ctx);
+    return 0;
+}
+
 static size_t take_body(char *data, size_t one, size_t size, void *arg)
 {
     struct transfer *t = arg;
@@ -125,6 +133,11 @@ static int run(struct transfer *t, const struct cli_server *server, const char *
         t->begun_us = clock_mono_us();
         curl_easy_setopt(t->curl, CURLOPT_XFERINFOFUNCTION, show_wait);
         curl_easy_setopt(t->curl, CURLOPT_XFERINFODATA, t);
+        curl_easy_setopt(t->curl, CURLOPT_NOPROGRESS, 0L);
+    }
+    if (server->on_wait) {
+        curl_easy_setopt(t->curl, CURLOPT_XFERINFOFUNCTION, call_waiting);
+        curl_easy_setopt(t->curl, CURLOPT_XFERINFODATA, server);
         curl_easy_setopt(t->curl, CURLOPT_NOPROGRESS, 0L);
     }
     CURLcode code = curl_easy_perform(t->curl);

@@ -68,10 +68,10 @@ static const struct config_spec SPEC = {
     .program = "tandem store",
     .env_prefix = "TANDEM_STORE_CMD",
     .summary = "What a KV store holds, whether it is whole, and its upkeep.",
-    .usage = "ls|stat|compact|gc --store DIR|--admin URL --store-key-file FILE\n"
+    .usage = "ls|stat|verify|compact|gc --store DIR|--admin URL --store-key-file FILE\n"
              "pin|unpin ID --tenant NAME [--principal NAME] --store DIR|--admin URL --store-key-file FILE\n"
              "erase-tenant NAME --yes --store DIR|--admin URL --store-key-file FILE\n"
-             "verify|rebuild|rotate-key --store DIR --store-key-file FILE\n"
+             "rebuild|rotate-key --store DIR --store-key-file FILE\n"
              "export FILE --tenant NAME --principal NAME --model FILE --transfer-key-file FILE --store DIR "
              "--store-key-file FILE\n"
              "import FILE [--trusted] --transfer-key-file FILE --store DIR --store-key-file FILE",
@@ -112,10 +112,19 @@ static int verify(struct store *store, const struct store_settings *s, const cha
     (void)name;
     if (store_verify(store, cli_progress, (char[]){"verifying"}, &records, &bad, &err) < 0)
         return cli_fail("store verify", &err);
+    return store_cmd_print_verified(
+        s, json_pack("{s:I,s:I}", "records", (json_int_t)records, "bad", (json_int_t)bad));
+}
+
+int store_cmd_print_verified(const struct store_settings *s, json_t *result)
+{
+    json_int_t records = json_integer_value(json_object_get(result, "records")),
+               bad = json_integer_value(json_object_get(result, "bad"));
     if (s->json)
-        cli_print_json(json_pack("{s:I,s:I}", "records", (json_int_t)records, "bad", (json_int_t)bad));
+        cli_print_json(json_incref(result));
     else
-        printf("%llu records read, %llu damaged\n", (unsigned long long)records, (unsigned long long)bad);
+        printf("%lld records read, %lld damaged\n", (long long)records, (long long)bad);
+    json_decref(result);
     return bad ? CLI_FAILED : CLI_OK;
 }
 
@@ -244,7 +253,7 @@ static const struct verb {
 } VERBS[] = {
     {"ls", false, true, false, list},
     {"stat", false, true, false, stat},
-    {"verify", false, false, false, verify},
+    {"verify", false, true, false, verify},
     {"rebuild", true, false, false, NULL},
     {"compact", true, true, false, compact},
     {"gc", true, true, false, collect},

@@ -11,7 +11,7 @@ struct store_settings {
     bool json, yes, trusted;
 };
 
-/* Ask a running node's admin listener instead of the directory: stat, ls, compact, gc, pin, unpin, erase-tenant. */
+/* Ask a running node's admin listener instead of the directory: stat, ls, verify, compact, gc, pin, unpin, erase-tenant. */
 int store_cmd_remote(const struct store_settings *s, const char *verb, const char *name);
 /* The request of pin and unpin; NULL: wrong usage, which has been said. */
 json_t *store_cmd_pin_request(const struct store_settings *s, const char *verb, const char *name);
@@ -21,6 +21,8 @@ int store_cmd_import(struct store *store, const struct store_settings *s, const 
 int store_cmd_print_tenants(const struct store_settings *s, json_t *stats);
 int store_cmd_print_stats(const struct store_settings *s, json_t *stats);
 int store_cmd_print_freed(const struct store_settings *s, json_t *result);
+int store_cmd_print_verified(const struct store_settings *s,
+                             json_t *result); /* fails if something is damaged */
 /* erase-tenant: has it been said that this is meant? If not, that is asked for. */
 bool store_cmd_is_sure(const struct store_settings *s, const char *name);
 int store_cmd_print_erased(const struct store_settings *s, const char *name);

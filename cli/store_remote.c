@@ -5,16 +5,20 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#define POLL_US 500000u
+
 static const struct {
     const char *verb, *method, *path;
+    const char *doing; /* of what may take long; NULL: no progress is shown */
 } VERBS[] = {
-    {"ls", "GET", "/store/stat"},
-    {"stat", "GET", "/store/stat"},
-    {"compact", "POST", "/store/compact"},
-    {"gc", "POST", "/store/gc"},
-    {"pin", "POST", "/store/pin"},
-    {"unpin", "POST", "/store/pin"},
-    {"erase-tenant", "POST", "/store/erase-tenant"},
+    {"ls", "GET", "/store/stat", NULL},
+    {"stat", "GET", "/store/stat", NULL},
+    {"verify", "POST", "/store/verify", "verifying"},
+    {"compact", "POST", "/store/compact", "compacting"},
+    {"gc", "POST", "/store/gc", "collecting"},
+    {"pin", "POST", "/store/pin", NULL},
+    {"unpin", "POST", "/store/pin", NULL},
+    {"erase-tenant", "POST", "/store/erase-tenant", NULL},
 };
 
 static int print(const struct store_settings *s, const char *verb, const char *name, json_t *answer)
@@ -27,6 +31,8 @@ static int print(const struct store_settings *s, const char *verb, const char *n
         return store_cmd_print_tenants(s, answer);
     if (!strcmp(verb, "stat"))
         return store_cmd_print_stats(s, answer);
+    if (!strcmp(verb, "verify"))
+        return store_cmd_print_verified(s, answer);
     if (!strcmp(verb, "compact") || !strcmp(verb, "gc"))
         return store_cmd_print_freed(s, answer);
     if (!strcmp(verb, "erase-tenant")) {
@@ -40,15 +46,62 @@ static int print(const struct store_settings *s, const char *verb, const char *n
     return CLI_OK;
 }
 
+/* ---- how far it has come --------------------------------------------------------------------------------------- */
+
+struct watch {
+    struct cli_server server; /* without this watch */
+    const char *doing;
+    bool json;
+    uint64_t asked_us, done, total; /* as shown last */
+};
+
+/* A bar for people, lines of JSON for programs; both on stderr, as the answer is on stdout. */
+static void show(struct watch *w, uint64_t done, uint64_t total)
+{
+    if (total == 0 || (done == w->done && total == w->total))
+        return;
+    w->done = done, w->total = total;
+    if (w->json)
+        fprintf(stderr, "{\"done\": %llu, \"total\": %llu}\n", (unsigned long long)done,
+                (unsigned long long)total);
+    else
+        cli_progress((void *)(uintptr_t)w->doing, done, total);
+}
+
+static void look(void *ctx)
+{
+    struct watch *w = ctx;
+    struct cli_response r;
+    struct td_error err = {0};
+    if (clock_mono_us() - w->asked_us < POLL_US)
+        return;
+    w->asked_us = clock_mono_us();
+    if (cli_http(&w->server, "GET", "/store/progress", NULL, NULL, NULL, &r, &err) < 0)
+        return;
+    json_t *body = r.body && r.status == 200 ? json_loadb(r.body, r.size, 0, NULL) : NULL;
+    json_int_t done = json_integer_value(json_object_get(body, "done")),
+               total = json_integer_value(json_object_get(body, "total"));
+    if (json_is_string(json_object_get(body, "running")) && done >= 0 && total >= done)
+        show(w, (uint64_t)done, (uint64_t)total);
+    json_decref(body);
+    free(r.body);
+}
+
 static int ask(const struct store_settings *s, size_t which, const char *name, const char *bearer,
                const char *body)
 {
     struct td_error err = {0};
     struct cli_response r;
     struct cli_server server = {.url = s->admin, .bearer = bearer};
+    struct watch watch = {
+        .server = server, .doing = VERBS[which].doing, .json = s->json, .asked_us = clock_mono_us()};
+    if (watch.doing)
+        server.on_wait = look, server.wait_ctx = &watch;
     if (cli_http(&server, VERBS[which].method, VERBS[which].path, body, NULL, NULL, &r, &err) < 0)
         return cli_fail("store", &err);
     int code;
+    if (r.status == 200 && watch.total)
+        show(&watch, watch.total, watch.total);
     if (r.status == 200)
         code = print(s, VERBS[which].verb, name, json_loadb(r.body ? r.body : "", r.size, 0, NULL));
     else {
@@ -70,7 +123,7 @@ int store_cmd_remote(const struct store_settings *s, const char *verb, const cha
     if (which == TD_COUNT(VERBS)) {
         fprintf(stderr,
                 "tandem store: %s works on the directory of a node that is stopped; a running node does ls, "
-                "stat, "
+                "stat, verify, "
                 "compact, gc, pin, unpin and erase-tenant\n",
                 verb);
         return CLI_USAGE;

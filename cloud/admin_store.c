@@ -4,6 +4,7 @@
 #include "store/operator.h"
 #include <pthread.h>
 #include <stdatomic.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <strings.h>
 
@@ -17,7 +18,9 @@ struct admin_store {
     bool running; /* the loop's; while it is set the thread alone has the fields below, but for `exchange` */
     struct http_exchange *exchange; /* the loop's; NULL: the client has gone */
     pthread_t thread;
-    bool joinable; /* the loop's */
+    bool joinable;    /* the loop's */
+    const char *name; /* the loop's: what runs, or ran last */
+    _Atomic uint64_t done, total;
     json_t *(*work)(struct admin_store *a, struct td_error *err);
     json_t *request, *result;
     struct td_error err;
@@ -31,6 +34,13 @@ static void respond_error(struct http_exchange *x, int status, const char *messa
 }
 
 /* ---- work, on the thread ------------------------------------------------------------------------------------ */
+
+static void note_progress(void *ctx, uint64_t done, uint64_t total)
+{
+    struct admin_store *a = ctx;
+    atomic_store_explicit(&a->done, done, memory_order_relaxed);
+    atomic_store_explicit(&a->total, total, memory_order_relaxed);
+}
 
 static json_t *do_stat(struct admin_store *a, struct td_error *err)
 {
@@ -47,7 +57,7 @@ static json_t *do_compact(struct admin_store *a, struct td_error *err)
         td_fail(err, -TD_ERR_ARG, "cannot compact: 'dead_percent' is a number from 0 to 100");
         return NULL;
     }
-    if (store_compact(a->store, (unsigned)value, NULL, NULL, &freed, err) < 0)
+    if (store_compact(a->store, (unsigned)value, note_progress, a, &freed, err) < 0)
         return NULL;
     return json_pack("{s:I}", "freed_bytes", (json_int_t)freed);
 }
@@ -55,9 +65,17 @@ static json_t *do_compact(struct admin_store *a, struct td_error *err)
 static json_t *do_gc(struct admin_store *a, struct td_error *err)
 {
     uint64_t blocks = 0, freed = 0;
-    if (store_gc(a->store, NULL, NULL, &blocks, &freed, err) < 0)
+    if (store_gc(a->store, note_progress, a, &blocks, &freed, err) < 0)
         return NULL;
     return json_pack("{s:I,s:I}", "blocks", (json_int_t)blocks, "freed_bytes", (json_int_t)freed);
+}
+
+static json_t *do_verify(struct admin_store *a, struct td_error *err)
+{
+    uint64_t records = 0, bad = 0;
+    if (store_verify(a->store, note_progress, a, &records, &bad, err) < 0)
+        return NULL;
+    return json_pack("{s:I,s:I}", "records", (json_int_t)records, "bad", (json_int_t)bad);
 }
 
 static json_t *do_pin(struct admin_store *a, struct td_error *err)
@@ -135,9 +153,24 @@ static const struct route {
     const char *path, *method;
     json_t *(*work)(struct admin_store *a, struct td_error *err);
 } routes[] = {
-    {"/store/stat", "GET", do_stat}, {"/store/compact", "POST", do_compact},    {"/store/gc", "POST", do_gc},
-    {"/store/pin", "POST", do_pin},  {"/store/erase-tenant", "POST", do_erase},
+    {"/store/stat", "GET", do_stat},
+    {"/store/compact", "POST", do_compact},
+    {"/store/gc", "POST", do_gc},
+    {"/store/pin", "POST", do_pin},
+    {"/store/erase-tenant", "POST", do_erase},
+    {"/store/verify", "POST", do_verify},
+    {"/store/progress", "GET", NULL}, /* at once */
 };
+
+static void tell_progress(const struct admin_store *a, struct http_exchange *x)
+{
+    char text[128];
+    int size = snprintf(text, sizeof text, "{\"running\":%s%s%s,\"done\":%llu,\"total\":%llu}",
+                        a->running ? "\"" : "", a->running ? a->name : "null", a->running ? "\"" : "",
+                        (unsigned long long)atomic_load_explicit(&a->done, memory_order_relaxed),
+                        (unsigned long long)atomic_load_explicit(&a->total, memory_order_relaxed));
+    http_respond(x, 200, "application/json", NULL, 0, text, (size_t)size);
+}
 
 static void start(struct admin_store *a, struct http_exchange *x, const struct http_request *r,
                   const struct route *route)
@@ -151,6 +184,8 @@ static void start(struct admin_store *a, struct http_exchange *x, const struct h
         return;
     }
     a->work = route->work;
+    a->name = route->path + sizeof "/store/" - 1;
+    note_progress(a, 0, 0);
     a->err = (struct td_error){0};
     a->exchange = x;
     a->running = a->joinable = pthread_create(&a->thread, NULL, work, a) == 0;
@@ -169,14 +204,16 @@ void admin_store_request(struct admin_store *a, struct http_exchange *x, const s
         if (strcmp(routes[i].path, r->path) == 0)
             route = &routes[i];
     if (!route)
-        respond_error(
-            x, 404,
-            "there are /store/stat, /store/compact, /store/gc, /store/pin and /store/erase-tenant here");
+        respond_error(x, 404,
+                      "there are /store/stat, /store/compact, /store/gc, /store/verify, /store/pin, "
+                      "/store/erase-tenant and /store/progress here");
     else if (!may_ask(a, r->authorization))
         respond_error(x, 401,
                       "the admin token is missing or wrong; tandem store makes it from --store-key-file");
     else if (strcmp(route->method, r->method) != 0)
         respond_error(x, 405, "this path does not know that method");
+    else if (!route->work)
+        tell_progress(a, x);
     else if (a->running)
         respond_error(x, 409, "the store is at work for another request of this kind; try again soon");
     else

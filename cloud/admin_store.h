@@ -3,11 +3,13 @@
  *     GET  /store/stat                                            counts, as `tandem store stat --json`
  *     POST /store/compact {"dead_percent": N}                     → {"freed_bytes"}
  *     POST /store/gc                                              → {"blocks", "freed_bytes"}
+ *     POST /store/verify                                          → {"records", "bad"}
  *     POST /store/erase-tenant {"tenant": NAME}                   → {"erased": NAME}
  *     POST /store/pin     store/operator.h says what is in it     → {"pinned"}
+ *     GET  /store/progress                                        → {"running": NAME or null, "done", "total"}, of the last job that has any
  *
  * All of them want the bearer token that the master key gives (operator_token). They wait for the disk, so they run on a thread of their own,
- * one at a time; a second one gets 409. Everything else here is called on the listener's loop. */
+ * one at a time; a second one gets 409. Only how far that has come is said at once. Everything else here is called on the listener's loop. */
 #ifndef TANDEM_CLOUD_ADMIN_STORE_H
 #define TANDEM_CLOUD_ADMIN_STORE_H
 #include "cloud/admin.h"

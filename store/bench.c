@@ -310,7 +310,7 @@ static void measure_half(struct bench *b, struct half *h, bool writing)
 
 static struct store_bench_spread share_of(struct half *h, uint32_t count)
 {
-    double shares[SLICES_MAX];
+    double shares[SLICES_MAX] = {0};
     for (uint32_t i = 0; i < count; i++)
         shares[i] = h->store[i] / TD_MIN(h->raw[i], h->cipher[i]);
     struct store_bench_spread share = spread_of(shares, count, count / 4);

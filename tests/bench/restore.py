@@ -3,7 +3,8 @@
 (slow_disk.c; 0: as fast as the disk is), asked through its own API. By turns a prompt that nothing is known of, and the stored one; between them the pages
 are too few for both, so the stored one always comes from the disk. The first time after the start nothing is known of the disk yet.
 
-TANDEM_BIN and TANDEM_MODEL as for the end-to-end tests. One line a rate: time to the first token, ms."""
+TANDEM_BIN and TANDEM_MODEL as for the end-to-end tests; TANDEM_RESTORE_PAIRS (6): so often both. One line a rate: time to the first token, ms, and the median
+of restored / computed, each pair by itself, with its quartiles."""
 import http.client
 import json
 import os
@@ -20,11 +21,12 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "e2e"))
 from harness import Cloud  # noqa: E402
 
 HERE = pathlib.Path(__file__).resolve().parent
-WORDS, TIMES = 900, 4
+WORDS, TIMES = 1080, int(os.environ.get("TANDEM_RESTORE_PAIRS", "6"))
 
 
-def prompt(seed):
-    return " ".join(f"{seed * 7919 % 997 + i * seed % 89} steps to the well" for i in range(WORDS // 5))
+def prompt(number):
+    """As many tokens whatever the number: another letter in front, and so no block in common."""
+    return chr(ord("A") + number) + " " + " ".join(f"{i * 31 % 89} steps to the well" for i in range(WORDS // 5))
 
 
 def ask(cloud, text, cache):
@@ -64,7 +66,9 @@ def measure(directory, library, rate):
     try:
         ask(cloud, prompt(2), False)  # what computing takes is known by then
         for i in range(TIMES):
-            computing.append(ask(cloud, prompt(3 + i), False)[0])
+            took, _, fresh = ask(cloud, prompt(3 + i), False)
+            assert fresh["prompt_tokens"] == usage["prompt_tokens"], "a prompt of another length is no comparison"
+            computing.append(took)
             took, text, used = ask(cloud, prompt(1), True)
             assert text == want, "the reply is another one"
             restoring.append(took)
@@ -81,9 +85,12 @@ def main():
         subprocess.run(["cc", "-std=c17", "-O2", "-shared", "-fPIC", "-o", library, HERE / "slow_disk.c", "-ldl"], check=True)
         for rate in sys.argv[1:]:
             tokens, computing, restoring, cached = measure(work / rate, library, int(rate))
+            ratios = sorted(r / c for r, c in zip(restoring[1:], computing[1:]))
+            low, middle, high = ratios[len(ratios) // 4], statistics.median(ratios), ratios[-1 - len(ratios) // 4]
             base, later = statistics.median(computing), statistics.median(restoring[1:])
             print(f"{rate} MB/s: {tokens} tokens, computing {base * 1e3:.0f} ({min(computing) * 1e3:.0f} to {max(computing) * 1e3:.0f}), first {restoring[0] * 1e3:.0f} "
-                  f"({restoring[0] / base:.2f}), then {later * 1e3:.0f} ({later / base:.2f}); cached {cached}", flush=True)
+                  f"({restoring[0] / computing[0]:.3f}), then {later * 1e3:.0f} ({min(restoring[1:]) * 1e3:.0f} to {max(restoring[1:]) * 1e3:.0f}), "
+                  f"pairs {middle:.3f} ({low:.3f} to {high:.3f}, worst {ratios[-1]:.3f}); cached {cached}", flush=True)
             shutil.rmtree(work / rate)
     finally:
         shutil.rmtree(work)

@@ -13,7 +13,7 @@ import urllib.request
 import openai
 
 from conftest import client_of
-from harness import BIN, MODEL, Cloud, Edge
+from harness import BIN, MODEL, ROOT, Cloud, Edge
 
 ENV = {k: v for k, v in os.environ.items() if not k.startswith("TANDEM_")}  # TANDEM_MODEL would be a setting
 
@@ -296,6 +296,37 @@ def test_a_tenant_is_erased_in_mid_traffic(tmp_path):
     tandem("store", "erase-tenant", "other", "--yes", *at)
     assert len(before & pages(c.store)) <= len(list(c.store.glob("seg-*")))
     assert json.loads(tandem("store", "verify", *at).stdout)["bad"] == 0
+
+
+
+def test_progress_of_a_running_node(tmp_path):
+    """Long work at a node whose disk is slow: a bar on a terminal, lines of JSON with --json; the answer alone is on stdout."""
+    library, rate = tmp_path / "slow_disk.so", tmp_path / "rate"
+    subprocess.run(["cc", "-std=c17", "-O2", "-shared", "-fPIC", "-o", library, ROOT / "tests/bench/slow_disk.c", "-ldl"], check=True)
+    rate.write_text("0")
+    c = Cloud(tmp_path / "c")
+    c.env.update(LD_PRELOAD=str(library), TANDEM_SLOW_DISK=str(rate))
+    c.token = c.new_token()
+    c.start()
+    ask(c, [{"role": "user", "content": "One two three. " * 60}])
+    online = ("--admin", f"http://127.0.0.1:{c.admin_port}", "--store-key-file", c.dir / "store.key")
+    blocks = json.loads(tandem("store", "stat", *online, "--json").stdout)["blocks"]
+    assert blocks > 1
+    rate.write_text(str(blocks * 400_000))  # three seconds for them all
+    r = tandem("store", "verify", *online, "--json")
+    answer, lines = json.loads(r.stdout), [json.loads(x) for x in r.stderr.splitlines()]
+    assert answer["bad"] == 0 and answer["records"] > blocks
+    assert lines[-1] == {"done": answer["records"], "total": answer["records"]} and 0 < lines[0]["done"] < answer["records"]
+    assert [x["done"] for x in lines] == sorted({x["done"] for x in lines})
+    terminal, theirs = pty.openpty()
+    p = subprocess.run([BIN / "tandem", "store", "verify", *map(str, online)], stdout=subprocess.PIPE, stderr=theirs, timeout=60, env=ENV, text=True)
+    os.close(theirs)
+    bar = os.read(terminal, 1 << 16).decode()
+    os.close(terminal)
+    assert p.returncode == 0 and "0 damaged" in p.stdout
+    assert re.search(r"verifying \[#* +\] +[1-9]\d? %", bar) and bar.rstrip().endswith("100 %")
+    assert "freed_bytes" in tandem("store", "compact", *online, "--json").stdout
+    assert c.stop() == 0
 
 
 def test_store_moves_to_a_node_with_other_keys(tmp_path):

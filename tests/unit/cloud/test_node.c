@@ -2,6 +2,7 @@
 #include "edge_client.h"
 #include "cloud/engine_internal.h"
 #include "cloud/node_internal.h"
+#include "store/operator.h"
 #include "../protocol/http_client.h"
 #include <jansson.h>
 #include <semaphore.h>
@@ -446,6 +447,81 @@ static void test_erased_while_saving(void **state)
     edge_client_close(eve);
 }
 
+static json_t *admin_json(const char *method, const char *path, int status)
+{
+    uint8_t master[CRYPTO_KEY_SIZE];
+    char token[OPERATOR_TOKEN_SIZE + 1], headers[160], key[96];
+    snprintf(key, sizeof key, "%s/store.key", fx.folder);
+    assert_int_equal(store_master_key_load(key, false, master, NULL), 0);
+    operator_token(master, token);
+    snprintf(headers, sizeof headers, "Authorization: Bearer %s\r\n", token);
+    struct client c = client_open(admin_port(node->admin));
+    client_request(&c, method, path, headers, strcmp(method, "POST") == 0 ? "{\"tenant\":\"acme\"}" : NULL);
+    struct response r = client_response(&c, false);
+    client_close(&c);
+    if (r.status != status)
+        fail_msg("%s: status %d: %s", path, r.status, r.body);
+    json_t *root = json_loads(r.body, 0, NULL);
+    assert_non_null(root);
+    free(r.body);
+    return root;
+}
+
+static void assert_progress(const char *running, json_int_t done, json_int_t total)
+{
+    json_t *root = admin_json("GET", "/store/progress", 200);
+    const char *name = json_string_value(json_object_get(root, "running"));
+    if (running)
+        assert_string_equal(name, running);
+    else
+        assert_null(name);
+    assert_int_equal(json_integer_value(json_object_get(root, "done")), done);
+    assert_int_equal(json_integer_value(json_object_get(root, "total")), total);
+    json_decref(root);
+}
+
+static void *erase_by_admin(void *arg)
+{
+    (void)arg;
+    json_decref(admin_json("POST", "/store/erase-tenant", 200));
+    return NULL;
+}
+
+/* How far a job has come is said while it runs, and what it came to afterwards; and only to who may ask for the job. */
+static void test_progress_is_told(void **state)
+{
+    (void)state;
+    struct edge_client *alice = edge_client_ready("alice"), *eve = edge_client_ready("eve");
+    reply_on(alice, "one");
+    edge_request_id[0]++;
+    reply_on(eve, "two");
+    settle();
+    assert_progress(NULL, 0, 0);
+    json_t *root = admin_json("POST", "/store/verify", 200);
+    assert_int_equal(json_integer_value(json_object_get(root, "records")), 2);
+    assert_int_equal(json_integer_value(json_object_get(root, "bad")), 0);
+    json_decref(root);
+    assert_progress(NULL, 2, 2);
+    struct response r = get(admin_port(node->admin), "/store/progress", "");
+    assert_int_equal(r.status, 401);
+    free(r.body);
+
+    static struct io_job held = {.work = hold_worker, .done = held_done};
+    sem_init(&worker_is_held, 0, 0);
+    sem_init(&worker_may_go, 0, 0);
+    on_loop(submit_held, &held);
+    sem_wait(&worker_is_held);
+    pthread_t eraser;
+    pthread_create(&eraser, NULL, erase_by_admin, NULL);
+    edge_client_next_frame(alice, FRAME_ERROR);
+    assert_progress("erase-tenant", 0, 0);
+    json_decref(admin_json("POST", "/store/verify", 409));
+    sem_post(&worker_may_go);
+    pthread_join(eraser, NULL);
+    edge_client_close(alice);
+    edge_client_close(eve);
+}
+
 /* Who waits for a loop that has ended is told so. */
 static void test_stopped_while_erasing(void **state)
 {
@@ -531,6 +607,7 @@ int main(void)
         TEST(test_the_disk_is_measured),
         TEST(test_erased_while_saving),
         TEST(test_stopped_while_erasing),
+        TEST(test_progress_is_told),
         cmocka_unit_test_setup(test_drain, start),
         cmocka_unit_test_setup(test_lost_device, start),
     };
