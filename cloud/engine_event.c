@@ -16,16 +16,20 @@ void engine_emit(struct sequence *s, struct engine_event *event)
     s->sink(s->sink_ctx, event);
 }
 
+/* Of tokens that an edge held at OPEN nothing is known but what they are. */
 void engine_emit_tokens(struct sequence *s, uint32_t index, uint32_t count)
 {
-    uint32_t step = s->sampled ? REPLAY_WITH_LOGPROBS : REPLAY_TOKENS;
+    uint32_t held = s->plan_end - s->prompt_count;
     while (count > 0) {
-        uint32_t part = TD_MIN(count, step);
+        bool drawn = s->sampled && index >= held;
+        uint32_t part = TD_MIN(count, drawn ? REPLAY_WITH_LOGPROBS : REPLAY_TOKENS);
+        if (s->sampled && !drawn)
+            part = TD_MIN(part, held - index);
         engine_emit(s, &(struct engine_event){.type = ENGINE_TOKENS,
                                               .tokens = {.index = index,
                                                          .count = part,
                                                          .ids = s->ids + s->prompt_count + index,
-                                                         .sampled = s->sampled ? s->sampled + index : NULL}});
+                                                         .sampled = drawn ? s->sampled + index : NULL}});
         index += part;
         count -= part;
     }

@@ -192,6 +192,30 @@ static void adopted_reply_goes_on(void **state)
     scene_close(s);
 }
 
+/* Who asks again after that gets all tokens; log probabilities only of those that were drawn here, not some for the others. */
+static void adopted_tokens_have_no_logprobs(void **state)
+{
+    (void)state;
+    static const uint32_t held = 28;
+    struct scene *s = scene_open((struct rig_options){0});
+    struct plan_range all = {0, PROMPT, 0, 0, 0};
+    struct engine_generate generate = rig_sampling(REPLY, 99);
+    generate.sampling.want_logprobs = true;
+    struct client first, again;
+    open_attempt(s, &first, held);
+    assert_int_equal(engine_plan(s->rig->engine, first.sequence, 1, &all, 1), 0);
+    assert_int_equal(engine_start(s->rig->engine, first.sequence, &generate), 0);
+    rig_until(s->rig, first.done);
+    assert_int_equal(first.sampled_count, REPLY - held);
+    open_attempt(s, &again, 0);
+    rig_until(s->rig, again.done);
+    assert_rest(s, &again, 0);
+    assert_int_equal(again.sampled_count, REPLY - held);
+    for (uint32_t i = 0; i < REPLY; i++)
+        assert_true(i < held ? again.sampled[i].logprob == 0 : again.sampled[i].logprob < 0);
+    scene_close(s);
+}
+
 /* A device that is ahead, or has drawn other tokens, goes on from its own, whatever has become of ours: running, parked, ended. */
 static void tokens_of_the_device_replace_ours(void **state)
 {
@@ -584,6 +608,7 @@ int main(void)
         cmocka_unit_test(parked_is_forgotten_in_the_end),
         cmocka_unit_test(detached_but_running_is_forgotten_too),
         cmocka_unit_test(adopted_reply_goes_on),
+        cmocka_unit_test(adopted_tokens_have_no_logprobs),
         cmocka_unit_test(tokens_of_the_device_replace_ours),
         cmocka_unit_test(adopted_reply_that_is_whole_ends_at_once),
         cmocka_unit_test(adopted_prompt_may_be_split),
