@@ -1,9 +1,14 @@
 /* attention_decode_hopper: as attention_decode.cu, for sm_90 and heads of 64 and 128 values: two blocks an SM, whose feeders run through the
  * pages of all their splits without a stop, so that memory never waits for a split's beginning or end.
  *
+ * With FRESH it does rope_write's work too, where each sequence has one row: a block turns the query heads of its split, and who has
+ * the row's last split also K and V, which go to the page in memory and to the one in shared memory, as that may have been read before.
+ * So feeders wait for no kernel, and there is one kernel fewer in a layer. Splits of a row turn the same heads again; that is little.
+ *
  * bytes: 4 * head_dim a token, KV head and layer, each once, up to 192 KB an SM on their way. Measured on an H200, 32/8
  * heads of 128: 4,153 GB/s for 32 rows at 8K, 3,996 for 128 at 1K. */
 #include "ring.cuh"
+#include "rope.cuh"
 
 #define WARPS   4
 #define BLOCKS  2                 /* an SM */
@@ -14,12 +19,54 @@ template <int HD> struct ring_shared {
     uint8_t pages[SLOTS][256 * HD];
     decode_ends<WARPS> ends;
     bells b;
-    float o[]; /* [warps][group][HD] */
+    half fresh[2][HD]; /* the row's own K and V */
+    float o[]; /* [warps][group][HD]; before, a head of each warp and the query heads (turned_heads) */
 };
 
-template <int HD>
+template <int HD> __device__ __forceinline__ half *turned_heads(ring_shared<HD> &sh)
+{
+    return (half *)(sh.o + WARPS * HD);
+}
+
+/* Query heads of the group to shared memory; with `writes` also K and V of the row, to shared memory and to its page. */
+template <int HD, bool BF16>
+__device__ __forceinline__ void turn_heads(ring_shared<HD> &sh, const cuda_rope &a, const cuda_split &s,
+                                           uint32_t kv_head, uint32_t position, bool writes)
+{
+    uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, group = a.head_count / a.kv_head_count,
+             all = a.head_count + 2 * a.kv_head_count;
+    float *x = sh.o + warp * HD;
+    for (uint32_t job = warp; job < group + (writes ? 2 : 0); job += WARPS) {
+        bool is_q = job < group, is_v = job == group + 1;
+        uint32_t own = is_q ? kv_head * group + job : kv_head,
+                 head = own + (is_q   ? 0
+                               : is_v ? a.head_count + a.kv_head_count
+                                      : a.head_count);
+        const float *bias = is_q   ? a.q_bias
+                            : is_v ? a.v_bias
+                                   : a.k_bias,
+                    *norm = is_q   ? a.q_norm
+                            : is_v ? nullptr
+                                   : a.k_norm;
+        rope_head<BF16>(x, (const uint16_t *)a.wide + ((uint64_t)s.row * all + head) * HD,
+                        bias ? bias + own * HD : nullptr, norm, !is_v,
+                        a.cos_sin + (uint64_t)s.row * a.rope_dim, a, lane);
+        half *to = is_q ? turned_heads<HD>(sh) + job * HD : sh.fresh[is_v],
+             *page = (half *)a.kv + a.tables[s.table + position / 64] * a.page_values +
+                     (((is_v ? a.kv_head_count : 0) + kv_head) * 64 + position % 64) * (uint64_t)HD;
+        for (uint32_t i = lane; i < HD; i += 32) {
+            half y = __ushort_as_half(to_bits<false>(is_q ? x[i] * a.q_scale : x[i]));
+            to[i] = y;
+            if (!is_q)
+                page[i] = y;
+        }
+        __syncwarp();
+    }
+}
+
+template <int HD, bool FRESH, bool BF16>
 __global__ void __launch_bounds__(THREADS, BLOCKS)
-    ring_kernel(const __grid_constant__ decode_args d, uint32_t items,
+    ring_kernel(const __grid_constant__ decode_args d, uint32_t items, const __grid_constant__ cuda_rope rope,
                 const __grid_constant__ CUtensorMap map)
 {
     extern __shared__ __align__(1024) uint8_t memory[];
@@ -33,25 +80,36 @@ __global__ void __launch_bounds__(THREADS, BLOCKS)
     early_start();
     ring r = {memory, &sh.b, 256 * HD, SLOTS, 0, 0, SLOTS, 0};
     if (threadIdx.x >= 32 * WARPS) {
-        bool early = d.a.old_pages;
-        if (!early)
+        bool early = d.a.old_pages && !FRESH;
+        fetch_map(&map);
+        if (!early && !FRESH)
             early_wait();
         for (uint32_t i = blockIdx.x; i < items; i += gridDim.x)
             feed_split<HD>(r, d.splits[i / kv_heads], d.a, &map, i % kv_heads * 64, early);
         return;
     }
+    cuda_split s = d.splits[blockIdx.x / kv_heads]; /* of lists that no kernel writes */
     early_wait();
     for (uint32_t i = blockIdx.x; i < items; i += gridDim.x) {
-        cuda_split s = d.splits[i / kv_heads];
-        uint32_t kv_head = i % kv_heads, q[HD / 16][2];
+        if (i > blockIdx.x)
+            s = d.splits[i / kv_heads];
+        uint32_t kv_head = i % kv_heads, split = i / kv_heads, q[HD / 16][2];
         if (s.page_count == 0) /* behind the last split */
             return;
-        load_heads<HD>(q, (const half *)d.a.q + ((uint64_t)s.row * d.a.head_count + kv_head * group) * HD,
-                       group);
+        bool writes = FRESH && split + 1 == s.first_split + s.split_count;
+        if (FRESH) {
+            turn_heads<HD, BF16>(sh, rope, s, kv_head, rope.positions[s.row], writes);
+            meet_warps<32 * WARPS>(1);
+            load_heads<HD>(q, turned_heads<HD>(sh), group);
+            meet_warps<32 * WARPS>(1); /* what they lie in is used again */
+        } else {
+            load_heads<HD>(q, (const half *)d.a.q + ((uint64_t)s.row * d.a.head_count + kv_head * group) * HD,
+                           group);
+        }
         decode_state<HD> st = {};
         st.max[0] = st.max[1] = -1e30f;
-        use_split<HD, WARPS>(st, r, s, nullptr, q);
-        finish_split<HD, WARPS>(sh.ends, st, d, s, i / kv_heads, kv_head, kv_head * group, group);
+        use_split<HD, WARPS>(st, r, s, writes ? sh.fresh[0] : nullptr, q);
+        finish_split<HD, WARPS>(sh.ends, st, d, s, split, kv_head, kv_head * group, group);
     }
 }
 
@@ -59,19 +117,25 @@ __global__ void __launch_bounds__(THREADS, BLOCKS)
 
 template <int HD> static size_t shared_size(uint32_t group)
 {
-    return sizeof(ring_shared<HD>) + sizeof(float) * WARPS * group * HD;
+    uint32_t o = WARPS * group * HD, heads = WARPS * HD + group * HD / 2; /* which lie there before */
+    return sizeof(ring_shared<HD>) + sizeof(float) * (o > heads ? o : heads);
+}
+
+template <int HD, bool FRESH, bool BF16> static bool has_kernel()
+{
+    cudaFuncAttributes code;
+    return !cudaFuncGetAttributes(&code, ring_kernel<HD, FRESH, BF16>) && code.ptxVersion >= 90 &&
+           !cudaFuncSetAttribute(ring_kernel<HD, FRESH, BF16>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                 (int)shared_size<HD>(HEADS));
 }
 
 template <int HD> static uint32_t blocks_of() /* 0: not on this device */
 {
     static int known; /* blocks + 1 */
     if (known == 0) {
-        cudaFuncAttributes code;
         int device = 0, count = 0;
-        bool fits = !cudaFuncGetAttributes(&code, ring_kernel<HD>) && code.ptxVersion >= 90 &&
-                    !cudaFuncSetAttribute(ring_kernel<HD>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                          (int)shared_size<HD>(HEADS)) &&
-                    !cudaGetDevice(&device) &&
+        bool fits = has_kernel<HD, false, false>() && has_kernel<HD, true, false>() &&
+                    has_kernel<HD, true, true>() && !cudaGetDevice(&device) &&
                     !cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device);
         cudaGetLastError();
         known = fits ? BLOCKS * count + 1 : 1;
@@ -87,24 +151,45 @@ uint32_t cuda_attention_ring_blocks(uint32_t head_dim, uint32_t heads_per_kv_hea
                                      : 0;
 }
 
+/* rope: NULL, or what is done with each row first. */
 template <int HD>
-static bool launch_ring(cudaStream_t s, const decode_args &d, uint32_t items, uint32_t blocks)
+static bool launch_ring(cudaStream_t s, const decode_args &d, uint32_t items, uint32_t blocks,
+                        const cuda_rope *rope)
 {
     CUtensorMap map;
+    void (*kernel)(decode_args, uint32_t, cuda_rope, CUtensorMap) =
+        rope == nullptr ? ring_kernel<HD, false, false>
+        : rope->bf16    ? ring_kernel<HD, true, true>
+                        : ring_kernel<HD, true, false>;
     if (!cuda_page_map(&map, d.a.kv, HD))
         return false;
-    launch_early(ring_kernel<HD>, dim3(items < blocks ? items : blocks), dim3(THREADS),
-                 shared_size<HD>(d.a.head_count / d.a.kv_head_count), s, 1, d, items, map);
+    launch_early(kernel, dim3(items < blocks ? items : blocks), dim3(THREADS),
+                 shared_size<HD>(d.a.head_count / d.a.kv_head_count), s, 1, d, items,
+                 rope ? *rope : cuda_rope{}, map);
     return true;
 }
 
-bool cuda_attention_ring(cudaStream_t s, const struct cuda_attention *a, const struct cuda_split *splits,
-                         uint32_t grid_splits, void *partial, uint32_t *counters)
+static bool run_ring(cudaStream_t s, const struct cuda_rope *rope, const struct cuda_attention *a,
+                     const struct cuda_split *splits, uint32_t grid_splits, void *partial, uint32_t *counters)
 {
     uint32_t blocks = cuda_attention_ring_blocks(a->head_dim, a->head_count / a->kv_head_count),
              items = grid_splits * a->kv_head_count;
     decode_args d = {*a, splits, (float *)partial, counters, a->kv_head_count};
     if (blocks == 0)
         return false;
-    return a->head_dim == 128 ? launch_ring<128>(s, d, items, blocks) : launch_ring<64>(s, d, items, blocks);
+    return a->head_dim == 128 ? launch_ring<128>(s, d, items, blocks, rope)
+                              : launch_ring<64>(s, d, items, blocks, rope);
+}
+
+bool cuda_attention_ring(cudaStream_t s, const struct cuda_attention *a, const struct cuda_split *splits,
+                         uint32_t grid_splits, void *partial, uint32_t *counters)
+{
+    return run_ring(s, nullptr, a, splits, grid_splits, partial, counters);
+}
+
+bool cuda_attention_fresh(cudaStream_t s, const struct cuda_rope *rope, const struct cuda_attention *a,
+                          const struct cuda_split *splits, uint32_t grid_splits, void *partial,
+                          uint32_t *counters)
+{
+    return run_ring(s, rope, a, splits, grid_splits, partial, counters);
 }

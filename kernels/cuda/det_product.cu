@@ -45,6 +45,8 @@ __device__ __forceinline__ void load_chunk(chunk<F> &c, const cuda_matrix &m, ui
     if (F == CUDA_W8G16) {
         uint2 both = __ldg((const uint2 *)((const uint32_t *)m.scales + at / 16));
         c.scale[0] = both.x, c.scale[1] = both.y;
+    } else if (F == CUDA_W8D) {
+        c.scale[0] = c.scale[1] = __ldg((const uint16_t *)m.scales + at / 32);
     } else if (F > CUDA_BF16) {
         c.scale[0] = c.scale[1] = __ldg((const uint32_t *)m.scales + at / 32);
     }
@@ -447,8 +449,8 @@ template <bool BF16> static bool launch_wide(cudaStream_t s, const many_args &d)
         cudaGetLastError();
         known = fits ? 1 : -1;
     }
-    if (known < 0 || !cuda_map_rows(&w, d.w, d.n, d.spans * SPAN, d.spans * SPAN, TILE) ||
-        !cuda_map_rows(&act, d.act, d.rows, d.spans * SPAN, d.spans * SPAN, TILE))
+    if (known < 0 || !cuda_map_rows(&w, d.w, d.n, d.spans * SPAN, d.spans * SPAN, TILE, false) ||
+        !cuda_map_rows(&act, d.act, d.rows, d.spans * SPAN, d.spans * SPAN, TILE, false))
         return false;
     launch(wide_kernel<BF16>, dim3((d.rows + TILE - 1) / TILE, (d.n + TILE - 1) / TILE), dim3(WIDE_THREADS),
            sizeof(wide_shared), s, d, w, act);
@@ -512,6 +514,8 @@ void cuda_det_product(cudaStream_t s, const struct cuda_product *p, const struct
         return run_form<CUDA_W4, false>(s, *p, *b);
     case CUDA_W8:
         return run_form<CUDA_W8, false>(s, *p, *b);
+    case CUDA_W8D:
+        return run_form<CUDA_W8D, false>(s, *p, *b);
     case CUDA_W8G16:
         return run_form<CUDA_W8G16, false>(s, *p, *b);
     }

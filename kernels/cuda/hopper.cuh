@@ -79,6 +79,13 @@ __device__ __forceinline__ void copy_box(void *shared, const CUtensorMap *map, i
         : "memory");
 #endif
 }
+/* So that the first copy with it does not wait for the map itself. */
+__device__ __forceinline__ void fetch_map(const CUtensorMap *map)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+#endif
+}
 /* What was written by stores, before the copy engine or wgmma touches it. */
 __device__ __forceinline__ void fence_async()
 {
@@ -95,6 +102,13 @@ __device__ __forceinline__ void cluster_meet()
 #if __CUDA_ARCH__ >= 900
     asm volatile("barrier.cluster.arrive.release.aligned; barrier.cluster.wait.acquire.aligned;" ::
                      : "memory");
+#endif
+}
+/* The same where nobody wrote anything that others read. */
+__device__ __forceinline__ void cluster_part()
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("barrier.cluster.arrive.relaxed.aligned; barrier.cluster.wait.aligned;" ::: "memory");
 #endif
 }
 /* Four values at the place of `own` in the shared memory of the cluster's block `rank`. */
@@ -149,6 +163,7 @@ __device__ __forceinline__ uint32_t page_at(uint32_t token, uint32_t piece) /* b
 
 /* A map of all rows of head_dim f16 behind kv, in boxes of 64 by 64. False: there is no such thing here. */
 bool cuda_page_map(CUtensorMap *map, const void *kv, uint32_t head_dim);
-/* The same of rows of 16-bit values, `stride` values apart, in boxes of box_rows by 64; behind the last row or column lie zeros. */
+/* The same of rows of 16-bit values, `stride` values apart, in boxes of box_rows by 64; behind the last row or column lie zeros. A box's
+ * neighbour along the rows comes to L2 with it, but for `alone`. */
 bool cuda_map_rows(CUtensorMap *map, const void *values, uint64_t rows, uint32_t columns, uint32_t stride,
-                   uint32_t box_rows);
+                   uint32_t box_rows, bool alone);

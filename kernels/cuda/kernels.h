@@ -19,15 +19,16 @@ extern "C" {
 /* How a matrix lies on the device. Quantised ones are repacked into planes: codes, row by row, and one pair (d, m) of
  * f16 for each group of values along the row: value = d * code + m.
  *   W4     Q4_0, Q4_1, Q4_K: 16 bytes for 32 values; nibbles p and p + 4 of a 32-bit word are neighbours 2p, 2p + 1
- *   W8     Q8_0, Q5_0, Q5_1, Q5_K: a byte a value, code + 128
- *   W8G16  Q6_K: the same, with a pair for each 16 values */
-enum cuda_form { CUDA_F32, CUDA_F16, CUDA_BF16, CUDA_W4, CUDA_W8, CUDA_W8G16 };
+ *   W8     Q5_0, Q5_1, Q5_K: a byte a value, code + 128
+ *   W8D    Q8_0: the same, with d alone, as there is no m
+ *   W8G16  Q6_K: as W8, with a pair for each 16 values */
+enum cuda_form { CUDA_F32, CUDA_F16, CUDA_BF16, CUDA_W4, CUDA_W8, CUDA_W8D, CUDA_W8G16 };
 
 struct cuda_matrix {
     enum cuda_form form;
     uint32_t columns, rows;
     const void *values;
-    const void *scales; /* half2 [rows][columns / group]; NULL for float forms */
+    const void *scales; /* half2, W8D half [rows][columns / group]; NULL for float forms */
 };
 
 /* raw: GGUF blocks of `rows` rows; to the planes at values and scales (those of the first of these rows). */
@@ -87,9 +88,10 @@ struct cuda_product {
 /* rows <= CUDA_MATVEC_ROWS, columns a multiple of 32. */
 void cuda_matvec(cudaStream_t s, const struct cuda_product *p);
 
-#define CUDA_STREAM_ROWS 64
+#define CUDA_STREAM_ROWS 128
 /* Up to CUDA_STREAM_ROWS rows, weights of act's 16-bit kind, every epilogue. False: not on this device, or not for these widths; nothing
- * was started. splits: blocks to share a tile's columns, up to 8; 0: what is best. */
+ * was started. splits: blocks to share a tile's columns, up to 8; 0: what is best, and false where with more than 64 rows that is the
+ * library. */
 bool cuda_product_hopper(cudaStream_t s, const struct cuda_product *p, uint32_t splits);
 
 /* --- attention -------------------------------------------------------------------------------- */
@@ -127,6 +129,11 @@ void cuda_attention_decode(cudaStream_t s, const struct cuda_attention *a, const
  * started. Blocks: 0 where it is so. */
 bool cuda_attention_ring(cudaStream_t s, const struct cuda_attention *a, const struct cuda_split *splits,
                          uint32_t grid_splits, void *partial, uint32_t *counters);
+/* cuda_rope_write and cuda_attention_decode in one, where each sequence has one row and all rows have splits; a->q is not read. False: as
+ * above. */
+bool cuda_attention_fresh(cudaStream_t s, const struct cuda_rope *rope, const struct cuda_attention *a,
+                          const struct cuda_split *splits, uint32_t grid_splits, void *partial,
+                          uint32_t *counters);
 uint32_t cuda_attention_ring_blocks(uint32_t head_dim, uint32_t heads_per_kv_head);
 void cuda_attention_prefill(cudaStream_t s, const struct cuda_attention *a, const struct cuda_tile *tiles,
                             uint32_t tile_count);

@@ -7,6 +7,7 @@
  * grid: a block for each 16 rows of W (with CUDA_SWIGLU16, 16 of gate and 16 of up); its 8 warps share K.
  * bytes: all of W once (+ R * K * 2 of act, from L2), flops 2 * R * N * K: memory-bound, 0.25 of a tensor-core instruction a
  * 16-byte load for bf16. Predicted: the read rate of the card for matrices over 30 MB; small ones pay for their start. */
+#include "early.cuh"
 #include "matvec.cuh"
 
 /* PARTS = 2: warps 0 to 3 take the gate's tile, 4 to 7 the one of up. */
@@ -24,11 +25,14 @@ __global__ void __launch_bounds__(MATVEC_THREADS, 2) matvec_kernel(cuda_product 
                      (uint64_t)part * rows; /* rows behind the last are not written */
         lr.w[i] = (const uint8_t *)p.m.values + n * ((uint64_t)p.m.columns * 16 / form_of<F>::values);
         constexpr int group = form_of<F>::group ? form_of<F>::group : 1;
-        lr.scales[i] = (const uint32_t *)p.m.scales + (form_of<F>::group ? n * (p.m.columns / group) : 0);
+        lr.scales[i] = (const uint8_t *)p.m.scales +
+                       (form_of<F>::group ? n * (p.m.columns / group) * form_of<F>::scale : 0);
     }
     uint32_t spans = (p.m.columns + SPAN - 1) / SPAN, step = SHARERS * units, span = sharer * units;
     stage<F> now, next;
+    early_start();
     load_stage<F>(now, lr, span);
+    early_wait();
     const uint16_t *act[NT];
 #pragma unroll
     for (int t = 0; t < NT; t++)
@@ -65,7 +69,7 @@ template <cuda_form F, bool BF16> static void launch_form(cudaStream_t s, const 
     void (*kernel)(cuda_product) = pair   ? wide ? matvec_kernel<F, BF16, 2, 2> : matvec_kernel<F, BF16, 1, 2>
                                      : wide ? matvec_kernel<F, BF16, 2, 1>
                                           : matvec_kernel<F, BF16, 1, 1>;
-    launch(kernel, dim3((rows + 15) / 16), dim3(MATVEC_THREADS), 0, s, p);
+    launch_early(kernel, dim3((rows + 15) / 16), dim3(MATVEC_THREADS), 0, s, 1, p);
 }
 
 void cuda_matvec(cudaStream_t s, const struct cuda_product *p)
@@ -88,6 +92,9 @@ void cuda_matvec(cudaStream_t s, const struct cuda_product *p)
         break;
     case CUDA_W8:
         launch_form<CUDA_W8, false>(s, *p);
+        break;
+    case CUDA_W8D:
+        launch_form<CUDA_W8D, false>(s, *p);
         break;
     case CUDA_W8G16:
         launch_form<CUDA_W8G16, false>(s, *p);

@@ -11,25 +11,28 @@
 /* --- weights to A registers ------------------------------------------------------------------- */
 
 /* What a form loads: LOADS x 16 bytes a row and span, VALUES of each; UNITS spans are loaded together so that about 64 bytes a
- * row are on their way. */
+ * row are on their way. SCALE bytes for each GROUP of values. */
 template <cuda_form F> struct form_of;
 template <> struct form_of<CUDA_F32> {
-    static constexpr int values = 4, units = 1, group = 0;
+    static constexpr int values = 4, units = 1, group = 0, scale = 0;
 };
 template <> struct form_of<CUDA_F16> {
-    static constexpr int values = 8, units = 1, group = 0;
+    static constexpr int values = 8, units = 1, group = 0, scale = 0;
 };
 template <> struct form_of<CUDA_BF16> {
-    static constexpr int values = 8, units = 1, group = 0;
+    static constexpr int values = 8, units = 1, group = 0, scale = 0;
 };
 template <> struct form_of<CUDA_W8> {
-    static constexpr int values = 16, units = 2, group = 32;
+    static constexpr int values = 16, units = 2, group = 32, scale = 4;
+};
+template <> struct form_of<CUDA_W8D> {
+    static constexpr int values = 16, units = 2, group = 32, scale = 2;
 };
 template <> struct form_of<CUDA_W8G16> {
-    static constexpr int values = 16, units = 2, group = 16;
+    static constexpr int values = 16, units = 2, group = 16, scale = 4;
 };
 template <> struct form_of<CUDA_W4> {
-    static constexpr int values = 32, units = 4, group = 32;
+    static constexpr int values = 32, units = 4, group = 32, scale = 4;
 };
 
 /* Four values from a load, as two registers of 16-bit pairs: values 4 * step to 4 * step + 3. */
@@ -70,7 +73,7 @@ template <cuda_form F> struct stage { /* of two rows of W: UNITS spans */
 
 struct lane_rows { /* where a lane reads: rows g and g + 8 of the tile */
     const uint8_t *w[2];
-    const uint32_t *scales[2];
+    const uint8_t *scales[2];
     uint32_t columns, q;
 };
 
@@ -78,6 +81,13 @@ template <cuda_form F>
 __device__ __forceinline__ uint32_t column_of(const lane_rows &r, uint32_t span, int load)
 {
     return span * SPAN + load * 4 * form_of<F>::values + r.q * form_of<F>::values;
+}
+
+/* (d, m) of a row's group; m is 0 where there is none. */
+template <cuda_form F> __device__ __forceinline__ uint32_t load_scale(const uint8_t *scales, uint32_t group)
+{
+    return form_of<F>::scale == 2 ? __ldg((const uint16_t *)scales + group)
+                                  : __ldg((const uint32_t *)scales + group);
 }
 
 template <cuda_form F>
@@ -102,7 +112,7 @@ __device__ __forceinline__ void load_stage(stage<F> &s, const lane_rows &r, uint
                                  : "l"(at));
                     if (form_of<F>::group)
                         s.scale[i][u][l] =
-                            __ldg(r.scales[i] + column / (form_of<F>::group ? form_of<F>::group : 1));
+                            load_scale<F>(r.scales[i], column / (form_of<F>::group ? form_of<F>::group : 1));
                 }
             }
         }

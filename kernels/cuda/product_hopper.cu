@@ -1,8 +1,8 @@
-/* product_hopper: 16-bit weights times 9 to 64 rows (sm_90a): the weights stream by, at the memory's speed.
+/* product_hopper: 16-bit weights times 3 to 128 rows (sm_90a): the weights stream by, at the memory's speed.
  *
  * out[R][N] = act[R][K] * W[N][K]^T, computed as W * act^T: a tile is up to 256 rows of W, which are the rows of wgmma's product, and all
- * rows of act, padded to 16, 32 or 64, its columns. Two warps feed a ring of slots, each 64 columns of the tile and of act, through the
- * copy engine; two groups of four warps multiply, two planes of up to 64 rows of W each. With CUDA_SWIGLU16 these are rows of gate and
+ * rows of act, padded to 16, 32, 64 or 128, its columns. Two warps feed a ring of slots each, 64 columns of the tile and of act, through
+ * the copy engine; two groups of four warps multiply, two planes of up to 64 rows of W each. With CUDA_SWIGLU16 these are rows of gate and
  * the same of up, so that both lie in the registers of one thread.
  *
  * grid: tiles x splits, a block an SM. Where there are fewer tiles than SMs, `splits` blocks share a tile, a run of columns each. With
@@ -12,9 +12,11 @@
  * The kernel begins while the one before it ends (early.cuh): its ring is filled with weights, which nothing in a step writes; only
  * act has to wait. So memory works on while rows are normed or turned.
  *
- * bytes: W once from memory; act once a tile from L2, a quarter as much with 64 rows. flops 2 * N * K * R. Predicted: the read rate of
- * the card. Measured on an H200 behind each other, in GB/s of W with 32 rows: 4,130 for 28672 x 4096, 4,140 for 128256 x 4096; a
- * smaller one loses 2 to 4 us at its ends. */
+ * bytes: W once from memory; act once a tile from L2, a quarter as much with 64 rows, half with 128. flops 2 * N * K * R. Predicted: the
+ * read rate of the card. Measured on an H200 behind each other, in GB/s of W with 32 rows: 4,130 for 28672 x 4096, 4,140 for
+ * 128256 x 4096; a smaller one loses 2 to 4 us at its ends. With 128 rows 3,460 for 28672 x 4096, SwiGLU included, which is what the
+ * library's product alone takes: the tensor cores are busy half of the time, L2 77 %, memory 70 %, and the clock is lower. Smaller ones
+ * are left to the library there: what blocks that share a tile must add up is half as much as W. */
 #include "early.cuh"
 #include "hopper.cuh"
 #include "kernels.h"
@@ -24,7 +26,7 @@
 #define WORKERS    (128 * GROUPS)
 #define THREADS    (WORKERS + 64) /* behind them one warp feeds weights, one act */
 #define CHUNK      64             /* columns of a slot */
-#define PLANES     4              /* of a slot: up to 64 rows each */
+#define PLANES     4              /* of a slot of weights: up to 64 rows each */
 #define SPLITS_MAX 8
 #define SLOTS_MAX  12
 #define SUMS_ROW   (PLANES * 64 + 4) /* floats between rows of sums: no bank conflicts */
@@ -57,7 +59,8 @@ __device__ __forceinline__ uint32_t plane_row(const stream_shape &s, uint32_t ti
 struct stream_args {
     cuda_product p;
     stream_shape shape;
-    uint32_t slot_size, slots, ahead; /* ahead: of weights, at most on their way */
+    uint32_t slots, ahead; /* of weights; ahead: at most on their way */
+    bool twos;             /* two slots are asked for together, plane by plane */
 };
 
 struct share { /* of a block */
@@ -70,32 +73,47 @@ __device__ __forceinline__ share share_of(const stream_shape &s)
     return {blockIdx.x / s.splits, gridDim.x / s.splits, first_chunk(s, rank), first_chunk(s, rank + 1)};
 }
 
-/* --- the ring --------------------------------------------------------------------------------- */
+/* --- the rings -------------------------------------------------------------------------------- */
 
 struct stream_shared {
-    uint64_t weights[SLOTS_MAX], act[SLOTS_MAX], empty[SLOTS_MAX];
-    uint8_t head[1024 - 3 * 8 * SLOTS_MAX];
-    uint8_t slots
-        []; /* planes of W, then act; products read 64 rows of a plane that has fewer, and use none of them.
-                        At the end of a cluster's tile: float sums[N][SUMS_ROW] */
+    uint64_t weights[SLOTS_MAX], weights_free[SLOTS_MAX], act[SLOTS_MAX], act_free[SLOTS_MAX];
+    uint8_t head[1024 - 4 * 8 * SLOTS_MAX];
+    uint8_t
+        slots[]; /* of weights, then of act; products read 64 rows of a plane that has fewer, and use none of
+                        what lies behind it. At the end of a cluster's tile: float sums[N][SUMS_ROW] */
 };
 
-struct stream_ring { /* one side's view */
-    stream_shared *sh;
+/* Of act, for N rows. A slot is free only once the product behind it has begun: with 3 slots 128 rows take 13 % longer. */
+__host__ __device__ constexpr uint32_t act_slots(int n)
+{
+    return n >= 64 ? 4 : 8;
+}
+
+struct stream_ring { /* one side's view of the slots of weights, or of act */
+    uint8_t *slots;
+    uint64_t *full, *free;
     uint32_t size, count, at, parity;
     __device__ __forceinline__ uint8_t *slot() const
     {
-        return sh->slots + at * size;
+        return slots + at * size;
     }
-    __device__ __forceinline__ void await_empty() const
+    __device__ __forceinline__ void await_full() const
     {
-        bell_wait(&sh->empty[at], parity ^ 1);
+        bell_wait(&full[at], parity);
     }
-    /* Until the weights that were asked for `ahead` slots ago have come. */
+    __device__ __forceinline__ void await_free() const
+    {
+        bell_wait(&free[at], parity ^ 1);
+    }
+    __device__ __forceinline__ void let_go(uint32_t slot) const
+    {
+        if (threadIdx.x % 32 == 0)
+            bell_arrive(&free[slot]);
+    }
+    /* Until what was asked for `ahead` slots ago has come. */
     __device__ __forceinline__ void await_older(uint32_t ahead) const
     {
-        bell_wait(&sh->weights[at >= ahead ? at - ahead : at + count - ahead],
-                  at >= ahead ? parity : parity ^ 1);
+        bell_wait(&full[at >= ahead ? at - ahead : at + count - ahead], at >= ahead ? parity : parity ^ 1);
     }
     __device__ __forceinline__ void step()
     {
@@ -104,23 +122,35 @@ struct stream_ring { /* one side's view */
     }
 };
 
-/* One thread. What is not there (behind the last row or column) comes as zeros, and counts. */
+struct rings {
+    stream_ring weights, act;
+};
+
+/* One thread. What is not there (behind the last row or column) comes as zeros, and counts. Slots that are asked for together lie side by
+ * side in W: memory likes longer runs. */
 __device__ __forceinline__ void feed_weights(stream_ring r, const stream_args &d, const share &own,
                                              const CUtensorMap *map)
 {
-    uint32_t fed = 0, plane_size = d.shape.plane_rows * 2 * CHUNK;
+    uint32_t fed = 0, plane_size = d.shape.plane_rows * 2 * CHUNK, together = d.twos ? 2 : 1;
     for (uint32_t tile = own.tile; tile < d.shape.tiles; tile += own.tile_step)
-        for (uint32_t chunk = own.begin; chunk < own.end; chunk++, fed++) {
-            r.await_empty();
-            if (fed >= d.ahead)
-                r.await_older(d.ahead);
-            uint64_t *bell = &r.sh->weights[r.at];
-            bell_expect(bell, PLANES * plane_size);
-#pragma unroll
-            for (uint32_t i = 0; i < PLANES; i++)
-                copy_box(r.slot() + i * plane_size, map, (int32_t)(chunk * CHUNK),
-                         (int32_t)plane_row(d.shape, tile, i), bell);
-            r.step();
+        for (uint32_t chunk = own.begin; chunk < own.end; chunk += together) {
+            stream_ring first = r;
+            uint32_t count = min(together, own.end - chunk);
+            for (uint32_t j = 0; j < count; j++, fed++) {
+                r.await_free();
+                if (fed >= d.ahead)
+                    r.await_older(d.ahead);
+                bell_expect(&r.full[r.at], PLANES * plane_size);
+                r.step();
+            }
+            for (uint32_t i = 0; i < PLANES; i++) {
+                stream_ring q = first;
+                for (uint32_t j = 0; j < count; j++) {
+                    copy_box(q.slot() + i * plane_size, map, (int32_t)((chunk + j) * CHUNK),
+                             (int32_t)plane_row(d.shape, tile, i), &q.full[q.at]);
+                    q.step();
+                }
+            }
         }
 }
 
@@ -129,13 +159,13 @@ template <int N>
 __device__ __forceinline__ void feed_act(stream_ring r, const stream_args &d, const share &own,
                                          const CUtensorMap *map)
 {
-    uint32_t behind = PLANES * d.shape.plane_rows * 2 * CHUNK;
+    fetch_map(map);
     early_wait();
     for (uint32_t tile = own.tile; tile < d.shape.tiles; tile += own.tile_step)
         for (uint32_t chunk = own.begin; chunk < own.end; chunk++) {
-            r.await_empty();
-            bell_expect(&r.sh->act[r.at], N * 2 * CHUNK);
-            copy_box(r.slot() + behind, map, (int32_t)(chunk * CHUNK), 0, &r.sh->act[r.at]);
+            r.await_free();
+            bell_expect(&r.full[r.at], N * 2 * CHUNK);
+            copy_box(r.slot(), map, (int32_t)(chunk * CHUNK), 0, &r.full[r.at]);
             r.step();
         }
 }
@@ -144,14 +174,15 @@ __device__ __forceinline__ void feed_act(stream_ring r, const stream_args &d, co
 
 /* The block's chunks of a tile: of two planes, for all rows of act. */
 template <bool BF16, int N>
-__device__ __forceinline__ void multiply(float (&sum)[2][N / 2], stream_ring &r, uint32_t chunks,
+__device__ __forceinline__ void multiply(float (&sum)[2][N / 2], rings &r, uint32_t chunks,
                                          uint32_t plane_size)
 {
-    uint32_t planes = threadIdx.x / 128 * 2 * plane_size, before = 0;
+    uint32_t planes = threadIdx.x / 128 * 2 * plane_size, weights = 0,
+             act = 0; /* slots of the chunk before */
     for (uint32_t i = 0; i < chunks; i++) {
-        bell_wait(&r.sh->weights[r.at], r.parity);
-        bell_wait(&r.sh->act[r.at], r.parity);
-        uint32_t w = shared_address(r.slot()) + planes, x = shared_address(r.slot()) + PLANES * plane_size;
+        r.weights.await_full();
+        r.act.await_full();
+        uint32_t w = shared_address(r.weights.slot()) + planes, x = shared_address(r.act.slot());
         wgmma_begin();
 #pragma unroll
         for (uint32_t k = 0; k < CHUNK / 16; k++)
@@ -160,16 +191,15 @@ __device__ __forceinline__ void multiply(float (&sum)[2][N / 2], stream_ring &r,
                 wgmma_product<BF16>(sum[m], wgmma_operand(w + m * plane_size + 32 * k, 16),
                                     wgmma_operand(x + 32 * k, 16), i > 0 || k > 0);
         wgmma_commit();
-        wgmma_wait<1>(); /* what the slot before was read for */
-        if (i > 0 && threadIdx.x % 32 == 0)
-            bell_arrive(&r.sh->empty[before]);
-        before = r.at;
-        r.step();
+        wgmma_wait<1>(); /* what the slots before were read for */
+        if (i > 0)
+            r.weights.let_go(weights), r.act.let_go(act);
+        weights = r.weights.at, act = r.act.at;
+        r.weights.step(), r.act.step();
     }
     wgmma_wait<0>();
     wgmma_hold(sum[0]), wgmma_hold(sum[1]);
-    if (threadIdx.x % 32 == 0)
-        bell_arrive(&r.sh->empty[before]);
+    r.weights.let_go(weights), r.act.let_go(act);
 }
 
 __device__ __forceinline__ float gated(float gate, float up)
@@ -289,7 +319,7 @@ __device__ __forceinline__ void put_shared(const stream_args &d, const float *su
 /* --- the kernel ------------------------------------------------------------------------------- */
 
 template <bool BF16, int N>
-__device__ __forceinline__ void work(stream_ring r, const stream_args &d, const share &own)
+__device__ __forceinline__ void work(rings r, const stream_args &d, const share &own)
 {
     float sum[2][N / 2];
     early_wait();
@@ -300,8 +330,21 @@ __device__ __forceinline__ void work(stream_ring r, const stream_args &d, const 
     }
     if (d.shape.joins) { /* one tile */
         meet_warps<WORKERS>(1);
-        share_sums<N>((float *)r.sh->slots, sum);
+        share_sums<N>((float *)r.weights.slots, sum);
     }
+}
+
+template <int N> __device__ __forceinline__ rings rings_of(stream_shared *sh, const stream_args &d)
+{
+    uint32_t size = PLANES * d.shape.plane_rows * 2 * CHUNK;
+    return {{sh->slots, sh->weights, sh->weights_free, size, d.slots, 0, 0},
+            {sh->slots + d.slots * size, sh->act, sh->act_free, N * 2 * CHUNK, act_slots(N), 0, 0}};
+}
+
+__device__ __forceinline__ void make_bells(const stream_ring &r)
+{
+    for (uint32_t i = 0; i < r.count; i++)
+        bell_init(&r.full[i], 1), bell_init(&r.free[i], WORKERS / 32);
 }
 
 template <bool BF16, int N>
@@ -313,12 +356,11 @@ __global__ void __launch_bounds__(THREADS, 1)
     stream_shared *sh = (stream_shared *)memory;
     static_assert(sizeof *sh == 1024 && 1024 + 4 * N * SUMS_ROW <= SHARED_SIZE,
                   "what swizzling wants; sums fit");
-    stream_ring r = {sh, d.slot_size, d.slots, 0, 0};
+    rings r = rings_of<N>(sh, d);
     share own = share_of(d.shape);
     uint32_t warp = threadIdx.x / 32;
     if (threadIdx.x == 0) {
-        for (uint32_t i = 0; i < d.slots; i++)
-            bell_init(&sh->weights[i], 1), bell_init(&sh->act[i], 1), bell_init(&sh->empty[i], WORKERS / 32);
+        make_bells(r.weights), make_bells(r.act);
         bells_made();
     }
     __syncthreads();
@@ -326,15 +368,15 @@ __global__ void __launch_bounds__(THREADS, 1)
     if (warp < WORKERS / 32)
         work<BF16, N>(r, d, own);
     else if (threadIdx.x == WORKERS)
-        feed_weights(r, d, own, &w);
+        feed_weights(r.weights, d, own, &w);
     else if (threadIdx.x == WORKERS + 32)
-        feed_act<N>(r, d, own, &act);
+        feed_act<N>(r.act, d, own, &act);
     __syncwarp();
     if (d.shape.joins) {
         cluster_meet();
         if (warp < WORKERS / 32)
             put_shared<BF16>(d, (const float *)sh->slots, own.tile);
-        cluster_meet(); /* nobody leaves while others read */
+        cluster_part(); /* nobody leaves while others read */
     }
 }
 
@@ -385,7 +427,10 @@ template <bool BF16, int N> static bool shape_plan(stream_shape *s, const cuda_p
     bool pair = p.epilogue == CUDA_SWIGLU16, adds = p.epilogue == CUDA_ADD_F32;
     uint32_t least = UINT32_MAX, rows = pair ? p.m.rows / 2 : p.m.rows,
              chunks = (p.m.columns + CHUNK - 1) / CHUNK;
-    for (uint32_t n = splits ? splits : 1; n <= (splits ? splits : SPLITS_MAX) && n <= chunks; n++)
+    uint32_t most = splits    ? splits
+                    : N <= 64 ? SPLITS_MAX
+                              : 1; /* of 128 rows there would be too much to add up */
+    for (uint32_t n = splits ? splits : 1; n <= most && n <= chunks; n++)
         for (uint32_t plane_rows = 64; plane_rows >= 40; plane_rows -= 8) {
             stream_shape t = {0, n, chunks, rows, plane_rows, pair, n > 1 && !adds};
             t.tiles = (rows + tile_width(t) - 1) / tile_width(t);
@@ -396,6 +441,8 @@ template <bool BF16, int N> static bool shape_plan(stream_shape *s, const cuda_p
             if (cost < least)
                 least = cost, *s = t;
         }
+    if (N > 64 && splits == 0 && least < UINT32_MAX && s->tiles < clusters_of<BF16, N>(1) * 3 / 4)
+        return false; /* the library is quicker */
     return least < UINT32_MAX;
 }
 
@@ -403,18 +450,19 @@ template <bool BF16, int N> static bool shape_plan(stream_shape *s, const cuda_p
 
 template <bool BF16, int N> static bool launch_stream(cudaStream_t s, const cuda_product &p, uint32_t splits)
 {
-    stream_args d = {p, {}, 0, 0, 0};
+    stream_args d = {p, {}, 0, 0, false};
     CUtensorMap w, act;
-    if (!shape_plan<BF16, N>(&d.shape, p, splits) ||
-        !cuda_map_rows(&w, p.m.values, p.m.rows, p.m.columns, p.m.columns, d.shape.plane_rows) ||
-        !cuda_map_rows(&act, p.act, p.rows, p.m.columns, p.act_stride, N))
+    if (!shape_plan<BF16, N>(&d.shape, p, splits))
         return false;
-    uint32_t weights = PLANES * d.shape.plane_rows * 2 * CHUNK,
-             over = 64 * 2 * CHUNK; /* read behind a plane */
-    d.slot_size = weights + N * 2 * CHUNK;
-    d.slots =
-        min((uint32_t)((SHARED_SIZE - sizeof(stream_shared) - over) / d.slot_size), (uint32_t)SLOTS_MAX);
-    d.ahead = min(d.slots, (ON_THE_WAY + weights - 1) / weights);
+    d.twos = N <= 32 && d.shape.plane_rows >= 56; /* others lose: 128 rows 3 %, smaller planes up to 10 % */
+    if (!cuda_map_rows(&w, p.m.values, p.m.rows, p.m.columns, p.m.columns, d.shape.plane_rows, d.twos) ||
+        !cuda_map_rows(&act, p.act, p.rows, p.m.columns, p.act_stride, N, false))
+        return false;
+    uint32_t size = PLANES * d.shape.plane_rows * 2 * CHUNK;
+    uint32_t room = SHARED_SIZE - sizeof(stream_shared) - act_slots(N) * N * 2 * CHUNK;
+    d.slots = min(room / size, (uint32_t)SLOTS_MAX);
+    d.ahead = min(d.slots, (ON_THE_WAY + size - 1) / size);
+    static_assert(ON_THE_WAY >= 2 * PLANES * 64 * 2 * CHUNK, "two slots may be on their way");
     uint32_t together = min(d.shape.tiles, tiles_at_once<BF16, N>(d.shape));
     launch_early(stream_kernel<BF16, N>, dim3(together * d.shape.splits), dim3(THREADS), SHARED_SIZE, s,
                  d.shape.joins ? d.shape.splits : 1, d, w, act);
@@ -425,7 +473,8 @@ template <bool BF16> static bool launch_rows(cudaStream_t s, const cuda_product 
 {
     return p.rows <= 16   ? launch_stream<BF16, 16>(s, p, splits)
            : p.rows <= 32 ? launch_stream<BF16, 32>(s, p, splits)
-                          : launch_stream<BF16, 64>(s, p, splits);
+           : p.rows <= 64 ? launch_stream<BF16, 64>(s, p, splits)
+                          : launch_stream<BF16, 128>(s, p, splits);
 }
 
 bool cuda_product_hopper(cudaStream_t s, const struct cuda_product *p, uint32_t splits)

@@ -28,21 +28,27 @@ void cuda_angles(cudaStream_t s, const uint32_t *positions, const double *freque
 /* --- norm ------------------------------------------------------------------------------------- */
 
 #define NORM_THREADS 512
-#define NORM_VECTORS 8 /* float4 a thread keeps: rows up to 16384 wide in registers */
 
-template <bool BF16>
+/* VECTORS: float4 a thread keeps. Weights are asked for before x is there. */
+template <bool BF16, int VECTORS>
 __global__ void __launch_bounds__(NORM_THREADS)
     norm_kernel(const float *x, const uint32_t *index, const float *weight, float eps, uint32_t columns,
                 uint16_t *act)
 {
     __shared__ float sums[33];
     const float4 *row = (const float4 *)(x + (uint64_t)(index ? index[blockIdx.x] : blockIdx.x) * columns);
-    float4 kept[NORM_VECTORS];
+    float4 kept[VECTORS], w[VECTORS];
     float sum = 0.0f;
     early_start();
+#pragma unroll
+    for (int i = 0; i < VECTORS; i++) {
+        uint32_t at = threadIdx.x + i * NORM_THREADS;
+        if (at < columns / 4)
+            w[i] = __ldg((const float4 *)weight + at);
+    }
     early_wait();
 #pragma unroll
-    for (int i = 0; i < NORM_VECTORS; i++) {
+    for (int i = 0; i < VECTORS; i++) {
         uint32_t at = threadIdx.x + i * NORM_THREADS;
         if (at < columns / 4) {
             kept[i] = row[at];
@@ -52,12 +58,11 @@ __global__ void __launch_bounds__(NORM_THREADS)
     }
     float scale = rsqrtf(block_sum(sum, sums) / (float)columns + eps);
 #pragma unroll
-    for (int i = 0; i < NORM_VECTORS; i++) {
+    for (int i = 0; i < VECTORS; i++) {
         uint32_t at = threadIdx.x + i * NORM_THREADS;
         if (at < columns / 4) {
-            float4 w = ((const float4 *)weight)[at];
-            uint2 out = {to_pair<BF16>(kept[i].x * scale * w.x, kept[i].y * scale * w.y),
-                         to_pair<BF16>(kept[i].z * scale * w.z, kept[i].w * scale * w.w)};
+            uint2 out = {to_pair<BF16>(kept[i].x * scale * w[i].x, kept[i].y * scale * w[i].y),
+                         to_pair<BF16>(kept[i].z * scale * w[i].z, kept[i].w * scale * w[i].w)};
             ((uint2 *)(act + (uint64_t)blockIdx.x * columns))[at] = out;
         }
     }
@@ -66,8 +71,11 @@ __global__ void __launch_bounds__(NORM_THREADS)
 void cuda_norm(cudaStream_t s, const float *x, const uint32_t *index, const float *weight, float eps,
                uint32_t rows, uint32_t columns, bool bf16, void *act)
 {
-    launch_early(bf16 ? norm_kernel<true> : norm_kernel<false>, dim3(rows), dim3(NORM_THREADS), 0, s, 1, x,
-                 index, weight, eps, columns, (uint16_t *)act);
+    bool narrow = columns <= 2 * 4 * NORM_THREADS; /* rows up to 16384 wide in registers, else */
+    launch_early(bf16     ? narrow ? norm_kernel<true, 2> : norm_kernel<true, 8>
+                     : narrow ? norm_kernel<false, 2>
+                          : norm_kernel<false, 8>,
+                 dim3(rows), dim3(NORM_THREADS), 0, s, 1, x, index, weight, eps, columns, (uint16_t *)act);
 }
 
 /* --- SwiGLU ----------------------------------------------------------------------------------- */
@@ -130,11 +138,19 @@ template <bool BF16> __global__ void rope_kernel(cuda_rope a)
     uint32_t head = blockIdx.x * ROPE_WARPS + threadIdx.x / 32, lane = threadIdx.x % 32, row = blockIdx.y,
              all = a.head_count + 2 * a.kv_head_count;
     early_start();
-    early_wait();
     if (head >= all)
-        return;
+        return early_wait();
     bool is_q = head < a.head_count, is_v = head >= a.head_count + a.kv_head_count;
     uint32_t own = is_q ? head : (head - a.head_count) % a.kv_head_count;
+    uint16_t *out; /* from lists that no kernel writes */
+    if (is_q) {
+        out = (uint16_t *)a.q_out + ((uint64_t)row * a.head_count + head) * a.head_dim;
+    } else {
+        uint32_t position = a.positions[row], page = a.tables[a.row_table[row] + position / 64];
+        out = (uint16_t *)a.kv + page * a.page_values +
+              (((is_v ? a.kv_head_count : 0) + own) * 64 + position % 64) * (uint64_t)a.head_dim;
+    }
+    early_wait();
     const uint16_t *in = (const uint16_t *)a.wide + ((uint64_t)row * all + head) * a.head_dim;
     const float *bias = is_q   ? a.q_bias
                         : is_v ? a.v_bias
@@ -145,14 +161,6 @@ template <bool BF16> __global__ void rope_kernel(cuda_rope a)
     float *x = heads[threadIdx.x / 32];
     rope_head<BF16>(x, in, bias ? bias + own * a.head_dim : nullptr, norm, !is_v,
                     a.cos_sin + (uint64_t)row * a.rope_dim, a, lane);
-    uint16_t *out;
-    if (is_q) {
-        out = (uint16_t *)a.q_out + ((uint64_t)row * a.head_count + head) * a.head_dim;
-    } else {
-        uint32_t position = a.positions[row], page = a.tables[a.row_table[row] + position / 64];
-        out = (uint16_t *)a.kv + page * a.page_values +
-              (((is_v ? a.kv_head_count : 0) + own) * 64 + position % 64) * (uint64_t)a.head_dim;
-    }
     for (uint32_t i = lane; i < a.head_dim; i += 32)
         out[i] = to_bits<false>(is_q ? x[i] * a.q_scale : x[i]);
 }

@@ -16,7 +16,8 @@
  *
  * bytes: the weights once and the rows' KV; flops: nothing. Predicted for the Llama-3-8B shape in bf16, one row, 1K context:
  * 14.1 GB at 4.4 TB/s = 3.2 ms, and 32 times 4 us in which attention outlasts the ring: 3.3 ms.
- * Measured on an H200: 3.54 ms; with 32K of context 4.47, with 128K 7.59; Q4_K 1.68, Q8_0 2.39. */
+ * Measured on an H200: 3.54 ms; with 32K of context 4.47, with 128K 7.59; Q4_K 1.68, Q8_0 2.39 (with
+ * scales of four bytes). */
 #include "rope.cuh"
 #include "step_product.cuh"
 
@@ -388,7 +389,7 @@ __device__ __forceinline__ void work(ring r, const cuda_step &a, const layout &l
             if (n + 1 < 4 * a.layer_count)
                 load_weights(w, kind == 1 ? l.ffn_norm : a.layers[layer + 1].attn_norm, threadIdx.x,
                              embd / 2);
-            if (works)
+            if (works && form_of<F>::group == 0)
                 receive_rows(act, kind == 1 ? p.out : p.ffn, rows, kind == 1 ? width : a.ffn, stamp);
             job.m = kind == 1 ? &l.o : &l.down, job.how = SEND_SUM;
             job.to = x_of(p, state + 1), job.stamp = stamp_of_x(state + 1);
@@ -397,8 +398,15 @@ __device__ __forceinline__ void work(ring r, const cuda_step &a, const layout &l
         }
         if constexpr (form_of<F>::group != 0) {
             uint8_t *coded = (uint8_t *)act + lay.coded_at;
-            if (works)
-                code_row<F>(coded, act, job.m->columns);
+            uint32_t columns = job.m->columns;
+            if (works && kind % 2 == 0)
+                code_row<F>(coded, act, columns, 0, columns);
+#pragma unroll 1
+            for (uint32_t at = 0; works && kind % 2 == 1 && at < columns; at += STAGED) {
+                uint32_t here = min(columns - at, (uint32_t)STAGED);
+                receive_rows(act, (kind == 1 ? p.out : p.ffn) + at / 2, 1, here, stamp);
+                code_row<F>(coded, act, columns, at, here);
+            }
             multiply_codes<F>(r, d, job, coded);
         } else {
             multiply<F, BF16>(r, d, b, rows, job);
@@ -444,7 +452,9 @@ template <cuda_form F, int HD> static bool lay_out(const cuda_step *a, layout *l
              attention = (uint32_t)sizeof(attention_shared<HD>) + WARPS * group * HD * 4,
              page = 2 * 64 * HD * 2;
     lay->slot_size = (larger(slot_of<F>::size, page + 512) + 127) / 128 * 128;
-    uint32_t most = larger(larger(a->embd, width), a->ffn), act = a->rows * 2 * (most + 8);
+    uint32_t most = larger(larger(a->embd, width), a->ffn),
+             staged = form_of<F>::group && most > STAGED ? larger(a->embd, STAGED) : most,
+             act = a->rows * 2 * (staged + 8);
     lay->coded_at = (act + 127) / 128 * 128;
     lay->scratch = larger(attention, form_of<F>::group ? lay->coded_at + most / 32 * CODED_SIZE : act);
     lay->scratch = (lay->scratch + 127) / 128 * 128;
@@ -513,6 +523,8 @@ static bool run_step(cudaStream_t s, enum cuda_form form, bool bf16, const cuda_
         return launch_step<CUDA_W4, false, HD>(s, a, sm_count, only_asks);
     case CUDA_W8:
         return launch_step<CUDA_W8, false, HD>(s, a, sm_count, only_asks);
+    case CUDA_W8D:
+        return launch_step<CUDA_W8D, false, HD>(s, a, sm_count, only_asks);
     default:
         return false;
     }

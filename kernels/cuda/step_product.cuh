@@ -8,12 +8,12 @@
 #define PIECE 2048 /* bytes of a row of weights in a slot */
 
 /* What of a matrix lies in a slot: 16 rows of `columns` columns, of which two neighbours never begin in the same half of the banks,
- * and behind them rows of 4-byte scales, 16 bytes further apart than they are long. A page lies at the first multiple of 1024. */
+ * and behind them rows of scales, 16 bytes further apart than they are long. A page lies at the first multiple of 1024. */
 template <cuda_form F> struct slot_of {
     static constexpr int columns = PIECE / 16 * form_of<F>::values, rows_size = 16 * PIECE + 8 * 64,
-                         scales = form_of<F>::group
-                                      ? columns / (form_of<F>::group ? form_of<F>::group : 1) * 4
-                                      : 0,
+                         scales = form_of<F>::group ? columns / (form_of<F>::group ? form_of<F>::group : 1) *
+                                                          form_of<F>::scale
+                                                    : 0,
                          scale_row = scales ? scales + 16 : 0, size = rows_size + 16 * scale_row;
     static __device__ __forceinline__ uint32_t row(uint32_t r)
     {
@@ -50,11 +50,11 @@ template <cuda_form F> __device__ void feed_product(ring &r, dealer &d, const cu
             uint64_t n = min(tile * 16 + lane % 16, rows - 1) + (uint64_t)part * rows;
             const uint8_t *w = (const uint8_t *)m.values + n * ((uint64_t)columns * 16 / values);
             const uint8_t *scales =
-                (const uint8_t *)m.scales + (slot::scales ? n * (columns / group) * 4 : 0);
+                (const uint8_t *)m.scales + (slot::scales ? n * (columns / group) * form_of<F>::scale : 0);
 #pragma unroll 1
             for (uint32_t first = 0; first < columns; first += slot::columns) {
                 uint32_t here = min(columns - first, (uint32_t)slot::columns), bytes = here / values * 16,
-                         scale_bytes = slot::scales ? here / group * 4 : 0;
+                         scale_bytes = slot::scales ? here / group * form_of<F>::scale : 0;
                 r.make_room();
                 if (lane == 0)
                     bell_expect(&r.b->full[r.at], 16 * (bytes + scale_bytes));
@@ -64,7 +64,7 @@ template <cuda_form F> __device__ void feed_product(ring &r, dealer &d, const cu
                               &r.b->full[r.at]);
                 else if (slot::scales)
                     copy_bulk(r.slot() + slot::rows_size + (lane - 16) * slot::scale_row,
-                              scales + first / group * 4, scale_bytes, &r.b->full[r.at]);
+                              scales + first / group * form_of<F>::scale, scale_bytes, &r.b->full[r.at]);
                 r.step();
             }
         }
@@ -240,7 +240,8 @@ __device__ __forceinline__ void multiply(ring &r, dealer &d, block_sums &b, uint
  * high and low bytes apart. Of a row of the input lie in shared memory: for each group of 32 the high bytes of positions 0 to 15; then
  * of all groups those of 16 to 31; the low bytes likewise; and (scale, scale * sum of the integers) of each group.
  * With W4, the eight values of a word lie in the order in which two masks take its nibbles apart: 0 4 1 5 2 6 3 7. */
-#define CODED_SIZE 72 /* bytes a group */
+#define CODED_SIZE 72   /* bytes a group */
+#define STAGED     8192 /* values of the input that lie there as f16, at most, on their way to be coded */
 
 __device__ __forceinline__ uint32_t bytes_of(int a, int b, int c, int d) /* the lowest of each */
 {
@@ -259,15 +260,16 @@ template <cuda_form F> __device__ __forceinline__ uint2 eight_bytes(const int x[
                         : make_uint2(bytes_of(y[0], y[1], y[2], y[3]), bytes_of(y[4], y[5], y[6], y[7]));
 }
 
-/* f16 values, a multiple of 256; all threads. Eight are a lane's, 32 those of four lanes. */
+/* f16 values from column `first` on, a multiple of 256; all threads. Eight are a lane's, 32 those of four lanes. */
 template <cuda_form F>
-__device__ __forceinline__ void code_row(uint8_t *to, const uint16_t *from, uint32_t columns)
+__device__ __forceinline__ void code_row(uint8_t *to, const uint16_t *from, uint32_t columns, uint32_t first,
+                                         uint32_t count)
 {
     uint32_t groups = columns / 32;
 #pragma unroll 2
-    for (uint32_t at = threadIdx.x; at < columns / 8; at += WORKERS) {
+    for (uint32_t at = threadIdx.x; at < count / 8; at += WORKERS) {
         uint4 v = ((const uint4 *)from)[at];
-        uint32_t words[4] = {v.x, v.y, v.z, v.w}, group = at / 4;
+        uint32_t words[4] = {v.x, v.y, v.z, v.w}, group = (first + 8 * at) / 32;
         float values[8], most = 0.0f;
         int x[8], sum = 0;
 #pragma unroll
@@ -339,10 +341,11 @@ __device__ __forceinline__ void use_codes(float acc[2], const uint8_t *slot, con
             uint32_t codes[8], low[2] = {0, 0};
             int high[2] = {0, 0};
             take_codes<F>(codes, slot + slot_of<F>::row(2 * warp + i) + (c + lane) * bytes);
-            float2 dm =
-                __half22float2(*(const half2 *)(slot + slot_of<F>::rows_size +
-                                                (2 * warp + i) * slot_of<F>::scale_row + (c + lane) * 4));
-            if (F == CUDA_W8) /* code + 128 */
+            const uint8_t *scales = slot + slot_of<F>::rows_size + (2 * warp + i) * slot_of<F>::scale_row +
+                                    (c + lane) * form_of<F>::scale;
+            float2 dm = F == CUDA_W8D ? make_float2(__half2float(*(const half *)scales), 0.0f)
+                                      : __half22float2(*(const half2 *)scales);
+            if (F != CUDA_W4) /* code + 128 */
                 dm.y -= 128.0f * dm.x;
 #pragma unroll
             for (int k = 0; k < 8; k++) {

@@ -90,6 +90,8 @@ static enum cuda_form form_of(uint32_t type)
         return CUDA_W4;
     case GGUF_Q6_K:
         return CUDA_W8G16;
+    case GGUF_Q8_0:
+        return CUDA_W8D;
     default:
         return CUDA_W8;
     }
@@ -106,7 +108,7 @@ static uint64_t codes_size(enum cuda_form form, uint64_t values)
 
 static uint64_t scales_size(enum cuda_form form, uint64_t values)
 {
-    return form <= CUDA_BF16 ? 0 : values / (form == CUDA_W8G16 ? 16 : 32) * 4;
+    return form <= CUDA_BF16 ? 0 : values / (form == CUDA_W8G16 ? 16 : 32) * (form == CUDA_W8D ? 2 : 4);
 }
 
 /* --- placing ---------------------------------------------------------------------------------- */

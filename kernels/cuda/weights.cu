@@ -65,7 +65,7 @@ __device__ void read_k6(const uint8_t *b, int inner, block32 &o)
 }
 
 __global__ void repack_kernel(uint32_t type, const uint8_t *raw, uint64_t blocks, uint32_t block_size,
-                              uint32_t inner_count, uint32_t *values, half2 *scales)
+                              uint32_t inner_count, uint32_t *values, void *scales)
 {
     uint64_t at = (uint64_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (at >= blocks)
@@ -96,9 +96,11 @@ __global__ void repack_kernel(uint32_t type, const uint8_t *raw, uint64_t blocks
     }
     if (type == Q6_K)
         for (int i = 0; i < 2; i++)
-            scales[at * 2 + i] = __floats2half2_rn(o.d[i], 0.0f);
+            ((half2 *)scales)[at * 2 + i] = __floats2half2_rn(o.d[i], 0.0f);
+    else if (type == Q8_0)
+        ((half *)scales)[at] = __float2half_rn(o.d[0]);
     else
-        scales[at] = __floats2half2_rn(o.d[0], o.m);
+        ((half2 *)scales)[at] = __floats2half2_rn(o.d[0], o.m);
 }
 
 void cuda_repack(cudaStream_t s, uint32_t type, const void *raw, uint32_t rows, uint32_t columns,
@@ -106,9 +108,8 @@ void cuda_repack(cudaStream_t s, uint32_t type, const void *raw, uint32_t rows, 
 {
     static const uint32_t sizes[] = {0, 0, 18, 20, 0, 0, 22, 24, 34, 0, 0, 0, 144, 176, 210};
     uint64_t blocks = (uint64_t)rows * columns / 32;
-    repack_kernel<<<(unsigned)((blocks + 127) / 128), 128, 0, s>>>(type, (const uint8_t *)raw, blocks,
-                                                                   sizes[type], type >= Q4_K ? 8 : 1,
-                                                                   (uint32_t *)values, (half2 *)scales);
+    repack_kernel<<<(unsigned)((blocks + 127) / 128), 128, 0, s>>>(
+        type, (const uint8_t *)raw, blocks, sizes[type], type >= Q4_K ? 8 : 1, (uint32_t *)values, scales);
 }
 
 /* --- back to values --------------------------------------------------------------------------- */
@@ -128,7 +129,9 @@ __device__ void load8(const cuda_matrix &m, uint64_t row, uint32_t column, float
             out[i] = m.form == CUDA_F16 ? from_bits<false>(bits) : from_bits<true>(bits);
         }
     } else {
-        float2 dm = __half22float2(((const half2 *)m.scales)[at / (m.form == CUDA_W8G16 ? 16 : 32)]);
+        float2 dm = m.form == CUDA_W8D
+                        ? make_float2(__half2float(((const half *)m.scales)[at / 32]), 0.0f)
+                        : __half22float2(((const half2 *)m.scales)[at / (m.form == CUDA_W8G16 ? 16 : 32)]);
         for (int i = 0; i < 8; i++) {
             int code;
             if (m.form == CUDA_W4)

@@ -20,12 +20,12 @@ step() { # NAME SECONDS COMMAND...
     failed+=("$name")
   fi
 }
-for test in forward_double cuda_kv cuda_det cuda_forward cuda_ops cuda_stream cuda_bench; do
+for test in forward_double cuda_kv cuda_det cuda_forward cuda_ops cuda_stream cuda_fresh cuda_bench; do
   step "$test" 120 "$bin/kernels_test_$test"
 done
 sanitizer=$(command -v compute-sanitizer || ls /usr/local/cuda/bin/compute-sanitizer 2>/dev/null || true)
 if [ -n "$sanitizer" ]; then
-  for test in cuda_det cuda_forward cuda_stream; do
+  for test in cuda_det cuda_forward cuda_stream cuda_fresh; do
     step "memcheck of $test" 300 "$sanitizer" --tool memcheck --error-exitcode 9 "$bin/kernels_test_$test"
   done
   for tool in memcheck racecheck initcheck; do

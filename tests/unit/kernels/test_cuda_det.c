@@ -138,8 +138,8 @@ static void rows_beside_a_row_change_nothing(void **state)
     static const struct {
         enum cuda_form form;
         bool bf16;
-    } kinds[] = {{CUDA_F32, false}, {CUDA_F16, false}, {CUDA_BF16, true},  {CUDA_BF16, false},
-                 {CUDA_W4, false},  {CUDA_W8, false},  {CUDA_W8G16, false}};
+    } kinds[] = {{CUDA_F32, false}, {CUDA_F16, false}, {CUDA_BF16, true},   {CUDA_BF16, false},
+                 {CUDA_W4, false},  {CUDA_W8, false},  {CUDA_W8G16, false}, {CUDA_W8D, false}};
     static const uint32_t counts[] = {2, 8, 9, 16, 17, 32, 33, 64, 65, 128, 129, ROWS_MAX};
     static const uint32_t sizes[][2] = {{300, 608}, {130, 2336}, {16, 32}};
     for (size_t f = 0; f < TD_COUNT(kinds); f++)

@@ -88,7 +88,7 @@ static const struct {
     uint32_t columns;
 } kinds[] = {{GGUF_F32, CUDA_F32, 160},  {GGUF_F16, CUDA_F16, 608},    {GGUF_BF16, CUDA_BF16, 1184},
              {GGUF_Q4_0, CUDA_W4, 160},  {GGUF_Q4_1, CUDA_W4, 1312},   {GGUF_Q5_0, CUDA_W8, 608},
-             {GGUF_Q5_1, CUDA_W8, 96},   {GGUF_Q8_0, CUDA_W8, 1184},   {GGUF_Q4_K, CUDA_W4, 768},
+             {GGUF_Q5_1, CUDA_W8, 96},   {GGUF_Q8_0, CUDA_W8D, 1184},  {GGUF_Q4_K, CUDA_W4, 768},
              {GGUF_Q5_K, CUDA_W8, 1280}, {GGUF_Q6_K, CUDA_W8G16, 2304}};
 
 #define N_ROWS 90 /* even for gate and up, no multiple of 16 */
