@@ -37,12 +37,12 @@
 #define RATE_SAMPLE_US_MIN  1000u   /* shorter samples say more about the clock than about the link */
 #define RATE_PROBE_SLACK_US 3000u   /* by so much the minimum RTT may be too large */
 #define RATE_MIN_RTT_AGE_US 10000000u
-#define RATE_CONFIRM_US     2500000u /* a younger minimum needs no confirming */
-#define RATE_SAME_US        5000u    /* a ping of the empty path that is later by so much confirms it */
-#define RATE_DRAIN_US_MAX   2000000u
-#define RATE_FLAT_ROUNDS    3u
-#define RATE_MEAN_US_MIN    200000u  /* a mean over less says little */
-#define RATE_MEAN_US        1000000u /* what is older than one or two of these is forgotten */
+#define RATE_CONFIRM_US                                                                                      \
+    2500000u /* a younger minimum needs no confirming; an answer that is not so late as from a longer path confirms it */
+#define RATE_DRAIN_US_MAX 2000000u
+#define RATE_FLAT_ROUNDS  3u
+#define RATE_MEAN_US_MIN  200000u  /* a mean over less says little */
+#define RATE_MEAN_US      1000000u /* what is older than one or two of these is forgotten */
 
 void rate_init(struct rate *r, uint64_t hint_bytes_per_s)
 {
@@ -224,7 +224,7 @@ bool rate_wants_confirming(const struct rate *r, uint64_t now_us)
 
 void rate_ping(struct rate *r, uint64_t rtt_us, bool clean, uint64_t now_us)
 {
-    if (clean && !min_rtt_is_old(r, now_us) && rtt_us <= r->min_rtt_us + RATE_SAME_US)
+    if (clean && !min_rtt_is_old(r, now_us) && rtt_us <= r->min_rtt_us + LIMIT_UNACKED_MARGIN_US / 2)
         r->min_rtt_at_us = now_us;
     if (clean && min_rtt_is_old(r, now_us) && rtt_us > r->min_rtt_us) {
         if (rtt_us >
