@@ -8,7 +8,7 @@
 #include "store/bench.h"
 #include "shared/workers.h"
 #include "store/store_internal.h"
-#include "store/tier.h"
+#include "store/tiers.h"
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -36,7 +36,7 @@ struct bench {
     struct store_bench_result *r;
     char directory[IO_PATH_MAX];
     struct store *store;
-    struct workers *io, *cores;
+    struct workers *io, *cores, *readers;
     int fd;                      /* the raw file */
     size_t base;                 /* the slice's first piece, or block */
     size_t pieces, slice_blocks; /* a slice */
@@ -267,7 +267,7 @@ static double get_slice(struct bench *b, uint32_t slice)
 {
     uint64_t start = now_ns();
     b->base = slice * b->slice_blocks;
-    workers_run(b->io, b->slice_blocks, get_task, b);
+    workers_run(b->readers, b->slice_blocks, get_task, b);
     return rate_since(start, b->slice_blocks * b->r->block_size);
 }
 
@@ -439,7 +439,8 @@ static int prepare(struct bench *b)
     b->pieces = (size_t)(b->o->size / b->r->slices / PIECE_SIZE);
     b->io = workers_create(IO_THREADS);
     b->cores = workers_create(threads);
-    bool good = b->io && b->cores;
+    b->readers = workers_create(tiers_default_threads()); /* as a node does */
+    bool good = b->io && b->cores && b->readers;
     for (unsigned i = 0; i < TD_MAX(threads, (unsigned)IO_THREADS) && good; i++) {
         b->buffers[i] = aligned_alloc(4096, PIECE_SIZE);
         good = b->buffers[i] && crypto_random(b->buffers[i], PIECE_SIZE) == 0;
@@ -476,6 +477,7 @@ int store_bench(const struct store_bench_options *o, struct store_bench_result *
         close(b.fd);
     workers_destroy(b.io);
     workers_destroy(b.cores);
+    workers_destroy(b.readers);
     if (b.directory[0])
         remove_directory(b.directory);
     return rc;

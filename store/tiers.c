@@ -7,9 +7,10 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-#define THREADS_MIN    2u
-#define THREADS_MAX    8u
-#define REMOTE_THREADS 2u
+#define THREADS_MIN     2u
+#define THREADS_MAX     8u
+#define THREADS_WAITING 4u /* beyond one a core: while they wait for the disk the others undo the cipher */
+#define REMOTE_THREADS  2u
 
 struct tiers {
     struct store *store;
@@ -240,11 +241,16 @@ void tiers_update_metrics(struct tiers *t)
 
 /* ---- life --------------------------------------------------------------------------------------------------- */
 
-static unsigned choose_threads(unsigned wanted)
+unsigned tiers_default_threads(void)
 {
     long cores = sysconf(_SC_NPROCESSORS_ONLN);
-    unsigned threads = wanted ? wanted : cores > 0 ? (unsigned)TD_MIN(cores, (long)THREADS_MAX) : THREADS_MIN;
-    return TD_MIN(TD_MAX(threads, THREADS_MIN), THREADS_MAX);
+    unsigned threads = (unsigned)TD_MIN(TD_MAX(cores, 1L), (long)THREADS_MAX) + THREADS_WAITING;
+    return TD_MIN(threads, THREADS_MAX);
+}
+
+static unsigned choose_threads(unsigned wanted)
+{
+    return wanted ? TD_MIN(TD_MAX(wanted, THREADS_MIN), THREADS_MAX) : tiers_default_threads();
 }
 
 static bool start_remote(struct tiers *t, const struct tier_redis_config *c, struct td_error *err)

@@ -21,12 +21,13 @@ struct tiers_config {
     uint64_t ram_tenant_size;               /* of one tenant at most; 0: no quota */
     uint64_t ram_size;                      /* 0: no host memory tier */
     const struct tier_redis_config *remote; /* NULL: no remote tier; its store and wake are set here */
-    unsigned threads; /* that read the disk and undo its cipher; 0: one for each core, 2 to 8 */
+    unsigned threads; /* that read the disk and undo its cipher; 0: tiers_default_threads */
 };
 struct tiers;
 int tiers_create(const struct tiers_config *config, struct tiers **out, struct td_error *err);
 void tiers_destroy(struct tiers *t); /* after everybody who reads; the store is still open */
 struct store *tiers_store(struct tiers *t);
+unsigned tiers_default_threads(void);          /* one for each core and four that wait, at most 8 */
 unsigned tiers_threads(const struct tiers *t); /* how many tiers_get are worth running at once */
 
 struct tiers_want { /* what the caller can use */
