@@ -14,13 +14,15 @@ int store_cmd_print_tenants(const struct store_settings *s, json_t *stats)
     json_t *t;
     if (s->json)
         return cli_print_json(stats);
-    printf("%-24s %10s %12s %12s %10s\n", "tenant", "blocks", "size", "from device", "lossless");
+    printf("%-24s %10s %12s %12s %10s %10s %10s\n", "tenant", "blocks", "size", "from device", "lossless",
+           "L1", "L2");
     json_array_foreach(json_object_get(stats, "tenants"), i, t)
     {
         const char *name = json_string_value(json_object_get(t, "tenant"));
-        printf("%-24s %10llu %12s %12llu %10llu\n", name ? name : "?",
+        printf("%-24s %10llu %12s %12llu %10llu %10llu %10llu\n", name ? name : "?",
                (unsigned long long)number(t, "blocks"), cli_bytes(number(t, "bytes"), size),
-               (unsigned long long)number(t, "from_device"), (unsigned long long)number(t, "lossless"));
+               (unsigned long long)number(t, "from_device"), (unsigned long long)number(t, "lossless"),
+               (unsigned long long)number(t, "l1"), (unsigned long long)number(t, "l2"));
     }
     printf("%llu blocks of 64 tokens, %llu conversations, %llu segments (%s, of which %s dead)\n",
            (unsigned long long)number(stats, "blocks"), (unsigned long long)number(stats, "conversations"),

@@ -2,6 +2,7 @@
 #include "cloud/node_internal.h"
 #include "kernels/cuda/cuda.h"
 #include "kernels/kv_layout.h"
+#include "shared/kv_record.h"
 #include "shared/metrics.h"
 #include <inttypes.h>
 #include <stdio.h>
@@ -86,6 +87,24 @@ int node_load_model(struct node *n, struct td_error *err)
 
 /* ---- store ---- */
 
+/* What the tenants' settings ask for, if the model's quality record lets it. */
+static int choose_demotion(const struct node *n, struct store_demotion *out, struct td_error *err)
+{
+    const struct settings *s = n->settings;
+    *out = (struct store_demotion){.shape = model_kv_shape(n->model),
+                                   .others = s->demote_others,
+                                   .tenants = s->demote,
+                                   .count = s->demote_count};
+    for (size_t i = 0; i <= s->demote_count; i++) {
+        const struct kv_level *level = i < s->demote_count ? s->demote[i].level : s->demote_others;
+        struct td_error why = {0};
+        int rc = level ? kv_level_allowed(level, s->model, n->service.fingerprint, &why) : 0;
+        if (rc < 0)
+            return td_fail(err, rc, "--store-demote: %s", why.text);
+    }
+    return 0;
+}
+
 int node_open_store(struct node *n, struct td_error *err)
 {
     const struct settings *s = n->settings;
@@ -95,7 +114,11 @@ int node_open_store(struct node *n, struct td_error *err)
                                   .ttl_s = (uint32_t)TD_MIN(s->store_ttl_hours * 3600, (int64_t)UINT32_MAX),
                                   .keys_directory = s->store_keys[0] ? s->store_keys : NULL,
                                   .master_key_path = s->store_key_path};
-    int rc = path_make_parents(s->store_key_path, err);
+    struct store_demotion demotion;
+    int rc = choose_demotion(n, &demotion, err);
+    config.demotion = s->store_demote[0] ? &demotion : NULL;
+    if (rc == 0)
+        rc = path_make_parents(s->store_key_path, err);
     if (rc == 0)
         rc = path_make_parents(s->store_path, err);
     if (rc == 0)

@@ -2,6 +2,8 @@
 #include "cloud/settings.h"
 #include "kernels/backend.h"
 #include "protocol/limits.h"
+#include "shared/kv_record.h"
+#include "store/keys.h"
 #include <arpa/inet.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -28,6 +30,7 @@ static const struct config_option options[] = {
     {.name = "store-size", OPTION(store_size, CONFIG_SIZE), .metavar = "SIZE", .help = "the most that the store takes on disk; 0: 90 % of the file system"},
     {.name = "store-tenant", OPTION(store_tenant, CONFIG_SIZE), .metavar = "SIZE", .help = "the most that one tenant's blocks take on disk; 0: no limit"},
     {.name = "store-ttl-hours", OPTION(store_ttl_hours, CONFIG_INT), .max = 1000000, .metavar = "N", .help = "blocks go so long after their last use; 0: when there is no room"},
+    {.name = "store-demote", OPTION(store_demote, CONFIG_STRING), .metavar = "LIST", .help = "tenants whose cold blocks may be re-encoded at a lossy level before any goes: NAME or NAME=LEVEL, separated by commas; * for all others; l1 if no level is named, off for none; without it, nobody's"},
     {.name = "store-ram", OPTION(store_ram, CONFIG_SIZE), .fallback = "256M", .metavar = "SIZE", .help = "memory for blocks as encoded as on disk, in front of it; 0: none"},
     {.name = "store-ram-tenant", OPTION(store_ram_tenant, CONFIG_SIZE), .metavar = "SIZE", .help = "the most that one tenant's blocks take of it; 0: no limit"},
     {.name = "store-keys", OPTION(store_keys, CONFIG_STRING), .metavar = "DIR", .help = "where the tenants' keys lie, for nodes that share them; without it, in the store"},
@@ -116,6 +119,50 @@ static int parse_redis(struct settings *s, struct td_error *err)
     return 0;
 }
 
+/* One NAME[=LEVEL] of --store-demote. */
+static int parse_demotion(struct settings *s, const char *text, size_t size, struct td_error *err)
+{
+    char name[STORE_TENANT_MAX + 1] = "", level_name[16] = "l1";
+    const char *equals = memchr(text, '=', size);
+    size_t name_size = equals ? (size_t)(equals - text) : size,
+           level_size = equals ? size - name_size - 1 : 0;
+    if (name_size < sizeof name)
+        memcpy(name, text, name_size);
+    if (equals && level_size < sizeof level_name) {
+        memcpy(level_name, equals + 1, level_size);
+        level_name[level_size] = '\0';
+    }
+    bool all = strcmp(name, "*") == 0, off = strcmp(level_name, "off") == 0;
+    const struct kv_level *level = off ? NULL : kv_level_find(level_name);
+    if ((!all && !keys_name_is_valid(name)) || (equals && level_size >= sizeof level_name) ||
+        (!off && (!level || level->codec == KV_RAW || level->codec == KV_L0)) ||
+        s->demote_count == SETTINGS_DEMOTE_MAX)
+        return td_fail(
+            err, -TD_ERR_ARG,
+            "--store-demote wants up to %d tenants, NAME or NAME=LEVEL with l1, l2, l2-k5, l2-5bit or "
+            "off, not \"%.*s\"",
+            SETTINGS_DEMOTE_MAX, (int)TD_MIN(size, (size_t)100), text);
+    if (all) {
+        s->demote_others = level;
+        return 0;
+    }
+    struct store_demotion_tenant *t = &s->demote[s->demote_count++];
+    memcpy(t->name, name, sizeof name);
+    t->level = level;
+    return 0;
+}
+
+static int parse_demotions(struct settings *s, struct td_error *err)
+{
+    int rc = 0;
+    for (const char *at = s->store_demote; *at && rc == 0;) {
+        size_t size = strcspn(at, ",");
+        rc = parse_demotion(s, at, size, err);
+        at += size + (at[size] == ',');
+    }
+    return rc;
+}
+
 static int check(struct settings *s, struct td_error *err)
 {
     if (!s->model[0])
@@ -132,6 +179,7 @@ static int check(struct settings *s, struct td_error *err)
         return td_fail(err, -TD_ERR_ARG, "--listen-port and --admin-port are both %d: choose two ports",
                        (int)s->listen_port);
     int rc = parse_redis(s, err);
+    rc = rc < 0 ? rc : parse_demotions(s, err);
     return rc < 0 ? rc : check_tls(s, err);
 }
 

@@ -6,6 +6,9 @@
 #include "shared/config.h"
 #include "shared/log.h"
 #include "shared/paths.h"
+#include "store/store.h"
+
+#define SETTINGS_DEMOTE_MAX 64 /* tenants that --store-demote names */
 
 struct settings {
     const char *model, *model_name, *chat_template;
@@ -14,7 +17,7 @@ struct settings {
     const char *cert, *key, *client_ca;
     bool plain;
     const char *tokens_file;
-    const char *store, *store_key_file, *store_keys, *redis;
+    const char *store, *store_key_file, *store_keys, *store_demote, *redis;
     uint64_t store_size, store_ram, store_tenant, store_ram_tenant;
     int64_t store_ttl_hours;
     int64_t threads, pages, token_budget, sequences, context, kv_stall_ms;
@@ -26,6 +29,9 @@ struct settings {
     /* filled in by settings_load */
     char redis_host[256]; /* "": no remote tier */
     uint16_t redis_port;
+    struct store_demotion_tenant demote[SETTINGS_DEMOTE_MAX];
+    size_t demote_count;
+    const struct kv_level *demote_others; /* of tenants that are not named; NULL: not allowed */
     enum log_level level;
     char model_name_default[128]; /* of the model's file, without ".gguf" */
     /* given, or the defaults */

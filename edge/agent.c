@@ -323,6 +323,13 @@ static int sink_event(void *ctx, struct pipeline_event *e)
 
 /* ---- creation: model ---- */
 
+static int check_codec(const struct agent *a, struct td_error *err)
+{
+    struct td_error why = {0};
+    int rc = kv_level_allowed(a->config.codec, a->config.model_path, a->model->fingerprint, &why);
+    return rc < 0 ? td_fail(err, rc, "%s, or add --codec-unchecked", why.text) : 0;
+}
+
 static int open_model(struct agent *a, struct td_error *err)
 {
     int rc;
@@ -333,8 +340,7 @@ static int open_model(struct agent *a, struct td_error *err)
         (rc = gguf_fingerprint(a->file, a->model->fingerprint, a->config.progress, a->config.progress_ctx,
                                err)) < 0)
         return rc;
-    if (!a->config.codec_unchecked &&
-        (rc = kv_level_allowed(a->config.codec, a->config.model_path, a->model->fingerprint, err)) < 0)
+    if (!a->config.codec_unchecked && (rc = check_codec(a, err)) < 0)
         return rc;
     if (a->config.model_name)
         snprintf(a->model_name, sizeof a->model_name, "%s", a->config.model_name);

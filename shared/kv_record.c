@@ -75,16 +75,14 @@ int kv_level_allowed(const struct kv_level *level, const char *model_path,
     if (rc == -TD_ERR_NOTFOUND)
         return td_fail(err, -TD_ERR_BLOCKED,
                        "codec %s is not used with this model: there is no quality record %s; measure it with "
-                       "'tandem bench codec', or add --codec-unchecked",
+                       "'tandem bench codec'",
                        level->name, path);
     if (rc < 0)
         return td_fail(err, rc, "%s", trouble.text);
     const char *why = kv_gate(&r, level);
     if (why)
-        return td_fail(
-            err, -TD_ERR_BLOCKED,
-            "codec %s is not used with this model: %s (%s); choose another, or add --codec-unchecked",
-            level->name, why, path);
+        return td_fail(err, -TD_ERR_BLOCKED, "codec %s is not used with this model: %s (%s); choose another",
+                       level->name, why, path);
     return 0;
 }
 

@@ -1,7 +1,7 @@
 /* demote: cold blocks of tenants that allow it are re-encoded at a lossy level, before any is evicted: what a block is worth stays, at 1.7 (L1) to 3.4
  * (L2) times fewer bytes.
  *
- *     writer: over the limit ── policy_demote ──▶ queue ──▶ thread: read, check, decode, encode ── put ──▶ writer: append … fsync … void the old
+ *     writer: three quarters full ── policy_demote ──▶ queue ──▶ thread: read, check, decode, encode ── put ──▶ writer: append … fsync … void the old
  *
  * To the writer the new record is a put like any other, so a crash finds nothing that it does not know: the old record counts until the new one is synced,
  * then the new one, which is the later; only then the old one is voided. Compaction rewrites records too, but it runs on the writer's thread, where tens of
@@ -12,8 +12,9 @@
  *      re-encoded. What may not be re-encoded stays as it is until it is evicted.
  *   2. The copy that is written says what it is (fidelity of block and pieces). It replaces only the record that it was made of: a put, a delete or an
  *      eviction that came meanwhile wins.
- *   3. Nothing is let go to make room for it, and nobody waits for it: at most DEMOTE_BLOCKS_MAX are under way, on one thread of low priority. Where
- *      blocks come faster than that, they are evicted as without it. */
+ *   3. Nothing is let go to make room for it, and nobody waits for it: at most DEMOTE_BLOCKS_MAX are under way, on one thread of low priority. It begins
+ *      when the disk is three quarters full, or seven eighths of a quota are used; eviction at seven eighths and at the quota, whatever is under way:
+ *      where blocks come faster than they are re-encoded, they go as without it. */
 #include "shared/kv_record.h"
 #include "store/store_internal.h"
 #include <stdlib.h>
@@ -21,12 +22,12 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#define DEMOTE_BLOCKS_MAX 16 /* under way, … */
-/* … and, if more than one, at most so much of the limit: each is on disk twice for a moment */
-#define DEMOTE_PART     32
-#define DEMOTE_SAVES    3       /* at least one of so many bytes is taken to be saved while it is not known */
-#define DEMOTE_RETRY_US 1000000 /* after one could not be written */
-#define DEMOTE_NICE     10
+#define DEMOTE_BLOCKS_MAX 16 /* under way … */
+/* … and no more once they take such a part of the limit: each is on disk twice for a moment */
+#define DEMOTE_PART     16
+#define DEMOTE_SAVES    3      /* at least one of so many bytes is taken to be saved while it is not known */
+#define DEMOTE_RETRY_US 200000 /* after one could not be written */
+#define DEMOTE_NICE     5
 
 struct candidate {
     uint32_t tenant, size;
@@ -39,7 +40,8 @@ struct job { /* one that waits for the writer */
 
 struct demoter {
     struct store *store;
-    struct store_demotion allowed; /* its tenants are ours */
+    struct store_demotion allowed; /* its tenants are the next */
+    struct store_demotion_tenant *tenants;
     struct kv_codec_scratch *scratch;
     uint16_t *values; /* of a piece */
     uint8_t *wire;    /* all pieces of a block */
@@ -254,7 +256,7 @@ static size_t ask(struct store *s, uint32_t tenant, uint64_t wanted)
 size_t demote_ask(struct store *s, uint64_t size)
 {
     size_t count = 0;
-    if (!s->demoter || !s->policy)
+    if (!s->demoter || !s->policy || s->write_error < 0)
         return 0;
     if (size)
         count += ask(s, 0, size);
@@ -287,7 +289,7 @@ struct ask_task {
 
 static int ask_now(struct store *s, struct store_task *t)
 {
-    ((struct ask_task *)t)->count = demote_ask(s, space_over(s));
+    ((struct ask_task *)t)->count = demote_ask(s, space_over_demotion(s));
     return 0;
 }
 
@@ -319,15 +321,15 @@ static bool take_memory(struct demoter *d, const struct store_demotion *allowed)
 {
     size_t pieces = 2 * (size_t)allowed->shape.layer_count;
     d->allowed = *allowed;
-    d->allowed.tenants = calloc(allowed->count + 1, sizeof *allowed->tenants);
+    d->allowed.tenants = d->tenants = calloc(allowed->count + 1, sizeof *d->tenants);
     d->scratch = kv_codec_scratch_create(&allowed->shape);
     d->values = malloc(kv_piece_values(&allowed->shape, KV_BLOCK_TOKENS) * sizeof *d->values);
     d->wire = malloc(pieces * kv_piece_bound(&allowed->shape, KV_BLOCK_TOKENS));
     d->sizes = calloc(pieces, sizeof *d->sizes);
-    if (!d->allowed.tenants || !d->scratch || !d->values || !d->wire || !d->sizes)
+    if (!d->tenants || !d->scratch || !d->values || !d->wire || !d->sizes)
         return false;
     for (size_t i = 0; i < allowed->count; i++)
-        d->allowed.tenants[i] = allowed->tenants[i];
+        d->tenants[i] = allowed->tenants[i];
     return true;
 }
 
@@ -365,7 +367,7 @@ void demote_close(struct store *s)
         return;
     demote_stop(s);
     kv_codec_scratch_destroy(d->scratch);
-    free(d->allowed.tenants);
+    free(d->tenants);
     free(d->values);
     free(d->wire);
     free(d->sizes);

@@ -17,7 +17,8 @@ void operator_token(const uint8_t master[CRYPTO_KEY_SIZE], char out[OPERATOR_TOK
 
 struct tenant_row { /* blocks of one tenant, by quality */
     char tenant[STORE_TENANT_MAX + 1];
-    uint64_t blocks, size, by_device, lossless;
+    uint64_t blocks, size, by_device;
+    uint64_t by_level[KV_L4 + 1]; /* the worst that their values went through */
 };
 struct listing {
     struct tenant_row *rows; /* [KEYS_TENANTS_MAX] */
@@ -42,7 +43,7 @@ static int count_block(void *ctx, const char *tenant, const struct kv_block_id *
     row->blocks++;
     row->size += info->stored_size;
     row->by_device += info->quality.provenance == KV_FROM_DEVICE;
-    row->lossless += info->quality.fidelity == KV_L0;
+    row->by_level[TD_MIN(info->quality.fidelity, KV_L4)]++;
     return 0;
 }
 
@@ -52,10 +53,11 @@ static json_t *tenants_json(struct store *s)
     json_t *tenants = l.rows && store_each_block(s, count_block, &l) == 0 ? json_array() : NULL;
     for (size_t i = 0; tenants && i < l.count; i++) {
         const struct tenant_row *r = &l.rows[i];
-        json_array_append_new(tenants,
-                              json_pack("{s:s,s:I,s:I,s:I,s:I}", "tenant", r->tenant, "blocks",
-                                        (json_int_t)r->blocks, "bytes", (json_int_t)r->size, "from_device",
-                                        (json_int_t)r->by_device, "lossless", (json_int_t)r->lossless));
+        json_array_append_new(
+            tenants, json_pack("{s:s,s:I,s:I,s:I,s:I,s:I,s:I}", "tenant", r->tenant, "blocks",
+                               (json_int_t)r->blocks, "bytes", (json_int_t)r->size, "from_device",
+                               (json_int_t)r->by_device, "lossless", (json_int_t)r->by_level[KV_L0], "l1",
+                               (json_int_t)r->by_level[KV_L1], "l2", (json_int_t)r->by_level[KV_L2]));
     }
     free(l.rows);
     return tenants;

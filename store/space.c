@@ -22,7 +22,6 @@
 #define REWRITE_DEAD_PERCENT 25 /* of a segment, from which on it is rewritten to make room */
 /* quotas and times to live are looked after so often, while blocks are written */
 #define LIMITS_INTERVAL_US 1000000
-#define LIMITS_PUT_OFF_MAX 3 /* times in a row that blocks are on their way to be smaller instead */
 #define FRUITLESS_MAX      8 /* segments dropped in a row without gaining space: they hold conversations */
 
 /* ---- forward ---------------------------------------------------------------------------------------------- */
@@ -409,46 +408,41 @@ static uint64_t watermark(const struct store *s)
     return s->limit_size / 8 * 7;
 }
 
-bool space_is_short(struct store *s)
+static uint64_t over(struct store *s, uint64_t mark)
 {
-    return segments_size(&s->segments) >
-           s->limit_size / 4 * 3; /* below the watermark: eviction falls short of that */
-}
-
-uint64_t space_over(struct store *s)
-{
-    uint64_t size = segments_size(&s->segments), mark = watermark(s);
+    uint64_t size = segments_size(&s->segments);
     return size > mark ? size - mark : 0;
 }
 
-/* Where what is cold is re-encoded first (demote.c), as long as some is on its way: is there room to wait for it, and for quotas time? */
-static bool may_wait(struct store *s, uint64_t over, bool limits_due)
+uint64_t space_over_demotion(struct store *s)
 {
-    if (!demote_is_busy(s) || over > s->limit_size / 16)
-        return false;
-    s->limits_put_off += limits_due;
-    return s->limits_put_off <= LIMITS_PUT_OFF_MAX;
+    return over(s, s->limit_size / 4 * 3);
+}
+
+bool space_is_short(struct store *s)
+{
+    return space_over_demotion(s) > 0; /* below the watermark: eviction falls short of that */
 }
 
 /* Before the limit is reached, what is worth least goes, block by block; what that leaves behind (heads, tombstones) goes when a segment is
  * rewritten, the oldest first: then no older one is there that its tombstones would have to be kept for. */
 static void keep_limits(struct store *s)
 {
-    uint64_t over = space_over(s);
+    uint64_t mark = watermark(s), wanted = over(s, mark);
     size_t count = 0;
     bool limits_due = clock_mono_us() >= s->limits_due_us && (s->tenant_quota_size || s->ttl_ms);
-    if ((!over && !limits_due) || s->retire_off || !s->policy)
+    if (s->retire_off || !s->policy)
+        return;
+    if (limits_due || space_is_short(s)) /* earlier than eviction: it takes its time */
+        demote_ask(s, space_over_demotion(s));
+    if (!wanted && !limits_due)
         return;
     if (limits_due)
         s->limits_due_us = clock_mono_us() + LIMITS_INTERVAL_US;
-    demote_ask(s, over);
-    if (may_wait(s, over, limits_due))
-        return;
-    s->limits_put_off = 0;
     s->making_room = true;
-    int rc = evict_blocks(s, over, &count);
+    int rc = evict_blocks(s, wanted, &count);
     s->making_room = false;
-    for (size_t i = 0; i < s->segments.count && rc == 0 && space_over(s); i++)
+    for (size_t i = 0; i < s->segments.count && rc == 0 && over(s, mark); i++)
         if (space_is_dead(s->segments.list[i], REWRITE_DEAD_PERCENT)) {
             rc = space_rewrite(s, s->segments.list[i]);
             break; /* one at a time: operations wait meanwhile */

@@ -29,7 +29,7 @@ struct store_demotion_tenant {
 struct store_demotion {
     struct kv_shape shape; /* of the model that the levels were found good for: other blocks are left alone */
     const struct kv_level *others; /* of tenants that are not listed; NULL: they do not */
-    struct store_demotion_tenant *tenants;
+    const struct store_demotion_tenant *tenants;
     size_t count;
 };
 

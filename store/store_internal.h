@@ -168,7 +168,6 @@ struct store {
     uint64_t rows_since_us;
     bool ballast_there, making_room;
     uint64_t ballast_retry_us, limits_due_us;
-    unsigned limits_put_off; /* times in a row */
     bool retire_off; /* an unlink or directory sync failed: nothing is dropped any more, see space.c */
 };
 
@@ -225,7 +224,8 @@ bool space_is_dead(const struct segment *g, unsigned percent);
 /* Copy all that lives in a sealed segment forward and drop it. Codes as in space.c. */
 int space_rewrite(struct store *s, struct segment *v);
 void space_open_ballast(struct store *s);
-uint64_t space_over(struct store *s); /* bytes beyond the mark from which on room is made */
+uint64_t
+space_over_demotion(struct store *s); /* bytes beyond the mark from which on cold blocks are demoted */
 
 /* master_key.c: the key in `path`.new, if there is one that fits, is the master key now: see store_rotate_master_file. 0 with *key, or
  * negative. */

@@ -2,6 +2,7 @@
 #include "store/tier_redis.h"
 #include "shared/log.h"
 #include "store/known.h"
+#include "store/record.h"
 #include "store/redis_link.h"
 #include <errno.h>
 #include <pthread.h>
@@ -265,8 +266,8 @@ static void redis_look_up(struct tier *t, const char *tenant, const struct kv_bl
 
 /* ---- writing ------------------------------------------------------------------------------------------------ */
 
-/* Is as good a copy there already? */
-static int server_has(struct redis_link *l, const char *name, const struct store_block_info *mine, bool *has)
+/* Is as good a copy there already? Then *info is what it is, no longer ours. */
+static int server_has(struct redis_link *l, const char *name, struct store_block_info *info, bool *has)
 {
     redisReply *reply;
     struct store_block_info there;
@@ -278,8 +279,10 @@ static int server_has(struct redis_link *l, const char *name, const struct store
         return rc;
     *has = reply->type == REDIS_REPLY_STRING &&
            known_entry_parse(reply->str, reply->len, &there, &epoch) == 0 &&
-           tier_choose(there.quality, there.layer_begin, there.layer_end, mine->quality, mine->layer_begin,
-                       mine->layer_end) != TIER_REPLACE;
+           tier_choose(there.quality, there.layer_begin, there.layer_end, info->quality, info->layer_begin,
+                       info->layer_end) != TIER_REPLACE;
+    if (*has)
+        *info = there;
     freeReplyObject(reply);
     return 0;
 }
@@ -310,6 +313,13 @@ static int send_block(struct redis *r, struct redis_link *l, const char *entry_n
     return rc;
 }
 
+/* Between the look and the read it may have been demoted: then the entry would promise too much. */
+static bool is_as_found(const uint8_t *record, const struct store_block_info *info)
+{
+    struct record_head h;
+    return record_head_parse(record, &h) == 0 && memcmp(&h.quality, &info->quality, sizeof h.quality) == 0;
+}
+
 static int write_block(struct redis *r, struct redis_link *l, const struct write *w)
 {
     struct store_block_info info;
@@ -327,6 +337,7 @@ static int write_block(struct redis *r, struct redis_link *l, const struct write
     rc = rc < 0 ? rc : server_has(l, entry_name, &info, &has);
     if (rc == 0 && !has) {
         rc = store_read_sealed(r->store, w->tenant, &w->id, &record, &size);
+        rc = rc < 0 ? rc : is_as_found(record, &info) ? 0 : -TD_ERR_AGAIN;
         rc = rc < 0 ? rc : store_sealed_mask(r->store, w->tenant, name, record, size);
         rc = rc < 0 ? rc : send_block(r, l, entry_name, block_name, &info, record, size);
         free(record);

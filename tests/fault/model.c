@@ -175,7 +175,7 @@ void model_step(struct model *m, struct store *s, struct sim *sim)
     case 8:
         if (sim_random(sim, 4) == 0)
             step_compact(s, sim);
-        else if (sim_random(sim, 3) == 0)
+        else if (m->demotes && sim_random(sim, 3) == 0)
             step_demote(s);
         /* fallthrough */
     default:

@@ -30,6 +30,7 @@ struct model {
     struct model_id blocks[MODEL_BLOCKS], conversations[MODEL_CONVERSATIONS], pins[MODEL_BLOCKS];
     struct fixture_block content[MODEL_BLOCKS], demoted[MODEL_BLOCKS];
     uint32_t next_number;
+    bool demotes;        /* some steps demote blocks */
     bool blocks_may_go;  /* eviction is on */
     char violation[160]; /* the first; "" = none */
     uint64_t acknowledged;

@@ -77,6 +77,7 @@ static void kill_many(bool evict)
     char *directory = strdup("/tmp/tandem-kill-XXXXXX");
     assert_non_null(mkdtemp(directory));
     model_init(&sh->model);
+    sh->model.demotes = true;
     sh->model.blocks_may_go = evict;
     sh->dice.rng = 12345;
     for (unsigned long i = 0; i < kills; i++)

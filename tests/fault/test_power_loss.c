@@ -71,7 +71,7 @@ static struct store *open_store(struct model *m, struct sim *sim, const struct s
                             .direct_size = c->seed % 2 ? 1 : UINT64_MAX};
     struct store *s = NULL;
     struct td_error err = {0};
-    config.demotion = &demotion;
+    config.demotion = m->demotes ? &demotion : NULL;
     config.segment_size = 256 << 10;
     config.limit_size = c->limit_size ? c->limit_size : 1 << 30;
     config.commit_interval_ms =
@@ -121,6 +121,7 @@ static bool play(struct scenario *c, char why[160])
     sim_init(sim, "/disk/store", c->seed);
     model_init(m);
     m->blocks_may_go = c->limit_size != 0;
+    m->demotes = c->skip == SIM_KINDS;
     for (int cycle = 0; cycle < CYCLES && !m->violation[0]; cycle++)
         run_cycle(m, sim, c, index_directory, backup);
     struct store *s = open_store(m, sim, c, index_directory);

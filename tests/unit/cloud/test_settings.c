@@ -4,6 +4,7 @@
 #include <stddef.h>
 #include <cmocka.h>
 #include "cloud/settings.h"
+#include "shared/kv_record.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/stat.h>
@@ -132,14 +133,49 @@ static void test_loopback(void **state)
         assert_false(settings_is_loopback(no[i]));
 }
 
+#define DEMOTE(list) LOAD("--model", "m.gguf", "--plain", "--store-demote", list)
+
+static void test_demotion(void **state)
+{
+    (void)state;
+    assert_int_equal(LOAD("--model", "m.gguf", "--plain"), 0);
+    assert_int_equal(settings.demote_count, 0);
+    assert_null(settings.demote_others);
+    config_free(config);
+    assert_int_equal(DEMOTE("acme,bank=off,*=l1,small=l2-k5"), 0);
+    assert_int_equal(settings.demote_count, 3);
+    assert_string_equal(settings.demote[0].name, "acme");
+    assert_ptr_equal(settings.demote[0].level, kv_level_find("l1"));
+    assert_string_equal(settings.demote[1].name, "bank");
+    assert_null(settings.demote[1].level);
+    assert_ptr_equal(settings.demote[2].level, kv_level_find("l2-k5"));
+    assert_ptr_equal(settings.demote_others, kv_level_find("l1"));
+    config_free(config);
+    static const char *const bad[] = {"acme=l0", "acme=raw",  "acme=l7", "acme=", "acme=l1-and-a-long-end",
+                                      "=l1",     "*=nothing", "a/b",     ",",     "acme,,bank"};
+    for (size_t i = 0; i < TD_COUNT(bad); i++)
+        assert_refused(DEMOTE(bad[i]), "--store-demote wants");
+    char name[80], many[1000] = "";
+    memset(name, 'a', sizeof name);
+    name[STORE_TENANT_MAX + 1] = '\0';
+    assert_refused(DEMOTE(name), "--store-demote wants");
+    name[STORE_TENANT_MAX] = '\0';
+    assert_int_equal(DEMOTE(name), 0);
+    config_free(config);
+    for (int i = 0; i < SETTINGS_DEMOTE_MAX; i++)
+        sprintf(many + strlen(many), "%st%d", i ? "," : "", i);
+    assert_int_equal(DEMOTE(many), 0);
+    config_free(config);
+    strcat(many, ",one-more");
+    assert_refused(DEMOTE(many), "--store-demote wants");
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_defaults),
-        cmocka_unit_test(test_given),
-        cmocka_unit_test(test_refused),
-        cmocka_unit_test(test_redis),
-        cmocka_unit_test(test_foreign_environment),
+        cmocka_unit_test(test_defaults), cmocka_unit_test(test_given),
+        cmocka_unit_test(test_refused),  cmocka_unit_test(test_redis),
+        cmocka_unit_test(test_demotion), cmocka_unit_test(test_foreign_environment),
         cmocka_unit_test(test_loopback),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -17,12 +17,15 @@ struct node {
     struct tiers *tiers;
 };
 
+static const struct store_demotion *demotion; /* of nodes that are opened next */
+
 /* keys_of: the node that it shares the tenants' keys with. */
 static void node_open(struct node *n, uint16_t port, const char *password, const struct node *keys_of)
 {
     n->directory = fixture_directory();
     struct store_config c = fixture_config(n->directory);
     c.keys_directory = keys_of ? keys_of->directory : n->directory;
+    c.demotion = demotion;
     n->store = fixture_open(&c);
     struct tier_redis_config remote = {.host = "127.0.0.1",
                                        .port = port,
@@ -63,8 +66,8 @@ static void put(struct node *n, const char *tenant, const struct fixture_block *
     b->block = f->block;
     b->block.pieces = b->pieces;
     for (int i = 0; i < 2 * FIXTURE_LAYERS; i++) {
-        memcpy(b->data + i * FIXTURE_PIECE, f->pieces[i].data, FIXTURE_PIECE);
-        b->pieces[i] = (struct span){b->data + i * FIXTURE_PIECE, FIXTURE_PIECE};
+        memcpy(b->data + i * FIXTURE_PIECE, f->pieces[i].data, f->pieces[i].size);
+        b->pieces[i] = (struct span){b->data + i * FIXTURE_PIECE, f->pieces[i].size};
     }
     assert_int_equal(tiers_put(n->tiers, tenant, b, NULL, NULL), 0);
     tier_block_release(b);
@@ -148,6 +151,57 @@ static void blocks_travel_between_nodes(void **state)
 }
 
 /* All bytes that the server holds: neither an id nor a piece of content is among them; the masked ids are. */
+/* The server has one copy of a block, the best that it was given; what a node has stored at a lossy level since does not replace it, and is replaced by it. */
+static void the_server_keeps_the_best_copy(void **state)
+{
+    (void)state;
+    struct real_redis redis = {.port = 0};
+    struct node a, b;
+    struct fixture_block f, small;
+    struct tiers_found found;
+    struct store_stats stats;
+    struct store_block_info info;
+    enum tier_kind from;
+    uint64_t gone, freed;
+    struct store_demotion_tenant tenants[] = {{.name = "acme"}};
+    struct store_demotion allowed = fixture_demotion(tenants, 1);
+    redis_start(&redis);
+    demotion = &allowed;
+    node_open(&a, redis.port, NULL, NULL);
+    demotion = NULL;
+    until(!stats_of(&a).sick);
+    fixture_block_make(&f, 1);
+    fixture_block_demoted(&f, "l1", &small);
+    put(&a, "acme", &f);
+    until(stats_of(&a).puts == 1);
+    store_stats(a.store, &stats);
+    assert_int_equal(store_set_tenant(a.store, "acme", stats.block_bytes, 0), 0);
+    assert_int_equal(store_gc(a.store, NULL, NULL, &gone, &freed, NULL), 0);
+    assert_true(fixture_block_reads(a.store, "acme", &small));
+    tiers_destroy(a.tiers); /* with what is in memory */
+    struct tier_redis_config remote = {
+        .host = "127.0.0.1", .port = redis.port, .node_epoch = 7, .command_ms = 200, .knock_ms = 20};
+    struct tiers_config config = {.store = a.store, .threads = 2, .remote = &remote};
+    assert_int_equal(tiers_create(&config, &a.tiers, NULL), 0);
+    until(!stats_of(&a).sick);
+    put(&a, "acme", &small); /* as good as what the disk has: to the server, too */
+    until(stats_of(&a).puts == 1);
+    node_open(&b, redis.port, NULL, &a);
+    until(!stats_of(&b).sick);
+    assert_int_equal(look_up(&b, "acme", &f, &found), 0);
+    assert_int_equal(get(&b, "acme", &f, &from), 0);
+    assert_int_equal(from, TIER_REMOTE);
+    assert_int_equal(look_up(&a, "acme", &f, &found), 0);
+    assert_int_equal(get(&a, "acme", &f, &from), 0);
+    assert_int_equal(from, TIER_REMOTE); /* the disk's is not exact … */
+    store_flush(a.store);
+    assert_int_equal(store_find(a.store, "acme", &f.id, &info), 0);
+    assert_int_equal(info.quality.fidelity, KV_L0); /* … and is again */
+    node_close(&b);
+    node_close(&a);
+    redis_stop(&redis);
+}
+
 static void the_server_sees_nothing(void **state)
 {
     (void)state;
@@ -428,6 +482,7 @@ int main(void)
 {
     const struct CMUnitTest real[] = {
         cmocka_unit_test(blocks_travel_between_nodes),
+        cmocka_unit_test(the_server_keeps_the_best_copy),
         cmocka_unit_test(the_server_sees_nothing),
         cmocka_unit_test(stopped_hung_and_emptied_servers_are_misses),
         cmocka_unit_test(passwords),
