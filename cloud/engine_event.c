@@ -170,6 +170,8 @@ void engine_metrics_init(struct engine_metrics *m)
                                     "KV pages copied between the GPU and host memory kept for them.");
     m->swapped_in = metric_counter("tandem_kv_pages_swapped_total", "direction=\"in\"",
                                    "KV pages copied between the GPU and host memory kept for them.");
+    m->swap_memory = metric_gauge("tandem_kv_swap_memory_bytes", NULL,
+                                  "Host memory that is held, pinned, for KV pages of the GPU.");
     m->first_token = metric_histogram("tandem_time_to_first_token_seconds", NULL,
                                       "From OPEN to the first reply token.", bounds, count);
     m->inter_token =

@@ -126,7 +126,7 @@ struct engine_metrics {
     struct metric *prefix_queries, *prefix_hits, *memory_hits, *memory_misses;
     struct metric *prefill, *edge_prefill, *generated, *drawn_by_device, *recomputed, *load_declined,
         *preemptions, *rejected, *persist_dropped;
-    struct metric *device_pieces, *swapped_out, *swapped_in;
+    struct metric *device_pieces, *swapped_out, *swapped_in, *swap_memory;
     struct metric *first_token, *inter_token;
 };
 

@@ -72,6 +72,7 @@ static void *take_slabs(void *arg)
             break;
         }
         atomic_store(&w->slabs_taken, i + 1);
+        metric_set(e->metrics.swap_memory, (double)((i + 1) * w->slab_pages * page_size(e)));
     }
     atomic_store(&w->slabs_ended, true);
     return NULL;

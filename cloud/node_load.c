@@ -3,6 +3,7 @@
 #include "kernels/cuda/cuda.h"
 #include "kernels/kv_layout.h"
 #include "shared/kv_record.h"
+#include "shared/memory.h"
 #include "shared/metrics.h"
 #include <inttypes.h>
 #include <stdio.h>
@@ -149,20 +150,6 @@ int node_open_store(struct node *n, struct td_error *err)
 
 /* ---- engine ---- */
 
-/* Bytes that programs may still take without pushing others out; 0: cannot tell. */
-static uint64_t memory_available(void)
-{
-    char line[128];
-    uint64_t kib = 0;
-    FILE *f = fopen("/proc/meminfo", "re");
-    while (f && fgets(line, sizeof line, f))
-        if (sscanf(line, "MemAvailable: %" SCNu64 " kB", &kib) == 1)
-            break;
-    if (f)
-        fclose(f);
-    return kib << 10;
-}
-
 static uint64_t page_size_of(const struct node *n)
 {
     struct kv_shape shape = model_kv_shape(n->model);
@@ -221,6 +208,7 @@ static int create_backend(const struct node *n, struct backend **out, struct td_
                                     .rows_max = (uint32_t)TD_MIN(rows, (uint64_t)BATCH_ROWS_MAX),
                                     .memory_share = s->gpu_memory,
                                     .deterministic = s->deterministic,
+                                    .warm = true,
                                     .progress = isatty(STDERR_FILENO) ? show_progress : NULL,
                                     .progress_ctx = &progress};
     bool gpu = wants_gpu(s);

@@ -102,6 +102,8 @@ struct backend_config {
     void (*progress)(void *ctx, uint64_t done, uint64_t total); /* bytes of weights; or NULL */
     void *progress_ctx;
     bool deterministic; /* numerics cuda-det-v1 instead of cuda-fast: a row's bits as with cpu-v1, slower */
+    /* steps of all kinds are run at once, so that nothing is loaded later; they write pages */
+    bool warm;
 };
 
 /* cpu_backend_create: all working memory is allocated here; forward allocates nothing. */

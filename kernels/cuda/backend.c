@@ -387,7 +387,8 @@ static int build(struct cuda_backend *b, const char *device, unsigned threads, s
     b->blas = b->deterministic ? NULL : blas_create(b->stream, why, sizeof why);
     if (!b->blas && !b->deterministic)
         log_warn("cuda", "%s: steps with many rows will be slow; install the CUDA 13 libraries", why);
-    return 0;
+    rc = b->config->warm ? cuda_warm_up(b) : 0;
+    return rc ? td_fail(err, rc, "cannot start the engine on %s: its first steps failed", device) : 0;
 }
 
 int cuda_backend_create(const struct model *m, const struct backend_config *config, const char *device,

@@ -124,6 +124,10 @@ static inline void *cuda_carve(struct cuda_carver *c, uint64_t size)
 /* The code of a CUDA error, logged once; it stays with the backend. */
 int cuda_note(struct cuda_backend *b, cudaError_t rc, const char *what);
 
+/* warm.c: steps of all kinds that nobody asked for, so that kernels are loaded and libraries set up before somebody waits, while there is
+ * memory for it, and before the time that a step takes is measured. Pages are written. 0, or the code of the step that failed. */
+int cuda_warm_up(struct cuda_backend *b);
+
 /* pages.c: pages to and from host memory. The functions are the backend's; made and unmade with it. */
 struct cuda_paging;
 int cuda_paging_create(struct cuda_backend *b, struct td_error *err);

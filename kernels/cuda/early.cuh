@@ -25,9 +25,10 @@ static bool waits(const void *kernel)
 {
     static int known; /* 1: yes, -1: no */
     if (known == 0) {
+        cudaError_t before = cudaPeekAtLastError();
         cudaFuncAttributes code;
         known = !cudaFuncGetAttributes(&code, kernel) && code.ptxVersion >= 90 ? 1 : -1;
-        cudaGetLastError();
+        forget_errors(before);
     }
     return known > 0;
 }

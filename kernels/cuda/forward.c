@@ -477,6 +477,12 @@ static bool is_plain_decode(const struct cuda_backend *b)
            s->row_count <= GRAPH_ROWS;
 }
 
+static int enqueue_plain(struct cuda_backend *b)
+{
+    int rc = enqueue_layers(b);
+    return rc ? rc : enqueue_logits(b, 0, b->pass.logit_count);
+}
+
 static struct cuda_graph *find_graph(struct cuda_backend *b)
 {
     struct cuda_graph *oldest = &b->graphs[0];
@@ -493,6 +499,7 @@ static struct cuda_graph *find_graph(struct cuda_backend *b)
     return oldest;
 }
 
+/* g->exec is NULL still where the device has no memory for it. */
 static int record(struct cuda_backend *b, struct cuda_graph *g)
 {
     cudaGraph_t graph = NULL;
@@ -500,14 +507,17 @@ static int record(struct cuda_backend *b, struct cuda_graph *g)
         cuda_note(b, cudaStreamBeginCapture(b->stream, cudaStreamCaptureModeThreadLocal), "recording a step");
     if (rc)
         return rc;
-    rc = enqueue_layers(b);
-    if (!rc)
-        rc = enqueue_logits(b, 0, b->pass.logit_count);
+    rc = enqueue_plain(b);
     cudaError_t ended = cudaStreamEndCapture(b->stream, &graph);
     if (!rc)
         rc = cuda_note(b, ended, "recording a step");
-    if (!rc)
-        rc = cuda_note(b, cudaGraphInstantiate(&g->exec, graph, 0), "recording a step");
+    cudaError_t made = rc ? cudaSuccess : cudaGraphInstantiate(&g->exec, graph, 0);
+    if (made == cudaErrorMemoryAllocation) { /* others have taken what was left: it goes without */
+        cudaGetLastError();
+        g->exec = NULL;
+    } else if (!rc) {
+        rc = cuda_note(b, made, "recording a step");
+    }
     if (graph)
         cudaGraphDestroy(graph);
     return rc;
@@ -522,10 +532,11 @@ static int enqueue_decode(struct cuda_backend *b)
         0) { /* seen for the first time: libraries set themselves up here, which cannot be recorded */
         g->rows = b->pass.row_count, g->split_grid = b->pass.all.split_grid,
         g->sample_count = b->pass.sample_count;
-        int rc = enqueue_layers(b);
-        return rc ? rc : enqueue_logits(b, 0, b->pass.logit_count);
+        return enqueue_plain(b);
     }
     int rc = g->exec ? 0 : record(b, g);
+    if (!rc && !g->exec)
+        return enqueue_plain(b);
     return rc ? rc : cuda_note(b, cudaGraphLaunch(g->exec, b->stream), "starting a step");
 }
 

@@ -1,4 +1,5 @@
 /* page_map: how the copy engine sees rows of 16-bit values: KV pages (boxes of 64 tokens by 64 values of a head), weights, activations. */
+#include "device.cuh"
 #include "hopper.cuh"
 #include <cuda_runtime.h>
 
@@ -7,12 +8,13 @@ static decltype(&cuTensorMapEncodeTiled) encoder() /* or NULL */
     static decltype(&cuTensorMapEncodeTiled) encode;
     cudaDriverEntryPointQueryResult found;
     void *entry = nullptr;
+    cudaError_t before = cudaPeekAtLastError();
     if (encode)
         return encode;
     if (cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &entry, 12000, cudaEnableDefault,
                                          &found) ||
         found != cudaDriverEntryPointSuccess) {
-        cudaGetLastError();
+        forget_errors(before);
         return nullptr;
     }
     return encode = (decltype(encode))entry;

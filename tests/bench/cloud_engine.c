@@ -2,9 +2,10 @@
  * random weights or on a file. No network: streams are opened as the direct API opens them.
  *
  * usage: cloud_engine [shape=llama-8b] [dtype=bf16] [model=FILE] [device=cuda:0] [streams=32] [prompt=512] [gen=128] [budget=512]
- *                     [temperature=0] [deterministic=1] [store=DIR] [pages=N] [swap=MIB] [rounds=1] [host=1]
+ *                     [temperature=0] [deterministic=1] [store=DIR] [pages=N] [swap=MIB] [rounds=1] [prompts=1] [pause=0] [host=1]
  *   host=1    the backend's drawing, pieces and swaps are not used: the engine as it is on a CPU
- *   rounds=2  every prompt once more: from the cache, from host memory or computed, whichever the engine chooses
+ *   rounds=2  every prompt once more: from the cache, from host memory, from the store or computed, whichever the engine chooses
+ *   prompts=2 of so many lots, which take turns; pause=MS between rounds, in which what was made is stored
  * Prints one line a round: seconds until all first tokens were there, and tokens a second and milliseconds a step while all streams decode. */
 #include "cloud/engine.h"
 #include "kernels/bench_model.h"
@@ -21,7 +22,7 @@
 
 struct options {
     const char *shape, *dtype, *model, *device, *store;
-    uint32_t streams, prompt, gen, budget, pages, swap_mib, rounds;
+    uint32_t streams, prompt, gen, budget, pages, swap_mib, rounds, prompts, pause_ms;
     double temperature;
     bool deterministic, host;
 };
@@ -83,7 +84,7 @@ static void open_stream(const struct options *o, struct run *r, const struct mod
                                .direct = true,
                                .sink = on_event,
                                .sink_ctx = r};
-    uint32_t state = 77 + i;
+    uint32_t state = 77 + i + STREAMS_MAX * (round % o->prompts);
     uint64_t sequence;
     store_le32(open.request_id, i + 1);
     store_le32(open.request_id + 4, round + 1);
@@ -133,10 +134,11 @@ static void read_options(int argc, char **argv, struct options *o)
             const char **text;
             uint32_t *number;
         } known[] = {
-            {"shape", &o->shape, NULL},   {"dtype", &o->dtype, NULL},   {"model", &o->model, NULL},
-            {"device", &o->device, NULL}, {"store", &o->store, NULL},   {"streams", NULL, &o->streams},
-            {"prompt", NULL, &o->prompt}, {"gen", NULL, &o->gen},       {"budget", NULL, &o->budget},
-            {"pages", NULL, &o->pages},   {"swap", NULL, &o->swap_mib}, {"rounds", NULL, &o->rounds}};
+            {"shape", &o->shape, NULL},     {"dtype", &o->dtype, NULL},   {"model", &o->model, NULL},
+            {"device", &o->device, NULL},   {"store", &o->store, NULL},   {"streams", NULL, &o->streams},
+            {"prompt", NULL, &o->prompt},   {"gen", NULL, &o->gen},       {"budget", NULL, &o->budget},
+            {"pages", NULL, &o->pages},     {"swap", NULL, &o->swap_mib}, {"rounds", NULL, &o->rounds},
+            {"prompts", NULL, &o->prompts}, {"pause", NULL, &o->pause_ms}};
         bool found = false;
         for (size_t k = 0; k < TD_COUNT(known) && !found; k++)
             if ((found = strcmp(argv[i], known[k].name) == 0)) {
@@ -179,7 +181,8 @@ static struct backend *make_backend(const struct options *o, const struct model 
     struct backend_config config = {.page_count = page_count,
                                     .layers_paged = m->params.layer_count,
                                     .rows_max = o->budget + o->streams,
-                                    .deterministic = o->deterministic};
+                                    .deterministic = o->deterministic,
+                                    .warm = true};
     int rc = strcmp(o->device, "cpu") == 0 ? cpu_backend_create(m, &config, &b, &err)
                                            : cuda_backend_create(m, &config, o->device, &b, &err);
     if (rc < 0)
@@ -212,7 +215,8 @@ int main(int argc, char **argv)
                         .prompt = 512,
                         .gen = 128,
                         .budget = 512,
-                        .rounds = 1};
+                        .rounds = 1,
+                        .prompts = 1};
     struct td_error err;
     struct bench_model *random = NULL;
     struct gguf *file = NULL;
@@ -220,7 +224,7 @@ int main(int argc, char **argv)
     struct store *store = NULL;
     struct engine *engine;
     read_options(argc, argv, &o);
-    if (crypto_init() < 0 || o.streams > STREAMS_MAX)
+    if (crypto_init() < 0 || o.streams > STREAMS_MAX || o.prompts == 0)
         return 2;
     if (o.model ? gguf_open(o.model, &file, &err) < 0 || model_load(file, &model, &err) < 0
                 : bench_model_create(o.shape, o.dtype, &random, &err) < 0)
@@ -235,8 +239,11 @@ int main(int argc, char **argv)
                                    .swap_size = (uint64_t)o.swap_mib << 20};
     if (engine_create(&config, &engine, &err) < 0)
         die("engine", &err);
-    for (uint32_t round = 0; round < o.rounds; round++)
+    for (uint32_t round = 0; round < o.rounds; round++) {
         run_round(&o, engine, model, round);
+        nanosleep(&(struct timespec){.tv_sec = o.pause_ms / 1000, .tv_nsec = o.pause_ms % 1000 * 1000000L},
+                  NULL);
+    }
     engine_destroy(engine);
     tiers_destroy(config.tiers);
     if (store)

@@ -1,17 +1,19 @@
 """programs: the real programs on a machine with a GPU: tandem-edge on its CPU, tandem-cloud on its GPU.
 
     32 and 64 streams at once, each against its reply alone; kill -9 of the cloud in the middle of a reply; what `exact` is answered; that the GPU drew
-    the tokens and took the pieces itself; prompts that it has no room for, out to host memory and back.
+    the tokens and took the pieces itself; what /metrics says of it; prompts that it has no room for, out to pinned host memory and back, or from the disk.
     Once in the fast mode, where replies are counted, and once with --deterministic, where every one has to be the same.
+    Faults: more memory wanted than there is; others that take what is left; a device that is lost in the middle of replies (gpu_faults.c).
 
-usage: TANDEM_BIN=build/release/bin TANDEM_MODEL=model.gguf programs.py [fast] [deterministic]
-needs: nothing but Python. Prints one line a check and exits with the number of those that failed.
+usage: TANDEM_BIN=build/release/bin TANDEM_MODEL=model.gguf programs.py [fast] [deterministic] [faults]
+needs: nothing but Python, and cc for the faults. Prints one line a check and exits with the number of those that failed.
 """
 import concurrent.futures
 import http.client
 import json
 import pathlib
 import random
+import subprocess
 import sys
 import tempfile
 import threading
@@ -88,6 +90,19 @@ def by_the_gpu(cloud):
     check("the GPU drew every token and took the pieces", made == drawn > 0 and pieces > 0, f"{drawn:g} of {made:g} tokens, {pieces:g} pieces")
 
 
+def metrics_of_the_gpu(cloud):
+    m = {name.removeprefix("tandem_gpu_"): value for name, value in cloud.metrics().items() if name.startswith("tandem_gpu_")}
+    for name, value in sorted(m.items()):
+        print(f"    {name} {value:g}")
+    driver = ["memory_used_bytes", "memory_bytes", "power_watts", "clock_hertz", "memory_clock_hertz", "temperature_celsius"]
+    check("/metrics has what NVML says", all(m.get(n, 0) > 0 for n in driver) and 0 <= m.get("utilization", -1) <= 1 and 0 <= m.get("memory_utilization", -1) <= 1)
+    parts = {name.split('"')[1]: value for name, value in m.items() if name.startswith("step_part")}
+    check("/metrics says where the time of steps goes",
+          m.get("steps_total", 0) > m.get("steps_looked_at_total", 0) > 0 and m.get("busy_seconds_total", 0) > 0 and m.get("idle_seconds_total", 0) > 0
+          and all(parts.get(n, 0) > 0 for n in ("products", "attention", "other", "sampling", "copies")) and sum(parts.values()) < m["busy_seconds_total"],
+          ", ".join(f"{n} {100 * v / sum(parts.values()):.0f} %" for n, v in sorted(parts.items()) if v))
+
+
 def kills(cloud, edge, strict):
     prompt = "Write a story about a fox and a well. " + "The fox is thirsty and the well is deep. " * 12
     more = dict(max_tokens=400, temperature=0.9, seed=77)
@@ -127,6 +142,8 @@ def short_of_pages(cloud, edge, strict):
     same = sum(a[0] == b[0] for a, b in zip(first, again))
     cached = sum(r[1]["prompt_tokens_details"]["cached_tokens"] for r in again)
     out, back = (cloud.metrics().get(f'tandem_kv_pages_swapped_total{{direction="{d}"}}', 0) for d in ("out", "in"))
+    pinned = cloud.metrics().get("tandem_kv_swap_memory_bytes", 0)
+    check("a thread has pinned memory for it", pinned >= 250 << 20, f"{pinned / 2**20:.0f} MiB")
     check("what the GPU has no room for comes back", out > PAGES and back > PAGES and cached >= PROMPTS * 256 and (same == PROMPTS or not strict),
           f"{out:g} pages out, {back:g} in; {cached} tokens cached the second time, {same} of {PROMPTS} replies the same")
 
@@ -136,11 +153,111 @@ def everything(cloud, edge, strict):
     for count in (STREAMS // 2, STREAMS):
         streams(edge, strict, count, alone)
     by_the_gpu(cloud)
+    metrics_of_the_gpu(cloud)
     kills(cloud, edge, strict)
     exact(edge)
-    for name, value in sorted(cloud.metrics().items()):
-        if name.startswith("tandem_gpu"):
-            print(f"    {name} {value:g}")
+
+
+def from_the_disk(cloud, edge, strict):
+    """Long prompts, few pages, no memory of the store's, no swap. After a restart the first comes from the disk; the others where that is sooner than computing."""
+    def story(i):
+        return f"Story {i}." + f" The {i}. fox is thirsty and the well is deep." * 90
+
+    first = [ask(edge.port, story(i), max_tokens=16) for i in range(4)]
+    check("stopped", cloud.stop() == 0)
+    cloud.start()
+    again = [ask(edge.port, story(i), max_tokens=16) for _ in range(2) for i in range(4)]
+    same = sum(a[0] == b[0] for a, b in zip(first * 2, again))
+    cached, asked = (sum(n(r[1]) for r in again) for n in (lambda u: u["prompt_tokens_details"]["cached_tokens"], lambda u: u["prompt_tokens"]))
+    check("long prompts come from the disk", again[0][1]["prompt_tokens_details"]["cached_tokens"] >= 512 and (same == len(again) or not strict),
+          f"{cached} of {asked} tokens; {same} of {len(again)} replies the same")
+
+
+# --- faults ---
+
+
+def ask_whatever(port_and_number):
+    try:
+        return ask_one(port_and_number)[1]["completion_tokens"], ""
+    except (RuntimeError, OSError, http.client.HTTPException) as e:
+        return 0, str(e)
+
+
+def too_much_memory(d):
+    cloud = Cloud(d / "large", extra=["--device", "cuda:0", "--pages", "16777216"])
+    cloud.new_token()
+    try:
+        cloud.start()
+        check("more pages than fit", False, "it started")
+    except RuntimeError:
+        last = cloud.log().strip().splitlines()[-1]
+        check("more pages than fit", cloud.process.returncode == 1 and "at most" in last, last[:300])
+    cloud.kill()
+
+
+def others_take_memory(cloud, edge, tell):
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        list(pool.map(ask_whatever, [(edge.port, i) for i in range(8)]))  # kernels are loaded when they are first needed
+        tell("take")
+        replies = list(pool.map(ask_whatever, [(edge.port, i) for i in (*range(8), 9)]))
+    tell("give")
+    check("others take all memory while it serves", all(n == TOKENS for n, _ in replies) and cloud.process.poll() is None, f"{replies}"[:300])
+
+
+def device_is_lost(cloud, edge, tell):
+    """Replies fail with a word, or wait and are whole once the cloud is back; it ends by itself, and says why; what was stored is there."""
+    kept = "Keep this in mind. " + "The fox is thirsty and the well is deep. " * 20
+    text, _, _ = ask(edge.port, kept, max_tokens=16)
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        running = [pool.submit(ask_whatever, (edge.port, i)) for i in range(8)]
+        time.sleep(0.25)
+        begun = time.monotonic()
+        tell("lose")
+        try:
+            code = cloud.process.wait(30)
+        except subprocess.TimeoutExpired:
+            code = None
+        took = time.monotonic() - begun
+        log = cloud.log()
+        check("a lost device ends the cloud, which says why", code == 1 and "the device that computes has failed" in log and "illegal memory access" in log,
+              f"exit code {code} after {took:.1f} s")
+        cloud.env.pop("TANDEM_GPU_FAULTS")
+        cloud.start()
+        ended = [r.result() for r in running]
+    whole = sum(n == TOKENS for n, _ in ended)
+    check("every reply fails with a word, or waits and is whole", all(n == TOKENS or "error" in word.lower() for n, word in ended),
+          f"{whole} whole; " + "; ".join(sorted({w for _, w in ended if w}))[:400])
+    again, usage, _ = ask(edge.port, kept, max_tokens=16)
+    check("what was stored is there", again == text and usage["prompt_tokens_details"]["cached_tokens"] >= 64, f"{usage}")
+
+
+def faults():
+    with tempfile.TemporaryDirectory() as d:
+        d = pathlib.Path(d)
+        library, words = d / "gpu_faults.so", d / "faults"
+        subprocess.run(["cc", "-O1", "-shared", "-fPIC", "-o", library, pathlib.Path(__file__).with_name("gpu_faults.c"), "-ldl", "-lpthread"], check=True)
+        words.write_text("")
+
+        def tell(word):
+            words.write_text(word)
+            until = time.monotonic() + 30
+            while words.read_text() and time.monotonic() < until:
+                time.sleep(0.02)
+
+        too_much_memory(d)
+        cloud = Cloud(d / "c", extra=["--device", "cuda:0", "--deterministic"])
+        cloud.env.update(LD_PRELOAD=str(library), TANDEM_GPU_FAULTS=str(words))
+        token = cloud.new_token()
+        cloud.start()
+        edge = Edge(d / "e", cloud, token, 8, extra=["--codec", "l1", "--hidden", "f32"]).start()
+        try:
+            others_take_memory(cloud, edge, tell)
+            device_is_lost(cloud, edge, tell)
+        except Exception as e:
+            check("no surprise", False, f"{e!r}\n{cloud.log()[-3000:]}\n{edge.log()[-1500:]}")
+        finally:
+            edge.stop()
+            cloud.kill()
 
 
 def run(mode, what, cloud_extra=()):
@@ -163,8 +280,12 @@ def run(mode, what, cloud_extra=()):
             cloud.kill()
 
 
-for mode in sys.argv[1:] or ["fast", "deterministic"]:
+for mode in sys.argv[1:] or ["fast", "deterministic", "faults"]:
     print(f"--- {mode}", flush=True)
+    if mode == "faults":
+        faults()
+        continue
     run(mode, everything)
     run(mode, short_of_pages, ["--pages", str(PAGES), "--swap-memory", "256M", "--store-ram", "0"])
+    run(mode, from_the_disk, ["--pages", str(PAGES), "--swap-memory", "0", "--store-ram", "0"])
 sys.exit(len(failures))

@@ -5,6 +5,7 @@
 #define TANDEM_TESTS_CLOUD_ENGINE_RIG_H
 #include "cloud/engine_internal.h"
 #include "device_twin.h"
+#include "kernels/cuda/cuda.h"
 #include "kernels/kv_layout.h"
 #include "store/store_internal.h"
 #include <setjmp.h>
@@ -35,6 +36,7 @@ struct rig_options {
     const char *keys; /* a directory that rigs share; NULL: the store's */
     const struct tier_redis_config *remote;
     bool device;         /* the backend is one: device_twin.h */
+    bool gpu;            /* the backend is a real one, deterministic */
     uint32_t swap_pages; /* of its pages that host memory has room for; it is there from the beginning, ... */
     bool swap_late;      /* ... or is taken when it is needed */
     bool end_tokens;     /* let end tokens end a reply; random models draw them at random */
@@ -56,7 +58,10 @@ static inline struct backend *rig_backend(const struct rig *r, uint32_t pages, u
     struct backend *backend = NULL;
     struct backend_config config = {
         .page_count = pages, .layers_paged = r->model->params.layer_count, .threads = 1, .rows_max = rows};
-    if (cpu_backend_create(r->model, &config, &backend, &err) < 0)
+    config.deterministic = r->options.gpu;
+    int rc = r->options.gpu ? cuda_backend_create(r->model, &config, "cuda:0", &backend, &err)
+                            : cpu_backend_create(r->model, &config, &backend, &err);
+    if (rc < 0)
         fail_msg("%s", err.text);
     return backend;
 }

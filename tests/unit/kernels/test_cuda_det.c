@@ -3,6 +3,7 @@
 #include "kernels/cpu/blocks.h"
 #include "kernels/cuda/cuda.h"
 #include "tests/unit/kernels/models.h"
+#include "tests/unit/kernels/small.h"
 #include <math.h>
 
 #ifdef TANDEM_HAS_CUDA
@@ -138,22 +139,23 @@ static void rows_beside_a_row_change_nothing(void **state)
     static const struct {
         enum cuda_form form;
         bool bf16;
-    } kinds[] = {{CUDA_F32, false}, {CUDA_F16, false}, {CUDA_BF16, true},   {CUDA_BF16, false},
-                 {CUDA_W4, false},  {CUDA_W8, false},  {CUDA_W8G16, false}, {CUDA_W8D, false}};
-    static const uint32_t counts[] = {2, 8, 9, 16, 17, 32, 33, 64, 65, 128, 129, ROWS_MAX};
-    static const uint32_t sizes[][2] = {{300, 608}, {130, 2336}, {16, 32}};
-    for (size_t f = 0; f < TD_COUNT(kinds); f++)
-        for (size_t s = 0; s < TD_COUNT(sizes); s++) {
+    } kinds[] = {{CUDA_BF16, true},  {CUDA_W4, false}, {CUDA_F32, false},   {CUDA_F16, false},
+                 {CUDA_BF16, false}, {CUDA_W8, false}, {CUDA_W8G16, false}, {CUDA_W8D, false}};
+    static const uint32_t counts[] = {2, 33, 129, 8, 9, 16, 17, 32, 64, 65, 128, ROWS_MAX};
+    static const uint32_t sizes[][2] = {{16, 32}, {300, 608}, {130, 2336}};
+    uint32_t rows_max = (uint32_t)small_or(130, ROWS_MAX);
+    for (size_t f = 0; f < small_or(2, TD_COUNT(kinds)); f++)
+        for (size_t s = 0; s < small_or(2, TD_COUNT(sizes)); s++) {
             struct made p;
             uint32_t n = sizes[s][0];
             make(&p, kinds[f].form, kinds[f].bf16, n, sizes[s][1]);
             float *alone = malloc(sizeof *alone * ROWS_MAX * n), *got = malloc(sizeof *got * ROWS_MAX * n);
-            for (uint32_t r = 0; r < ROWS_MAX; r++)
+            for (uint32_t r = 0; r < rows_max; r++)
                 run_product(&p, r, 1, alone + (size_t)r * n);
             double error = error_of(&p, alone, 20);
             if (!(error <= 1e-3))
                 fail_msg("form %d, %u x %u: relative error %.2e", kinds[f].form, n, sizes[s][1], error);
-            for (size_t c = 0; c < TD_COUNT(counts); c++) {
+            for (size_t c = 0; c < small_or(3, TD_COUNT(counts)); c++) {
                 run_product(&p, 0, counts[c], got);
                 if (memcmp(got, alone, sizeof *got * counts[c] * n) != 0)
                     fail_msg("form %d, %u x %u: with %u rows the bits are others", kinds[f].form, n,
@@ -168,9 +170,9 @@ static void rows_beside_a_row_change_nothing(void **state)
 
 enum { TOKENS = 150 };
 
-static const char *const names[] = {
-    "llama-gqa-untied", "llama-mha-tied", "llama-rope-freqs", "qwen2",  "qwen3",
-    "type-f32",         "type-q8_0",      "type-q4_0",        "type-k", "type-q5_1"};
+static const char *const names[] = {"llama-mha-tied", "type-k",   "llama-gqa-untied", "llama-rope-freqs",
+                                    "qwen2",          "qwen3",    "type-f32",         "type-q8_0",
+                                    "type-q4_0",      "type-q5_1"};
 
 struct scene {
     struct run run;
@@ -224,12 +226,12 @@ static void check_bits(const struct scene *s, const float *got, uint32_t first, 
 static void chunks_change_nothing(void **state)
 {
     (void)state;
-    static const uint32_t chunks[] = {1, 5, 37, 64, 100, 149};
-    for (size_t n = 0; n < TD_COUNT(names); n++) {
+    static const uint32_t chunks[] = {37, 100, 1, 5, 64, 149};
+    for (size_t n = 0; n < small_or(2, TD_COUNT(names)); n++) {
         struct scene s;
         scene_open(&s, names[n]);
         float *got = new_logits(&s.run, TOKENS);
-        for (size_t c = 0; c < TD_COUNT(chunks); c++) {
+        for (size_t c = 0; c < small_or(2, TD_COUNT(chunks)); c++) {
             memset(got, 0xff, sizeof *got * TOKENS * s.vocab);
             run_chunks(&s.run, s.ids, TOKENS, chunks[c], s.run.pages + 20, got);
             check_bits(&s, got, 0, TOKENS, names[n], "chunks");
@@ -243,11 +245,12 @@ static void a_crowd_changes_nothing(void **state)
 {
     (void)state;
     enum { OTHERS = 20, PROMPT = 100 };
-    for (size_t n = 0; n < TD_COUNT(names); n++) {
+    for (size_t n = 0; n < small_or(2, TD_COUNT(names)); n++) {
         struct scene s;
         scene_open(&s, names[n]);
         float *got = new_logits(&s.run, PROMPT), *rest = new_logits(&s.run, OTHERS + 1);
-        for (uint32_t at = 0; at < TOKENS;) {
+        uint32_t end = (uint32_t)small_or(PROMPT + 6, TOKENS);
+        for (uint32_t at = 0; at < end;) {
             uint32_t rows = at == 0 ? PROMPT : 1, others = at == 0 ? 5 : 1 + at % OTHERS;
             struct batch_seq seqs[OTHERS + 1];
             for (uint32_t i = 0; i <= others; i++)
@@ -278,7 +281,7 @@ static void splits_and_carried_pages_change_nothing(void **state)
 {
     (void)state;
     enum { PROMPT = 140 };
-    for (size_t n = 0; n < TD_COUNT(names); n++) {
+    for (size_t n = 0; n < small_or(2, TD_COUNT(names)); n++) {
         struct scene s;
         struct run upper;
         scene_open(&s, names[n]);
