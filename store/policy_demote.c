@@ -1,8 +1,7 @@
 /* policy_demote: which block is stored at a lossy level, before any is evicted. See policy.h.
  *
  * Not only leaves: a block that is demoted stays, so what is behind it does not matter. Were it only the least valuable leaf, that would be the
- * least valuable one again soon after and go, and of a cold chain one block at a time would be small: up to 3 % fewer hits on traces, and more
- * of them lossy where there is room (tests/bench/RESULTS.md). */
+ * least valuable one again soon after and go, and of a cold chain one block at a time would be small: up to 2.6 % fewer hits on traces (tests/bench/RESULTS.md). */
 #include "shared/status.h"
 #include "store/policy_internal.h"
 
