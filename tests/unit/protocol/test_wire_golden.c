@@ -187,7 +187,7 @@ static void test_generating(void **state)
     check_frame("token", FRAME_TOKEN, 1, &token.base, id, sizeof id);
 
     Tandem__Timings timings = {
-        PROTOBUF_C_MESSAGE_INIT(&tandem__timings__descriptor), 1, 2, 3, 4, 5, 6, 7, 8, 9, 10};
+        PROTOBUF_C_MESSAGE_INIT(&tandem__timings__descriptor), 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 0};
     Tandem__Done done = TANDEM__DONE__INIT;
     done.attempt = UINT64_C(1700000000000), done.finish = FINISH_LENGTH, done.prompt_tokens = 165;
     done.completion_tokens = 10, done.cached_tokens = 128, done.timings = &timings;
