@@ -1,5 +1,5 @@
-/* agent_internal: what agent.c (parts and life), flight.c (a request's way), flight_plan.c (its plan), flight_wire.c (its frames) and flight_local.c (tokens
- * that the device makes) share, and nobody else sees.
+/* agent_internal: what agent.c (parts and life), flight.c (a request's way), flight_plan.c (its plan), flight_wire.c (its frames), flight_local.c (tokens
+ * that the device makes) and flight_logprobs.c (what who comes back is told of its tokens) share, and nobody else sees.
  *
  *   KEY --first WELCOME--> PREPARING --worker--> WAITING --link, OPEN sent--> OPEN --DONE--> ENDING --worker--> done
  *                              ^                   |  ^                        |                |
@@ -97,6 +97,16 @@ struct agent {
     struct edge_metrics metrics;
 };
 
+struct kept_logprob {
+    float logprob;
+    uint32_t top_count;
+    struct sampler_logprob top[];
+};
+struct kept_logprobs { /* of the reply's first tokens (flight_logprobs.c) */
+    uint8_t *entries;  /* count of a kept_logprob with room for top_max; owned */
+    uint32_t count, capacity, top_max;
+};
+
 struct flight {
     struct flight *next;
     struct agent *agent;
@@ -122,6 +132,7 @@ struct flight {
 
     /* the generation */
     struct gen_receiver receiver; /* its ids: owned */
+    struct kept_logprobs kept;    /* of a request with a key that asked for them */
     struct flight_local local;
     bool started;  /* the sink knows */
     bool finished; /* it ended here, after keep_count tokens */
@@ -240,6 +251,14 @@ void local_back(struct flight *f); /* a stream is open again */
 /* The cloud says another token than the device did: open again behind those that the client has. */
 void local_diverged(struct flight *f);
 int local_trailing_frame(struct flight *f, const struct wire_frame *frame); /* of a flight that trails */
+
+/* ---- flight_logprobs.c ---- */
+/* ids, which lie in the receiver, are handed on with these; those that are new are kept. NULL: nothing is known of them. */
+void logprobs_keep(struct flight *f, const int32_t *ids, uint32_t count,
+                   const struct api_logprob_in *logprobs);
+/* All tokens that are held, with what is kept of them. False: as flight_deliver. */
+bool logprobs_deliver_held(struct flight *f);
+void logprobs_free(struct kept_logprobs *k);
 
 /* ---- agent.c ---- */
 void agent_look_at_link(struct agent *a); /* take its figures into the estimates */

@@ -22,6 +22,7 @@ void flight_free(struct flight *f)
     if (f->receiver.ids)
         crypto_wipe(f->receiver.ids, f->receiver.capacity * sizeof *f->receiver.ids);
     free(f->receiver.ids);
+    logprobs_free(&f->kept);
     crypto_wipe(f->key, sizeof f->key);
     free(f);
 }
@@ -207,6 +208,8 @@ static void move_generation(struct flight *f, struct flight *old)
     free(f->receiver.ids);
     f->receiver = old->receiver;
     old->receiver.ids = NULL;
+    f->kept = old->kept;
+    old->kept = (struct kept_logprobs){0};
     f->state = old->state;
     f->serial = old->serial;
     old->serial = serial;
@@ -265,7 +268,7 @@ static void take_over(struct flight *f, struct flight *old)
                 0);
     if (started && !flight_start_sink(f))
         return;
-    if (f->receiver.count == 0 || flight_deliver(f, f->receiver.ids, f->receiver.count, NULL))
+    if (f->receiver.count == 0 || logprobs_deliver_held(f))
         flight_kick(f);
 }
 
@@ -304,6 +307,7 @@ bool flight_deliver(struct flight *f, const int32_t *ids, uint32_t count,
     if (f->t16_us == 0 && f->receiver.count >= 16)
         f->t16_us = now_us;
     metric_add(f->agent->metrics.generated_tokens, count);
+    logprobs_keep(f, ids, count, logprobs);
     if (f->finished || !f->sink)
         return true;
     f->depth++;

@@ -29,6 +29,9 @@ struct client { /* of a rig, which frees it */
     unsigned started, done, failed;
     char conversation[LIMIT_NAME_SIZE + 1];
     int32_t ids[600];
+    float logprobs[600]; /* 1: none came with it */
+    uint32_t top_counts[600];
+    int32_t last_top_ids[600];
     uint32_t count;
     unsigned finish;
     struct api_usage usage, start_usage;
@@ -60,9 +63,13 @@ static inline void client_tokens(void *ctx, const int32_t *ids, size_t count,
                                  const struct api_logprob_in *logprobs)
 {
     struct client *c = ctx;
-    (void)logprobs;
-    for (size_t i = 0; i < count && c->count < TD_COUNT(c->ids); i++)
+    for (size_t i = 0; i < count && c->count < TD_COUNT(c->ids); i++) {
+        uint32_t tops = logprobs ? logprobs[i].top_count : 0;
+        c->logprobs[c->count] = logprobs ? logprobs[i].logprob : 1;
+        c->top_counts[c->count] = tops;
+        c->last_top_ids[c->count] = tops ? logprobs[i].top_ids[tops - 1] : 0;
         c->ids[c->count++] = ids[i];
+    }
     if (c->cancel_at && c->count >= c->cancel_at)
         agent_cancel(c->flight, false, 0);
     else if (c->finish_at && c->count >= c->finish_at)

@@ -87,6 +87,7 @@ struct fake_cloud {
     uint32_t rows, rows_begin, row_layer, row_dtype, pieces, piece_tokens; /* of the latest plan's epoch */
     uint32_t token_count_max, done_count;
     float temperature;
+    bool logprobs; /* wanted */
     uint64_t seed;
     bool cancel_finished;
     uint32_t cancel_keep;
@@ -97,6 +98,13 @@ struct fake_cloud {
 static inline int32_t fake_token(uint32_t index)
 {
     return (int32_t)(10 + index * 7 % 60);
+}
+
+#define FAKE_TOPS 3u
+
+static inline float fake_logprob(uint32_t index, uint32_t rank)
+{
+    return -(float)(index + 1) / 64 - (float)rank;
 }
 
 static inline void fake_flush(struct fake_conn *c)
@@ -268,6 +276,7 @@ static inline int fake_on_frame(void *ctx, const struct wire_frame *frame)
         f->token_count_max = frame->generate->token_count_max;
         f->temperature = frame->generate->temperature;
         f->seed = frame->generate->seed;
+        f->logprobs = frame->generate->logprobs;
         c->generating = true;
         break;
     case FRAME_CANCEL:
@@ -410,6 +419,18 @@ static inline void fake_step(struct fake_conn *c)
     t.attempt = c->attempt;
     t.index = c->next;
     store_le32(id, (uint32_t)(f->same_token ? f->same_token : fake_token(c->next)));
+    int32_t top_ids[FAKE_TOPS];
+    float top_logprobs[FAKE_TOPS];
+    Tandem__TokenLogprobs logprobs = TANDEM__TOKEN_LOGPROBS__INIT, *list = &logprobs;
+    logprobs.logprob = fake_logprob(c->next, 0);
+    for (uint32_t i = 0; i < FAKE_TOPS; i++) {
+        top_ids[i] = fake_token(c->next + i);
+        top_logprobs[i] = fake_logprob(c->next, i + 1);
+    }
+    logprobs.n_top_ids = logprobs.n_top_logprobs = FAKE_TOPS;
+    logprobs.top_ids = top_ids, logprobs.top_logprobs = top_logprobs;
+    t.n_logprobs = f->logprobs;
+    t.logprobs = &list;
     c->next++;
     fake_send(c, FRAME_TOKEN, c->stream, &t.base, id, 4);
 }

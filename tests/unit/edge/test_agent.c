@@ -348,6 +348,11 @@ static bool has_tokens(void *arg)
     return ((struct client *)arg)->count >= 3;
 }
 
+static bool has_many_tokens(void *arg)
+{
+    return ((struct client *)arg)->count >= 40; /* more than are handed on at once */
+}
+
 static void a_key_names_one_generation(void **state)
 {
     (void)state;
@@ -405,6 +410,38 @@ static void the_later_of_two_takes_over(void **state)
     assert_int_equal(a->code, -TD_ERR_CONFLICT);
     assert_int_equal(r.cloud.open_count, 1); /* the cloud noticed nothing */
     assert_int_equal(r.cloud.cancel_count, 0);
+    rig_free(&r);
+}
+
+/* Each token's are the cloud's, whoever of the two the cloud told; the second asks for as many alternatives as the first. */
+static void who_takes_over_hears_of_every_token(void **state)
+{
+    (void)state;
+    struct rig r;
+    rig_make(&r, 1);
+    r.cloud.token_count = 100;
+    rig_run(&r);
+    struct client *list[3];
+    for (size_t i = 0; i < TD_COUNT(list); i++) {
+        list[i] = client_asks(&r, "hello");
+        strcpy(list[i]->key, "k");
+        list[i]->request.sampling.want_logprobs = true;
+        list[i]->request.sampling.logprob_count = FAKE_TOPS;
+    }
+    on_loop(r.cloud.loop, client_begin, list[0]);
+    assert_true(comes_true(r.cloud.loop, has_tokens, list[0]));
+    on_loop(r.cloud.loop, client_begin, list[1]);
+    assert_true(comes_true(r.cloud.loop, has_many_tokens, list[1]));
+    client_run(&r, list[2]);
+    struct client *last = list[2];
+    client_check_reply(last, 100);
+    assert_int_equal(list[0]->code, -TD_ERR_CONFLICT);
+    assert_int_equal(list[1]->code, -TD_ERR_CONFLICT);
+    for (uint32_t i = 0; i < 100; i++) {
+        assert_true(last->logprobs[i] == fake_logprob(i, 0));
+        assert_int_equal(last->top_counts[i], FAKE_TOPS);
+        assert_int_equal(last->last_top_ids[i], fake_token(i + FAKE_TOPS - 1));
+    }
     rig_free(&r);
 }
 
@@ -594,6 +631,7 @@ int main(void)
         cmocka_unit_test(what_does_not_fit_is_refused_with_counts),
         cmocka_unit_test(a_key_names_one_generation),
         cmocka_unit_test(the_later_of_two_takes_over),
+        cmocka_unit_test(who_takes_over_hears_of_every_token),
         cmocka_unit_test(one_that_is_ending_is_waited_for),
         cmocka_unit_test(without_room_the_cloud_gets_the_prompt),
         cmocka_unit_test(what_was_damaged_is_left_to_the_cloud),
