@@ -355,13 +355,10 @@ int edge_turn_reply_text(struct edge_turn *t, const int32_t *ids, uint32_t count
 /* Somebody else went on from the same history: both keep their turn, ours in a conversation of its own. */
 static int commit_fork(struct edge_turn *t)
 {
-    uint8_t random[12];
     struct conversation *c = &t->turn.conversation;
-    int rc = crypto_random(random, sizeof random);
+    int rc = conv_make_id(c->id);
     if (rc < 0)
         return rc;
-    memcpy(c->id, "conv-", 5);
-    hex_encode(random, sizeof random, c->id + 5);
     snprintf(t->conversation, sizeof t->conversation, "%s", c->id);
     return conv_save(t->env->conversations, EDGE_TENANT, t->principal, 0, c);
 }

@@ -20,6 +20,34 @@ void conv_free(struct conversation *c)
     crypto_wipe(c, sizeof *c);
 }
 
+/* ---- ids -------------------------------------------------------------------------------------------------- */
+
+#define ID_PREFIX "conv-"
+
+int conv_make_id(char out[STORE_CONV_ID_MAX + 1])
+{
+    uint8_t random[CONV_ID_DIGITS / 2];
+    int rc = crypto_random(random, sizeof random);
+    if (rc < 0)
+        return rc;
+    memcpy(out, ID_PREFIX, sizeof ID_PREFIX);
+    hex_encode(random, sizeof random, out + strlen(ID_PREFIX));
+    return 0;
+}
+
+void conv_id_from_key(const char *key, char out[STORE_CONV_ID_MAX + 1])
+{
+    memcpy(out, ID_PREFIX, sizeof ID_PREFIX);
+    strncat(out, key, CONV_ID_DIGITS);
+}
+
+bool conv_id_is_made(const char *id)
+{
+    size_t prefix = strlen(ID_PREFIX);
+    return strncmp(id, ID_PREFIX, prefix) == 0 && strspn(id + prefix, "0123456789abcdef") == CONV_ID_DIGITS &&
+           id[prefix + CONV_ID_DIGITS] == '\0';
+}
+
 /* ---- history ---------------------------------------------------------------------------------------------- */
 
 void conv_history_start(const uint8_t key[32], uint8_t kind, uint8_t out[TD_HASH_SIZE])

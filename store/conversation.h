@@ -11,6 +11,7 @@
 
 #define CONV_MESSAGES_MAX 4096
 #define CONV_TITLE_MAX    128
+#define CONV_ID_DIGITS    24 /* hex, behind "conv-": of the ids that are made here */
 
 struct conv_boundary { /* after message i */
     /* ids[0..ids_count) cover messages[0..i]; for an assistant reply: up to and with its last token */
@@ -37,6 +38,12 @@ void conv_free(struct conversation *c); /* contents; wipes ids and vault */
 /* Serialise (malloc'ed) / parse hostile bytes (version, all sizes checked). */
 int conv_serialise(const struct conversation *c, uint8_t **out, size_t *size);
 int conv_parse(const void *data, size_t size, struct conversation *out);
+
+/* A fresh random id, of a form that conv_id_is_made knows: who asks for such an id means a conversation that was begun here. */
+int conv_make_id(char out[STORE_CONV_ID_MAX + 1]);
+bool conv_id_is_made(const char *id);
+/* The id that a conversation has when a request under this key (hex, of CONV_ID_DIGITS at least) begins it. */
+void conv_id_from_key(const char *key, char out[STORE_CONV_ID_MAX + 1]);
 
 void conv_history_start(const uint8_t key[32], uint8_t kind, uint8_t out[TD_HASH_SIZE]);
 void conv_history_next(const uint8_t key[32], const uint8_t previous[TD_HASH_SIZE], const char *role,

@@ -12,15 +12,6 @@
 #define MOVE_VERSION  1
 #define HISTORIES_MAX 32
 
-static int random_id(char out[STORE_CONV_ID_MAX + 1])
-{
-    uint8_t random[12];
-    int rc = crypto_random(random, sizeof random);
-    memcpy(out, "conv-", 5);
-    hex_encode(random, sizeof random, out + 5);
-    return rc;
-}
-
 static int answer(json_t *root, char **json)
 {
     *json = root ? json_dumps(root, JSON_COMPACT) : NULL;
@@ -44,7 +35,7 @@ int conversation_fork_json(struct conv_index *x, const char *tenant, const char 
     int rc = conv_load(x, tenant, principal, id, &version, &c);
     if (rc < 0)
         return rc;
-    rc = random_id(c.id);
+    rc = conv_make_id(c.id);
     c.last_request_key[0] = '\0'; /* a repeat of the last request belongs to the original */
     c.created_us = clock_wall_us();
     if (c.updated_us > 0)
@@ -300,7 +291,7 @@ static int save_new(struct conv_index *x, const char *tenant, const char *princi
     }
     if (rc != -TD_ERR_CONFLICT)
         return rc;
-    rc = random_id(c->id);
+    rc = conv_make_id(c->id);
     return rc < 0 ? rc : conv_save(x, tenant, principal, 0, c);
 }
 

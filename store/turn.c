@@ -10,6 +10,7 @@
  *     match at its end      that conversation goes on
  *     match further back    the client edited its history: a fork under a new id; the stored one stays
  *     asked-for id, no match   the messages are appended to that conversation (resume with only the new message)
+ * An asked-for id that is not known begins a conversation of that name, but one of the form that is made here is refused: what it meant has gone.
  *
  * A repeat is a request whose key the conversation's last turn carries: it builds on what that turn built on. New
  * conversations and forks are named after the key, so a repeat finds them although nothing in its history leads
@@ -34,32 +35,12 @@ static int hash_messages(const struct turn_config *config, const struct turn_inp
     return 0;
 }
 
-static int new_conversation_id(char out[STORE_CONV_ID_MAX + 1])
-{
-    uint8_t random[12];
-    int rc = crypto_random(random, sizeof random);
-    if (rc < 0)
-        return rc;
-    memcpy(out, "conv-", 5);
-    hex_encode(random, sizeof random, out + 5);
-    return 0;
-}
-
-#define KEY_ID_DIGITS 24 /* of the request key, after "conv-" */
-
-static void id_from_key(const char *key, char out[STORE_CONV_ID_MAX + 1])
-{
-    memcpy(out, "conv-", 5);
-    memcpy(out + 5, key, KEY_ID_DIGITS);
-    out[5 + KEY_ID_DIGITS] = '\0';
-}
-
 /* The id of a new conversation or a fork. by_key: the key's own id is wanted and nobody has it. */
 static int choose_id(const struct turn_input *in, bool by_key, char out[STORE_CONV_ID_MAX + 1])
 {
     if (!by_key)
-        return new_conversation_id(out);
-    id_from_key(in->request_key, out);
+        return conv_make_id(out);
+    conv_id_from_key(in->request_key, out);
     return 0;
 }
 
@@ -145,7 +126,7 @@ static int find_by_key(const struct turn_config *config, const struct turn_input
     *taken = false;
     if (!in->request_key[0])
         return -TD_ERR_NOTFOUND;
-    id_from_key(in->request_key, id);
+    conv_id_from_key(in->request_key, id);
     int rc = conv_load(config->conversations, in->tenant, in->principal, id, &t->version, &t->conversation);
     if (rc < 0)
         return rc;
@@ -191,6 +172,9 @@ static int find_conversation(const struct turn_config *config, const struct turn
             return td_fail(err, -TD_ERR_MISMATCH,
                            "conversation belongs to a model with another tokenizer; start a new one");
     }
+    if (rc == -TD_ERR_NOTFOUND && in->conversation && conv_id_is_made(in->conversation))
+        return td_fail(err, rc, "there is no conversation %s; leave the id out to begin one",
+                       in->conversation);
     if (rc == -TD_ERR_NOTFOUND)
         return begin_new(config, in, t, id_by_key);
     if (rc < 0)
@@ -209,8 +193,8 @@ static int check_request(const struct turn_input *in, struct td_error *err)
         return td_fail(err, -TD_ERR_ARG, "a conversation id has 1 to %d characters", STORE_CONV_ID_MAX);
     size_t key_size = strlen(in->request_key);
     if (key_size > 0 &&
-        (key_size < KEY_ID_DIGITS || key_size >= sizeof((struct conversation *)0)->last_request_key))
-        return td_fail(err, -TD_ERR_ARG, "a request key has %d to %zu characters, got %zu", KEY_ID_DIGITS,
+        (key_size < CONV_ID_DIGITS || key_size >= sizeof((struct conversation *)0)->last_request_key))
+        return td_fail(err, -TD_ERR_ARG, "a request key has %d to %zu characters, got %zu", CONV_ID_DIGITS,
                        sizeof((struct conversation *)0)->last_request_key - 1, key_size);
     return 0;
 }

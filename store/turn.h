@@ -36,7 +36,7 @@ struct turn {                         /* owns its memory */
     uint8_t (*hashes)[TD_HASH_SIZE]; /* history after each message of the request */
     size_t message_count, first_new; /* messages[first_new..) were rendered */
 };
-/* 0; -TD_ERR_NOTFOUND (conversation id unknown), -TD_ERR_CONTEXT (ids_count is set), -TD_ERR_ARG (roles), … */
+/* 0; -TD_ERR_NOTFOUND (an unknown id of the form that conv_make_id gives), -TD_ERR_CONTEXT (ids_count is set), -TD_ERR_ARG (roles), … */
 int turn_prepare(const struct turn_config *config, const struct turn_input *in, struct turn *out,
                  struct td_error *err);
 /* Append: prompt + reply ids; reply_text is the reply as the client saw it (hashed, so that a re-sent history is recognised). vault: the edge's placeholder map,

@@ -518,6 +518,18 @@ static void test_conflict(void **state)
     client_close(&b);
 }
 
+static void test_an_unknown_conversation(void **state)
+{
+    (void)state;
+    struct client c = client_open(fx.port);
+    chat(&c, "",
+         "{\"messages\":[{\"role\":\"user\",\"content\":\"hello\"}],"
+         "\"conversation\":\"conv-0123456789abcdef01234567\"}");
+    assert_error(&c, 404,
+                 "there is no conversation conv-0123456789abcdef01234567; leave the id out to begin one");
+    client_close(&c);
+}
+
 static void test_conversation_list(void **state)
 {
     (void)state;
@@ -573,6 +585,7 @@ int main(void)
         TEST(test_history_is_matched),
         TEST(test_idempotency_key),
         TEST(test_conflict),
+        TEST(test_an_unknown_conversation),
         TEST(test_conversation_list),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

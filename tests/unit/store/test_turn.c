@@ -428,6 +428,37 @@ static void test_asked_for_conversation(void **state)
     turn_free(&t);
 }
 
+/* What an id of the form that is made here means has been here, or it means nothing: no other conversation is begun under it. */
+static void test_an_unknown_id_of_our_form_is_refused(void **state)
+{
+    (void)state;
+    static const char *const free_names[] = {"conv-0123456789abcdef0123456",   /* a digit less */
+                                             "conv-0123456789abcdef012345678", /* a digit more */
+                                             "conv-0123456789abcdef0123456G", "Conv-0123456789abcdef01234567",
+                                             "conv-"};
+    struct client c = {.count = 0};
+    char id[STORE_CONV_ID_MAX + 1];
+    struct turn t;
+    say(&c, "user", "hello");
+    struct turn_input in = input_of(&c, "conv-0123456789abcdef01234567", "");
+    assert_int_equal(refuse(&in), -TD_ERR_NOTFOUND);
+    in = input_of(&c, "conv-0123456789abcdef01234567", KEY_A);
+    assert_int_equal(refuse(&in), -TD_ERR_NOTFOUND);
+    for (size_t i = 0; i < TD_COUNT(free_names); i++) {
+        in = input_of(&c, free_names[i], "");
+        prepare(&in, &t);
+        assert_string_equal(t.conversation.id, free_names[i]);
+        turn_free(&t);
+    }
+    take_turn(&c, NULL, "", "hi", id);
+    say(&c, "user", "go on");
+    in = input_of(&c, id, "");
+    prepare(&in, &t); /* control */
+    turn_free(&t);
+    assert_int_equal(conv_delete(config.conversations, "t", "p", id), 0);
+    assert_int_equal(refuse(&in), -TD_ERR_NOTFOUND);
+}
+
 static void test_the_later_of_two_writers_loses(void **state)
 {
     (void)state;
@@ -558,6 +589,7 @@ int main(void)
         TURN_TEST(test_repeat_of_an_appended_message),
         TURN_TEST(test_key_of_another_request),
         TURN_TEST(test_asked_for_conversation),
+        TURN_TEST(test_an_unknown_id_of_our_form_is_refused),
         TURN_TEST(test_the_later_of_two_writers_loses),
         TURN_TEST(test_refusals),
         TURN_TEST(test_context_limit),
