@@ -113,19 +113,21 @@ static bool append(struct pipeline *p, struct pipeline_job *job, uint32_t run, u
     return fits;
 }
 
-static int draw(struct pipeline *p, const struct decode_turn *turn, float *logits, uint64_t token_us)
+/* start_us: when the pass began, which was for this token alone; 0: it was not. */
+static int draw(struct pipeline *p, const struct decode_turn *turn, float *logits, uint64_t start_us)
 {
     struct pipeline_job *job = turn->job;
     const struct pipeline_decode *d = job->decode;
     uint32_t at = turn->ids_count, unseen = d->reply_only ? d->prompt_count : 0;
-    struct pipeline_event e = {
-        .type = PIPELINE_TOKEN, .run = turn->run, .index = at - d->prompt_count, .token_us = token_us};
+    struct pipeline_event e = {.type = PIPELINE_TOKEN, .run = turn->run, .index = at - d->prompt_count};
     int rc = sampler_draw(&d->sampling, logits, p->config.backend->model->params.vocab_count,
                           job->ids + unseen, at - unseen, d->prompt_count - unseen, p->sampler, &e.token);
     if (rc < 0)
         return rc;
     if (job->cost.tokens > 1)
         e.cost = job->cost;
+    else if (start_us)
+        e.token_us = TD_MAX(clock_mono_us() - start_us, UINT64_C(1));
     if (append(p, job, turn->run, at, e.token.id))
         hand_on(p, job, &e);
     return 0;
@@ -148,9 +150,8 @@ static void chunk_step(struct pipeline *p, const struct decode_turn *turn)
         .end = pipeline_chunk_end(p, job->position, turn->ids_count), .layers = layers, .may_reclaim = true};
     chunk.logits = chunk.end == turn->ids_count ? p->logits : NULL;
     int rc = pipeline_compute(p, job, &chunk);
-    uint64_t token_us = job->cost.tokens > 1 ? 0 : TD_MAX(clock_mono_us() - start_us, UINT64_C(1));
     if (rc == 0 && chunk.logits)
-        rc = draw(p, turn, p->logits, token_us);
+        rc = draw(p, turn, p->logits, start_us);
     else if (rc == 0)
         hand_on(p, job, &(struct pipeline_event){.type = PIPELINE_RAN, .run = turn->run, .cost = job->cost});
     job->cost = (struct pipeline_cost){0};
@@ -164,7 +165,8 @@ static bool is_at_token(const struct pipeline *p, const struct pipeline_job *job
     return job->depth >= p->layer_count && job->position + 1 == ids_count;
 }
 
-/* A row of each, in one pass. Only the first may take pages of others, before they are looked at: who finds none is first some other time. */
+/* A row of each, in one pass. Pages are found before anything is looked at: to find one, those of jobs that only fill are taken, and one of these turns
+ * may be such a job since its run was stopped. Who finds none waits for those that go on; only the first is told. */
 static void tokens_step(struct pipeline *p, const struct decode_turn *turns, uint32_t count)
 {
     struct decode_turn taken[DECODES_MAX];
@@ -172,11 +174,14 @@ static void tokens_step(struct pipeline *p, const struct decode_turn *turns, uin
     size_t vocab_count = p->config.backend->model->params.vocab_count;
     uint32_t n = 0;
     for (uint32_t i = 0; i < count; i++) {
-        struct pipeline_job *job = turns[i].job;
-        int rc = pipeline_need_pages(p, job, turns[i].ids_count, i == 0);
+        int rc = pipeline_need_pages(p, turns[i].job, turns[i].ids_count, true);
         if (rc < 0 && i == 0)
-            fail(p, job, turns[i].run, rc);
-        if (rc < 0 || !is_at_token(p, job, turns[i].ids_count))
+            fail(p, turns[i].job, turns[i].run, rc);
+    }
+    for (uint32_t i = 0; i < count; i++) {
+        struct pipeline_job *job = turns[i].job;
+        if (!is_at_token(p, job, turns[i].ids_count) ||
+            job->page_count * KV_BLOCK_TOKENS < turns[i].ids_count)
             continue;
         seqs[n] = (struct batch_seq){.layer_end = p->layer_count,
                                      .position = job->position,

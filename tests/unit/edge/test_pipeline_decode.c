@@ -367,6 +367,50 @@ static void one_of_two_gets_the_last_page(void **state)
     rig_free(&rig);
 }
 
+/* Pages of a job that decodes no more are there for any of those that share a pass, not only for the one whose turn is first. */
+static void pages_are_found_for_each_of_a_pass(void **state)
+{
+    (void)state;
+    enum { AHEAD = 200, END = 250 };
+    struct rig rig;
+    struct pipeline_job *jobs[3];
+    sem_t gate;
+    sem_init(&gate, 0, 0);
+    rig_fake(&rig, 2 + 1 + 2 + 1, LAYERS); /* what they share; the third, the first's two, the second's */
+    for (uint32_t k = 0; k < 3; k++) {     /* so that the second's turn is behind the first's */
+        uint32_t i = (k + 2) % 3;
+        int32_t id = (int32_t)(100 + i);
+        jobs[i] = open_job(&rig, i + 1, PROMPT);
+        assert_int_equal(pipeline_append(rig.pipeline, jobs[i], PROMPT, &id, 1), 0);
+        assert_int_equal(decode(&rig, jobs[i], 1, i == 0 ? AHEAD : PROMPT + 2), 0);
+        for (uint32_t at = 1; at < (i == 0 ? AHEAD - PROMPT : 2); at++)
+            next_token(&rig, i + 1, 1, at);
+    }
+    pipeline_decode_stop(rig.pipeline, jobs[2]);
+    assert_true(pipeline_wait_idle(rig.pipeline, 5000));
+    rig.fake->gate = &gate; /* both are there before more than one token is drawn */
+    for (uint32_t i = 2; i-- > 0;)
+        pipeline_decode_until(rig.pipeline, jobs[i], END);
+    for (int i = 0; i < 1000; i++)
+        sem_post(&gate);
+    uint32_t last[2] = {0, 1};
+    while (last[0] != END - 1 - PROMPT) {
+        struct pipeline_event *e = queue_pop(rig.events, WAIT_US);
+        assert_non_null(e);
+        assert_int_not_equal(e->type, PIPELINE_DECODE_FAILED);
+        if (e->type == PIPELINE_TOKEN)
+            last[e->job - 1] = e->index;
+        pipeline_event_free(e);
+    }
+    assert_true(last[1] + 3 >= 1 + END - AHEAD); /* in step, over the end of its page */
+    assert_true(PROMPT + last[1] > 3 * KV_BLOCK_TOKENS);
+    assert_int_equal(rig.fake->pages_bad, 0);
+    for (uint32_t i = 0; i < 3; i++)
+        pipeline_close(rig.pipeline, jobs[i], 0);
+    rig_free(&rig);
+    sem_destroy(&gate);
+}
+
 static void without_room_or_a_head_there_are_none(void **state)
 {
     (void)state;
@@ -552,6 +596,7 @@ int main(void)
         cmocka_unit_test(work_takes_turns),
         cmocka_unit_test(replies_share_a_pass),
         cmocka_unit_test(one_of_two_gets_the_last_page),
+        cmocka_unit_test(pages_are_found_for_each_of_a_pass),
         cmocka_unit_test(without_room_or_a_head_there_are_none),
         cmocka_unit_test(tokens_are_those_of_a_naive_loop),
         cmocka_unit_test(an_end_token_ends_it),
