@@ -296,13 +296,16 @@ static int keep_reply(struct direct_call *c, const struct engine_event *e)
     return 0;
 }
 
-static void answer(struct direct_call *c)
+/* not_kept: there was a turn to be stored, and the conversation does not hold it. */
+static void answer(struct direct_call *c, bool not_kept)
 {
     struct api_call *api = c->api;
     unsigned finish = c->finish;
     struct api_usage usage = c->usage;
     struct api_timings timings = c->timings;
     call_free(c);
+    if (api && not_kept)
+        api_not_kept(api);
     if (api)
         api_done(api, finish, &usage, &timings);
 }
@@ -327,7 +330,7 @@ static void on_committed(struct io_job *job)
     }
     if (c->status != -TD_ERR_CONFLICT)
         report_save(c);
-    answer(c);
+    answer(c, c->status < 0);
 }
 
 static void commit(struct direct_call *c)
@@ -341,7 +344,8 @@ static void commit(struct direct_call *c)
     if (log_limit_allows(&c->direct->log_failures, clock_mono_us()))
         log_warn("cloud", "a turn of %s/%s was not saved: too much is waiting for the store", c->tenant,
                  c->principal);
-    answer(c);
+    turn_lost(&c->direct->turns, &c->input, &c->turn);
+    answer(c, true);
 }
 
 static void on_done(struct direct_call *c, const struct engine_event *e)
@@ -358,7 +362,7 @@ static void on_done(struct direct_call *c, const struct engine_event *e)
     else if (c->has_turn && c->finish != FINISH_ERROR && c->finish != FINISH_CANCELLED)
         commit(c);
     else
-        answer(c);
+        answer(c, false);
 }
 
 static void on_event(struct engine_listener *l, const struct engine_event *e)

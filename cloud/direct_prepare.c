@@ -133,4 +133,6 @@ void direct_commit(struct io_job *job)
     struct direct_call *c = (struct direct_call *)((char *)job - offsetof(struct direct_call, job));
     c->status = turn_commit(&c->direct->turns, &c->input, &c->turn, c->reply, c->reply_count,
                             c->text ? c->text : "", c->text_size, NULL, 0);
+    if (c->status < 0 && c->status != -TD_ERR_CONFLICT)
+        turn_lost(&c->direct->turns, &c->input, &c->turn);
 }

@@ -89,6 +89,8 @@ struct agent_sink {
                  const struct api_timings *timings);
     void (*failed)(void *ctx, int code, const char *text, uint32_t retry_after_ms);
     void (*failed_context)(void *ctx, uint32_t context_max, uint32_t asked_tokens, uint32_t prompt_tokens);
+    /* Before `done`: the conversation that was started with does not hold this turn: it could not be stored, or had to be kept in another. */
+    void (*not_kept)(void *ctx);
 };
 
 struct flight;

@@ -38,7 +38,13 @@ static void on_failed_context(void *ctx, uint32_t context_max, uint32_t asked_to
     api_error_context(ctx, context_max, asked_tokens, prompt_tokens);
 }
 
-static const struct agent_sink sink = {on_started, on_tokens, on_done, on_failed, on_failed_context};
+static void on_not_kept(void *ctx)
+{
+    api_not_kept(ctx);
+}
+
+static const struct agent_sink sink = {on_started, on_tokens,         on_done,
+                                       on_failed,  on_failed_context, on_not_kept};
 
 /* ---- what the API asks ---- */
 

@@ -360,7 +360,16 @@ static int commit_fork(struct edge_turn *t)
     if (rc < 0)
         return rc;
     snprintf(t->conversation, sizeof t->conversation, "%s", c->id);
+    t->forked = true;
     return conv_save(t->env->conversations, EDGE_TENANT, t->principal, 0, c);
+}
+
+void edge_turn_lost(struct edge_turn *t)
+{
+    struct turn_input in = input_of(t);
+    struct turn_config config = config_of(t);
+    if (t->has_turn)
+        turn_lost(&config, &in, &t->turn);
 }
 
 int edge_turn_commit(struct edge_turn *t)
@@ -380,6 +389,10 @@ int edge_turn_commit(struct edge_turn *t)
                          (uint32_t)vault_size);
         if (rc == -TD_ERR_CONFLICT && !t->has_conversation)
             rc = commit_fork(t);
+        else if (rc < 0 && rc != -TD_ERR_CONFLICT)
+            edge_turn_lost(t);
+    } else {
+        edge_turn_lost(t);
     }
     wipe_free(vault, vault_size);
     wipe_free(text, text_size);

@@ -55,6 +55,8 @@ struct edge_turn {
     /* commit's input, the caller's until it has run */
     const int32_t *reply;
     uint32_t reply_count;
+
+    bool forked; /* commit's result: the turn is kept, in another conversation than prepare found */
 };
 
 /* Copy what is needed of a request. 0, -TD_ERR_NOMEM. Free with edge_turn_free also after a failure. */
@@ -72,5 +74,7 @@ int edge_turn_reply_text(struct edge_turn *t, const int32_t *ids, uint32_t count
 /* Store the turn. Durable on return. -TD_ERR_CONFLICT: the conversation that was asked for by name has moved on; one that was found by history is
  * forked instead. */
 int edge_turn_commit(struct edge_turn *t);
+/* It will not be stored, and nobody tried. */
+void edge_turn_lost(struct edge_turn *t);
 
 #endif

@@ -348,7 +348,8 @@ static void fill_timings(struct flight *f, uint32_t count)
     }
 }
 
-static void complete(struct flight *f)
+/* not_kept: there was a turn to be stored, and the conversation that the client was told of does not hold it. */
+static void complete(struct flight *f, bool not_kept)
 {
     const struct agent_sink *sink = f->sink;
     struct api_usage usage = {.prompt_tokens = f->turn.ids_count,
@@ -356,6 +357,8 @@ static void complete(struct flight *f)
                               .cached_tokens = f->cached_told ? f->cached_tokens : f->local.held};
     f->sink = NULL;
     fill_timings(f, f->turn.reply_count);
+    if (sink && not_kept)
+        sink->not_kept(f->ctx);
     if (sink)
         sink->done(f->ctx, f->finish, &usage, &f->timings);
     if (f->stream)
@@ -408,7 +411,7 @@ static void on_committed(struct io_job *job)
     } else {
         if (rc < 0) /* the reply is good; only its memory is lost */
             log_warn(MODULE, "cannot store a turn of a conversation: %s", td_status_text(rc));
-        complete(f);
+        complete(f, rc < 0 || f->turn.forked);
     }
 }
 
@@ -424,10 +427,15 @@ void flight_finish(struct flight *f, unsigned finish)
     f->state = FLIGHT_ENDING;
     bool whole = f->finished || finish == FINISH_STOP || finish == FINISH_LENGTH;
     f->job = (struct io_job){.work = work_commit, .done = on_committed};
-    if (whole && f->turn.has_turn && io_worker_submit(f->agent->worker, &f->job) == 0)
-        f->job_running = true;
-    else
-        complete(f);
+    int rc = whole && f->turn.has_turn ? io_worker_submit(f->agent->worker, &f->job) : 0;
+    f->job_running = whole && f->turn.has_turn && rc == 0;
+    if (f->job_running)
+        return;
+    if (rc < 0) {
+        log_warn(MODULE, "cannot store a turn of a conversation: too much is waiting for the store");
+        edge_turn_lost(&f->turn);
+    }
+    complete(f, rc < 0);
 }
 
 /* ---- waiting for the cloud ---- */

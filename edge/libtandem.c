@@ -69,6 +69,7 @@ struct call {
     struct api_text shown;
     uint32_t token_count;
     char conversation[LIMIT_NAME_SIZE + 1];
+    bool not_kept;
 };
 
 /* ---- the end of a call ---- */
@@ -92,6 +93,7 @@ static void call_end(struct call *c, struct tandem_result *result)
         *at = c->next;
     result->size = sizeof *result;
     result->conversation = c->conversation;
+    result->not_kept = c->not_kept;
     if (!result->error)
         result->error = "";
     if (!result->finish)
@@ -203,7 +205,13 @@ static void on_failed_context(void *ctx, uint32_t context_max, uint32_t asked_to
     on_failed(ctx, -TD_ERR_CONTEXT, text, 0);
 }
 
-static const struct agent_sink sink = {on_started, on_tokens, on_done, on_failed, on_failed_context};
+static void on_not_kept(void *ctx)
+{
+    ((struct call *)ctx)->not_kept = true;
+}
+
+static const struct agent_sink sink = {on_started, on_tokens,         on_done,
+                                       on_failed,  on_failed_context, on_not_kept};
 
 /* ---- requests ---- */
 

@@ -151,6 +151,9 @@ struct tandem_result { /* borrowed for the call of on_end */
     uint32_t offline_from_token; /* index of the first of them */
     double offline_estimate_ms;  /* what was thought to pass until that one */
     uint32_t retry_after_ms;     /* with an error: it may go better after so long; 0: nobody knows */
+    /* 1: this turn could not be stored (the disk is full), and the conversation does not hold it. To go on by `conversation` is then TANDEM_ERR_CONFLICT;
+     * the history so far with the new message is taken. */
+    int not_kept;
 };
 
 /* A piece of the reply: whole UTF-8 characters, placeholders replaced by what they stand for. */

@@ -78,6 +78,8 @@ void api_tokens(struct api_call *c, const int32_t *ids, size_t count, const stru
 /* Optional, after the last token and before api_done: what is still held back goes through ops->filter_output now, so that an owner who keeps
  * the reply's text as the client sees it has all of it. 0; or negative: end with api_error. */
 int api_flush(struct api_call *c);
+/* Before api_done: the conversation that api_started named does not hold this turn. The reply says so: "conversation_kept": false. */
+void api_not_kept(struct api_call *c);
 /* finish: enum finish_reason. The call is freed. */
 void api_done(struct api_call *c, unsigned finish, const struct api_usage *usage,
               const struct api_timings *timings);

@@ -336,6 +336,11 @@ int api_flush(struct api_call *c)
     return code ? code : filter(c, true);
 }
 
+void api_not_kept(struct api_call *c)
+{
+    c->not_kept = true;
+}
+
 void api_done(struct api_call *c, unsigned finish, const struct api_usage *usage,
               const struct api_timings *timings)
 {

@@ -46,6 +46,7 @@ static struct api_reply reply_of(const struct api_call *c)
                               .model = c->server->config.model_name,
                               .created_s = c->created_s,
                               .conversation = c->conversation[0] ? c->conversation : NULL,
+                              .not_kept = c->not_kept,
                               .text_offset = c->text_offset};
 }
 
@@ -68,8 +69,8 @@ void api_respond_whole(struct api_call *c, const char *finish, const struct api_
                        const struct api_timings *timings)
 {
     struct api_reply reply = reply_of(c);
-    struct http_header header = {"X-Conversation-Id", c->conversation};
-    size_t count;
+    struct http_header headers[] = {{"X-Conversation-Id", c->conversation}, {"X-Conversation-Kept", "false"}};
+    size_t header_count = !c->conversation[0] ? 0 : c->not_kept ? 2 : 1, count;
     struct api_token_logprob *logprobs = take_logprobs(c, &count);
     char *json = api_json_response(&reply, c->visible.data ? c->visible.data : "", c->visible.size, finish,
                                    usage, c->request.echo_timings ? timings : NULL, logprobs, count);
@@ -81,7 +82,7 @@ void api_respond_whole(struct api_call *c, const char *finish, const struct api_
         return;
     }
     count_status(c->server, 200);
-    http_respond(x, 200, "application/json", &header, c->conversation[0] != 0, json, strlen(json));
+    http_respond(x, 200, "application/json", headers, header_count, json, strlen(json));
     free(json);
 }
 

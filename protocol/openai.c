@@ -237,6 +237,8 @@ static char *finish_reply(json_t *root, const struct api_reply *r, const struct 
 {
     if (root && good && r->conversation)
         good = put(root, "conversation", json_string(r->conversation));
+    if (root && good && r->conversation && r->not_kept)
+        good = put(root, "conversation_kept", json_false());
     if (root && good && timings)
         good = put(root, "timings", timings_of(timings));
     if (!good) {

@@ -86,6 +86,7 @@ struct api_reply { /* what a response or chunk is made of */
     const char *model;
     uint64_t created_s;
     const char *conversation; /* NULL: left out */
+    bool not_kept;            /* "conversation_kept": false beside it */
     uint64_t text_offset;     /* completions with logprobs: characters of the reply before this chunk */
 };
 /* All return malloc'ed NUL-terminated JSON (NULL without memory), the caller's. finish: NULL, "stop", "length". text must be valid UTF-8. */

@@ -4,6 +4,7 @@
  * ends there wins, then the one that had a turn last. Entries are bounded: the least recently used go first. A principal that has lost all of its entries is forgotten as a whole
  * and read from the store again when it comes back; one that has lost some only loses matches, which cost a re-tokenisation and
  * never correctness. The store is read without the lock: a version decides between what was read and what was saved meanwhile. */
+#include "store/conv_lost.h"
 #include "store/conversation.h"
 #include "store/store_internal.h"
 #include <pthread.h>
@@ -47,6 +48,7 @@ struct conv_index {
     struct link owners, entries; /* most recently used first */
     struct boundary_entry **buckets;
     struct indexed **by_id; /* as many buckets */
+    struct conv_lost *lost;
 };
 
 /* ---- rings ------------------------------------------------------------------------------------------------ */
@@ -324,7 +326,9 @@ struct conv_index *conv_index_create(struct store *s, size_t entries_max)
         x->bucket_count *= 2;
     x->buckets = calloc(x->bucket_count, sizeof(*x->buckets));
     x->by_id = calloc(x->bucket_count, sizeof(*x->by_id));
-    if (!x->buckets || !x->by_id) {
+    x->lost = conv_lost_create();
+    if (!x->buckets || !x->by_id || !x->lost) {
+        conv_lost_destroy(x->lost);
         free(x->buckets);
         free(x->by_id);
         free(x);
@@ -343,6 +347,7 @@ void conv_index_destroy(struct conv_index *x)
     while (x->owners.after != &x->owners)
         owner_free(x, OF(x->owners.after, struct owner, used));
     pthread_mutex_destroy(&x->lock);
+    conv_lost_destroy(x->lost);
     free(x->buckets);
     free(x->by_id);
     free(x);
@@ -428,6 +433,7 @@ int conv_save(struct conv_index *x, const char *tenant, const char *principal, u
     struct owner *o = owner_ensure(x, tenant, principal);
     if (o)
         take_in(x, o, expected_version + 1, c);
+    conv_lost_forget(x->lost, tenant, principal, c->id);
     pthread_mutex_unlock(&x->lock);
     return 0;
 }
@@ -437,9 +443,30 @@ int conv_delete(struct conv_index *x, const char *tenant, const char *principal,
     struct store_waiter w = STORE_WAITER;
     int rc = store_conv_delete(x->store, tenant, principal, conv_id, store_waiter_done, &w);
     rc = rc < 0 ? rc : store_waiter_wait(&w);
-    if (rc == 0 || rc == -TD_ERR_NOTFOUND)
+    if (rc == 0 || rc == -TD_ERR_NOTFOUND) {
         forget(x, tenant, principal, conv_id);
+        pthread_mutex_lock(&x->lock);
+        conv_lost_forget(x->lost, tenant, principal, conv_id);
+        pthread_mutex_unlock(&x->lock);
+    }
     return rc;
+}
+
+void conv_note_lost(struct conv_index *x, const char *tenant, const char *principal, const char *conv_id,
+                    const char *request_key)
+{
+    pthread_mutex_lock(&x->lock);
+    conv_lost_note(x->lost, tenant, principal, conv_id, request_key);
+    pthread_mutex_unlock(&x->lock);
+}
+
+bool conv_has_lost(struct conv_index *x, const char *tenant, const char *principal, const char *conv_id,
+                   const char *request_key)
+{
+    pthread_mutex_lock(&x->lock);
+    bool lost = conv_lost_holds(x->lost, tenant, principal, conv_id, request_key);
+    pthread_mutex_unlock(&x->lock);
+    return lost;
 }
 
 void conv_index_forget_tenant(struct conv_index *x, const char *tenant)
@@ -451,5 +478,6 @@ void conv_index_forget_tenant(struct conv_index *x, const char *tenant)
         if (strcmp(o->tenant, tenant) == 0)
             owner_free(x, o);
     }
+    conv_lost_forget_tenant(x->lost, tenant);
     pthread_mutex_unlock(&x->lock);
 }

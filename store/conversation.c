@@ -5,7 +5,6 @@
 #define CONV_MAGIC         0x56434454u /* "TDCV" */
 #define CONV_VERSION       1
 #define CONV_BOUNDARY_SIZE 40
-#define CONV_KEY_MAX       64 /* characters of last_request_key */
 #define HISTORY_LABEL      "tandem-history"
 
 void conv_free(struct conversation *c)

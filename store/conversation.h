@@ -11,6 +11,7 @@
 
 #define CONV_MESSAGES_MAX 4096
 #define CONV_TITLE_MAX    128
+#define CONV_KEY_MAX      64 /* characters of last_request_key */
 #define CONV_ID_DIGITS    24 /* hex, behind "conv-": of the ids that are made here */
 
 struct conv_boundary { /* after message i */
@@ -32,7 +33,7 @@ struct conversation {
     uint8_t *vault; /* edge: placeholder map, opaque; cloud: none */
     uint32_t vault_size;
     /* Idempotency-Key (hashed, hex) of the turn that was appended last: a repeat appends nothing */
-    char last_request_key[65];
+    char last_request_key[CONV_KEY_MAX + 1];
 };
 void conv_free(struct conversation *c); /* contents; wipes ids and vault */
 /* Serialise (malloc'ed) / parse hostile bytes (version, all sizes checked). */
@@ -63,6 +64,12 @@ int conv_load(struct conv_index *x, const char *tenant, const char *principal, c
               uint64_t *version, struct conversation *out);
 int conv_save(struct conv_index *x, const char *tenant, const char *principal, uint64_t expected_version,
               const struct conversation *c);
+/* Its last turn, of the request with this key ("": none), could not be stored. So it is until a turn is, or it is deleted, or the process ends. */
+void conv_note_lost(struct conv_index *x, const char *tenant, const char *principal, const char *conv_id,
+                    const char *request_key);
+/* Has it lost its last turn, and was that another request's than this? */
+bool conv_has_lost(struct conv_index *x, const char *tenant, const char *principal, const char *conv_id,
+                   const char *request_key);
 /* The tenant has been erased. */
 void conv_index_forget_tenant(struct conv_index *x, const char *tenant);
 int conv_delete(struct conv_index *x, const char *tenant, const char *principal, const char *conv_id);

@@ -80,9 +80,32 @@ static int usable(const struct turn_config *config, const struct conversation *c
     return memcmp(id, c->tokenizer_id, TD_HASH_SIZE) == 0 ? 0 : -TD_ERR_MISMATCH;
 }
 
+/* Whoever names a conversation and sends only what is new builds on its last turn: that must be there. A request that brings the history says itself
+ * what it builds on; boundary: where it stands, or -1. */
+static int check_lost(const struct turn_config *config, const struct turn_input *in, const struct turn *t,
+                      int64_t boundary, struct td_error *err)
+{
+    const struct conversation *c = &t->conversation;
+    bool brings_history = boundary >= 0;
+    for (size_t i = 0; i < in->count && c->boundary_count == 0; i++)
+        brings_history |= strcmp(in->messages[i].role, "assistant") == 0;
+    if (!in->conversation || brings_history ||
+        !conv_has_lost(config->conversations, in->tenant, in->principal, c->id, in->request_key))
+        return 0;
+    if (c->boundary_count == 0)
+        return td_fail(err, -TD_ERR_CONFLICT,
+                       "no turn of this conversation was kept; send it from its first message on, or delete "
+                       "it to begin anew");
+    return td_fail(err, -TD_ERR_CONFLICT,
+                   "the last turn of this conversation was not kept: it holds %u; send the whole history "
+                   "with the new message, or fork it to go on from there",
+                   c->boundary_count);
+}
+
 /* Place the request on conversation c (loaded, version set): sets first_new, is_repeat, forks when the
  * history was edited. */
-static int place_on(const struct turn_input *in, struct turn *t, bool id_by_key)
+static int place_on(const struct turn_config *config, const struct turn_input *in, struct turn *t,
+                    bool id_by_key, struct td_error *err)
 {
     struct conversation *c = &t->conversation;
     size_t message = 0;
@@ -94,7 +117,7 @@ static int place_on(const struct turn_input *in, struct turn *t, bool id_by_key)
         return 0;
     }
     if (boundary < 0 || (uint32_t)boundary + 1 == c->boundary_count)
-        return 0;
+        return check_lost(config, in, t, boundary, err);
     cut_to(c, (uint32_t)boundary + 1);
     t->version = 0;
     c->last_request_key[0] = 0;
@@ -102,7 +125,7 @@ static int place_on(const struct turn_input *in, struct turn *t, bool id_by_key)
 }
 
 static int begin_new(const struct turn_config *config, const struct turn_input *in, struct turn *t,
-                     bool id_by_key)
+                     bool id_by_key, struct td_error *err)
 {
     struct conversation *c = &t->conversation;
     memset(c, 0, sizeof *c);
@@ -114,7 +137,7 @@ static int begin_new(const struct turn_config *config, const struct turn_input *
     if (!in->conversation)
         return choose_id(in, id_by_key, c->id);
     memcpy(c->id, in->conversation, strlen(in->conversation) + 1);
-    return 0;
+    return check_lost(config, in, t, -1, err);
 }
 
 /* The conversation that is named after the request's key, if this request made its last turn. *taken: there is one at
@@ -176,10 +199,10 @@ static int find_conversation(const struct turn_config *config, const struct turn
         return td_fail(err, rc, "there is no conversation %s; leave the id out to begin one",
                        in->conversation);
     if (rc == -TD_ERR_NOTFOUND)
-        return begin_new(config, in, t, id_by_key);
+        return begin_new(config, in, t, id_by_key, err);
     if (rc < 0)
         return td_fail(err, rc, "cannot read the conversation: %s", td_status_text(rc));
-    return place_on(in, t, id_by_key);
+    return place_on(config, in, t, id_by_key, err);
 }
 
 static int check_request(const struct turn_input *in, struct td_error *err)
@@ -347,6 +370,14 @@ int turn_commit(const struct turn_config *config, const struct turn_input *in, s
     c->last_request_key[sizeof c->last_request_key - 1] = 0;
     c->updated_us = clock_wall_us();
     return conv_save(config->conversations, in->tenant, in->principal, t->version, c);
+}
+
+void turn_lost(const struct turn_config *config, const struct turn_input *in, const struct turn *t)
+{
+    const char *id = t->conversation.id;
+    if (t->is_repeat || (t->version == 0 && conv_id_is_made(id))) /* such an id is unknown now, and says so */
+        return;
+    conv_note_lost(config->conversations, in->tenant, in->principal, id, in->request_key);
 }
 
 void turn_free(struct turn *t)

@@ -36,7 +36,7 @@ struct turn {                         /* owns its memory */
     uint8_t (*hashes)[TD_HASH_SIZE]; /* history after each message of the request */
     size_t message_count, first_new; /* messages[first_new..) were rendered */
 };
-/* 0; -TD_ERR_NOTFOUND (an unknown id of the form that conv_make_id gives), -TD_ERR_CONTEXT (ids_count is set), -TD_ERR_ARG (roles), … */
+/* 0; -TD_ERR_NOTFOUND (an unknown id of the form that conv_make_id gives), -TD_ERR_CONFLICT (its last turn was lost; another request's key), -TD_ERR_CONTEXT (ids_count is set), -TD_ERR_ARG (roles), … */
 int turn_prepare(const struct turn_config *config, const struct turn_input *in, struct turn *out,
                  struct td_error *err);
 /* Append: prompt + reply ids; reply_text is the reply as the client saw it (hashed, so that a re-sent history is recognised). vault: the edge's placeholder map,
@@ -44,6 +44,9 @@ int turn_prepare(const struct turn_config *config, const struct turn_input *in, 
 int turn_commit(const struct turn_config *config, const struct turn_input *in, struct turn *t,
                 const int32_t *reply, uint32_t reply_count, const char *reply_text, size_t reply_text_size,
                 const uint8_t *vault, uint32_t vault_size);
+/* The turn is not stored, and will not be: who goes on by the conversation's name alone is told (-TD_ERR_CONFLICT of turn_prepare), until a turn of it is
+ * stored again. This request under its key, or one that brings the history, is taken. Not for turn_commit's own -TD_ERR_CONFLICT. */
+void turn_lost(const struct turn_config *config, const struct turn_input *in, const struct turn *t);
 void turn_free(struct turn *t);
 
 #endif

@@ -2,6 +2,7 @@
  * way in which a request can end. */
 #include "service_fixture.h"
 #include "../protocol/http_client.h"
+#include "store/store_internal.h"
 #include <jansson.h>
 
 /* ---- talking ---- */
@@ -411,7 +412,7 @@ static void test_a_tenant_is_ended(void **state)
 
 /* ---- conversations ---- */
 
-static char *conversation_id(json_t *root)
+static char *id_told(json_t *root)
 {
     return strdup(json_string_value(json_object_get(root, "conversation")));
 }
@@ -434,7 +435,7 @@ static void test_history_is_matched(void **state)
     fake_tokens(open, 0, ids, 2);
     fake_done(open, FINISH_STOP, ids, 2);
     json_t *root = answer(&c, 200);
-    char *id = conversation_id(root), body[512];
+    char *id = id_told(root), body[512];
     snprintf(body, sizeof body,
              "{\"messages\":[{\"role\":\"user\",\"content\":\"hello\"},{\"role\":\"assistant\",\"content\":"
              "\"%s\"},"
@@ -447,7 +448,7 @@ static void test_history_is_matched(void **state)
     assert_memory_equal(open->open.ids, known, (prompt + 2) * sizeof *known);
     reply_with(open, "yes", true);
     root = answer(&c, 200);
-    char *second = conversation_id(root);
+    char *second = id_told(root);
     assert_string_equal(id, second);
     json_decref(root);
     struct conversation kept = fixture_conversation("alice", id, &version);
@@ -475,7 +476,7 @@ static void test_idempotency_key(void **state)
     assert_true(first->open.generate.sampling.seed == seed);
     reply_with(first, "done", true);
     json_t *root = answer(&c, 200);
-    char *id = conversation_id(root);
+    char *id = id_told(root);
     json_decref(root);
     chat(&c, key, HELLO);
     const struct fake_command *again = fake_next("open");
@@ -527,6 +528,65 @@ static void test_an_unknown_conversation(void **state)
          "\"conversation\":\"conv-0123456789abcdef01234567\"}");
     assert_error(&c, 404,
                  "there is no conversation conv-0123456789abcdef01234567; leave the id out to begin one");
+    client_close(&c);
+}
+
+static void store_is_full(bool full)
+{
+    fx.service.store->limit_size = full ? 1 : UINT64_C(1) << 40;
+}
+
+static void ask_c1(struct client *c)
+{
+    chat(c, "", "{\"messages\":[{\"role\":\"user\",\"content\":\"m\"}],\"conversation\":\"c1\"}");
+}
+
+/* The reply is good and says that its turn was not kept; by its name alone the conversation does not go on, with the history it does. */
+static void test_a_full_disk_is_told(void **state)
+{
+    (void)state;
+    struct client c = client_open(fx.port);
+    ask_c1(&c);
+    reply_with(fake_next("open"), "one", true);
+    struct response r = client_response(&c, false);
+    assert_int_equal(r.status, 200);
+    assert_null(strstr(r.body, "conversation_kept"));
+    assert_false(response_has(&r, "X-Conversation-Kept"));
+    free(r.body);
+
+    store_is_full(true);
+    ask_c1(&c);
+    reply_with(fake_next("open"), "two", true);
+    r = client_response(&c, false);
+    assert_int_equal(r.status, 200);
+    assert_non_null(strstr(r.body, "\"two\""));
+    assert_non_null(strstr(r.body, "\"conversation\":\"c1\",\"conversation_kept\":false"));
+    assert_true(response_has(&r, "X-Conversation-Kept: false"));
+    free(r.body);
+    store_is_full(false);
+    ask_c1(&c);
+    assert_error(&c, 409, "was not kept: it holds 1;");
+
+    store_is_full(true);
+    chat(&c, "",
+         "{\"messages\":[{\"role\":\"user\",\"content\":\"m\"},{\"role\":\"assistant\",\"content\":\"one\"},"
+         "{\"role\":\"user\",\"content\":\"m\"}],\"conversation\":\"c1\",\"stream\":true}");
+    reply_with(fake_next("open"), "two", true);
+    r = client_response(&c, false);
+    assert_int_equal(r.status, 200);
+    const char *told = strstr(r.body, "\"conversation_kept\":false");
+    assert_non_null(told);
+    assert_null(strstr(told, "\"role\"")); /* at the end of the stream */
+    free(r.body);
+    store_is_full(false);
+    chat(&c, "",
+         "{\"messages\":[{\"role\":\"user\",\"content\":\"m\"},{\"role\":\"assistant\",\"content\":\"one\"},"
+         "{\"role\":\"user\",\"content\":\"m\"}],\"conversation\":\"c1\"}");
+    reply_with(fake_next("open"), "two", true);
+    json_decref(answer(&c, 200));
+    ask_c1(&c);
+    reply_with(fake_next("open"), "three", true);
+    json_decref(answer(&c, 200));
     client_close(&c);
 }
 
@@ -586,6 +646,7 @@ int main(void)
         TEST(test_idempotency_key),
         TEST(test_conflict),
         TEST(test_an_unknown_conversation),
+        TEST(test_a_full_disk_is_told),
         TEST(test_conversation_list),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

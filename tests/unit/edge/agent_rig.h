@@ -26,7 +26,7 @@ struct client { /* of a rig, which frees it */
     uint32_t cancel_at; /* tokens after which the client leaves; 0: never */
     uint32_t finish_at; /* tokens after which its stop string is complete */
 
-    unsigned started, done, failed;
+    unsigned started, done, failed, not_kept;
     char conversation[LIMIT_NAME_SIZE + 1];
     int32_t ids[600];
     float logprobs[600]; /* 1: none came with it */
@@ -105,8 +105,13 @@ static inline void client_failed_context(void *ctx, uint32_t context_max, uint32
     c->prompt = prompt;
 }
 
-static const struct agent_sink client_sink = {client_started, client_tokens, client_done, client_failed,
-                                              client_failed_context};
+static inline void client_not_kept(void *ctx)
+{
+    ((struct client *)ctx)->not_kept++;
+}
+
+static const struct agent_sink client_sink = {client_started, client_tokens,         client_done,
+                                              client_failed,  client_failed_context, client_not_kept};
 
 static inline struct client *client_make(struct rig *r)
 {

@@ -2,6 +2,7 @@
  * links that break have files of their own. */
 #include "agent_rig.h"
 #include "edge/api_edge.h"
+#include "store/store_internal.h"
 
 /* ---- the straight way ---- */
 
@@ -612,6 +613,53 @@ static void missing_certificates_are_told_at_the_start(void **state)
     rig_clear(&r);
 }
 
+/* ---- a full disk ---- */
+
+static void device_is_full(struct rig *r, bool full)
+{
+    agent_store(r->agent)->limit_size = full ? 1 : UINT64_C(1) << 40;
+}
+
+static struct client *says_in(struct rig *r, const char *text, char *conversation)
+{
+    struct client *c = client_asks(r, text);
+    c->request.conversation = conversation;
+    return c;
+}
+
+static void a_turn_that_is_not_kept_is_told(void **state)
+{
+    (void)state;
+    struct rig r;
+    static char name[] = "mine";
+    rig_make(&r, 0);
+    rig_run(&r);
+    struct client *list[4];
+    for (size_t i = 0; i < TD_COUNT(list); i++)
+        list[i] = says_in(&r, "hello", name);
+    client_run(&r, list[0]);
+    assert_int_equal(list[0]->not_kept, 0);
+    device_is_full(&r, true);
+    client_run(&r, list[1]);
+    client_check_reply(list[1], FAKE_REPLY);
+    assert_int_equal(list[1]->not_kept, 1);
+    device_is_full(&r, false);
+    client_run(&r, list[2]);
+    assert_int_equal(list[2]->code, -TD_ERR_CONFLICT);
+    assert_non_null(strstr(list[2]->text, "it holds 1;"));
+    char *json, name_json[] = "mine";
+    assert_int_equal(edge_conversation_fork(r.agent, "local", name_json, &json), 0);
+    char fork[64];
+    assert_int_equal(sscanf(json, "{\"conversation\":{\"id\":\"%29s", fork), 1);
+    fork[29] = '\0';
+    free(json);
+    list[3]->request.conversation = fork;
+    client_run(&r, list[3]);
+    client_check_reply(list[3], FAKE_REPLY);
+    assert_int_equal(list[3]->not_kept, 0);
+    rig_free(&r);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -632,6 +680,7 @@ int main(void)
         cmocka_unit_test(a_key_names_one_generation),
         cmocka_unit_test(the_later_of_two_takes_over),
         cmocka_unit_test(who_takes_over_hears_of_every_token),
+        cmocka_unit_test(a_turn_that_is_not_kept_is_told),
         cmocka_unit_test(one_that_is_ending_is_waited_for),
         cmocka_unit_test(without_room_the_cloud_gets_the_prompt),
         cmocka_unit_test(what_was_damaged_is_left_to_the_cloud),

@@ -2,6 +2,8 @@
  * whole history (tested against Jinja2 elsewhere): the stored ids decoded, specials included, must read the same. */
 #include "store_fixture.h"
 #include "shared/log.h"
+#include "store/conv_lost.h"
+#include "store/store_internal.h"
 #include "store/turn.h"
 
 #define TURNS       10
@@ -459,6 +461,117 @@ static void test_an_unknown_id_of_our_form_is_refused(void **state)
     assert_int_equal(refuse(&in), -TD_ERR_NOTFOUND);
 }
 
+static void fill_the_store(bool full)
+{
+    store->limit_size = full ? 1 : UINT64_C(1) << 40;
+}
+
+/* A turn for which there is no room. */
+static void lose_turn(struct client *c, const char *conversation, const char *key, const char *reply)
+{
+    struct turn t;
+    struct turn_input in = input_of(c, conversation, key);
+    prepare(&in, &t);
+    fill_the_store(true);
+    assert_int_equal(commit(&in, &t, reply, true), -TD_ERR_DISKFULL);
+    fill_the_store(false);
+    turn_lost(&config, &in, &t);
+    turn_free(&t);
+    say(c, "assistant", reply);
+}
+
+static bool is_taken(struct client *c, size_t from, const char *conversation, const char *key,
+                     uint32_t known_turns)
+{
+    struct client part = {.count = 0};
+    struct turn t;
+    struct td_error err = {0};
+    for (size_t i = from; i < c->count; i++)
+        say(&part, c->messages[i].role, c->texts[i]);
+    struct turn_input in = input_of(&part, conversation, key);
+    int rc = turn_prepare(&config, &in, &t, &err);
+    if (rc < 0) {
+        if (rc != -TD_ERR_CONFLICT)
+            fail_msg("%d %s", rc, err.text);
+        char holds[32];
+        snprintf(holds, sizeof holds, known_turns ? "holds %u;" : "no turn", known_turns);
+        assert_non_null(strstr(err.text, holds));
+        return false;
+    }
+    assert_int_equal(t.conversation.boundary_count, known_turns);
+    turn_free(&t);
+    return true;
+}
+
+/* Who names a conversation and sends its new message alone does not build on a turn before the last without knowing. */
+static void test_after_a_lost_turn_the_history_is_wanted(void **state)
+{
+    (void)state;
+    struct client c = {.count = 0};
+    say(&c, "user", "one");
+    take_turn(&c, "mine", "", "first", NULL);
+    say(&c, "user", "two");
+    lose_turn(&c, "mine", KEY_A, "second");
+    say(&c, "user", "three");
+    assert_false(is_taken(&c, 4, "mine", "", 1));
+    assert_true(is_taken(&c, 4, "other", "", 0));
+    assert_false(is_taken(&c, 4, "mine", KEY_B, 1));
+    assert_true(is_taken(&c, 0, "mine", "", 1)); /* with what was lost, and what it stood on */
+    assert_true(is_taken(&c, 0, NULL, "", 1));
+    c.count = 3;
+    assert_true(is_taken(&c, 2, "mine", KEY_A, 1)); /* the same request again */
+    c.count = 4;
+    say(&c, "user", "three");
+    take_turn(&c, "mine", "", "third", NULL);
+    say(&c, "user", "four");
+    assert_true(is_taken(&c, 6, "mine", "", 2)); /* it is whole again */
+}
+
+static void test_a_lost_beginning(void **state)
+{
+    (void)state;
+    struct client c = {.count = 0}, again = {.count = 0};
+    say(&c, "user", "one");
+    lose_turn(&c, "mine", "", "first");
+    say(&c, "user", "two");
+    assert_false(is_taken(&c, 2, "mine", "", 0));
+    assert_true(is_taken(&c, 0, "mine", "", 0));
+    assert_int_equal(conv_delete(config.conversations, "t", "p", "mine"), -TD_ERR_NOTFOUND);
+    assert_true(is_taken(&c, 2, "mine", "", 0)); /* it begins anew, as was wished */
+
+    say(&again, "user", "one");
+    struct turn_input in = input_of(&again, NULL, "");
+    struct turn t;
+    char id[STORE_CONV_ID_MAX + 1];
+    prepare(&in, &t);
+    strcpy(id, t.conversation.id);
+    turn_lost(&config, &in, &t);
+    turn_free(&t);
+    in.conversation = id; /* of our form: there is none */
+    assert_int_equal(refuse(&in), -TD_ERR_NOTFOUND);
+}
+
+/* The note that was made first goes first; a tenant's go with it. */
+static void test_lost_turns_are_bounded(void **state)
+{
+    (void)state;
+    char id[16];
+    struct conv_index *x = config.conversations;
+    for (int i = 0; i <= CONV_LOST_MAX; i++) {
+        snprintf(id, sizeof id, "c%d", i);
+        conv_note_lost(x, i % 2 ? "t" : "u", "p", id, "");
+    }
+    assert_false(conv_has_lost(x, "u", "p", "c0", ""));
+    assert_true(conv_has_lost(x, "t", "p", "c1", ""));
+    assert_true(conv_has_lost(x, "u", "p", "c2", ""));
+    assert_true(conv_has_lost(x, "u", "p", id, ""));
+    assert_false(conv_has_lost(x, "t", "p", "c2", ""));
+    assert_false(conv_has_lost(x, "u", "q", "c2", ""));
+    conv_index_forget_tenant(x, "u");
+    assert_false(conv_has_lost(x, "u", "p", "c2", ""));
+    assert_true(conv_has_lost(x, "t", "p", "c1", ""));
+}
+
 static void test_the_later_of_two_writers_loses(void **state)
 {
     (void)state;
@@ -590,6 +703,9 @@ int main(void)
         TURN_TEST(test_key_of_another_request),
         TURN_TEST(test_asked_for_conversation),
         TURN_TEST(test_an_unknown_id_of_our_form_is_refused),
+        TURN_TEST(test_after_a_lost_turn_the_history_is_wanted),
+        TURN_TEST(test_a_lost_beginning),
+        TURN_TEST(test_lost_turns_are_bounded),
         TURN_TEST(test_the_later_of_two_writers_loses),
         TURN_TEST(test_refusals),
         TURN_TEST(test_context_limit),
