@@ -279,7 +279,7 @@ static int compare_rates(const void *a, const void *b)
     return x < y ? -1 : x > y;
 }
 
-/* From the lowest to the highest in `step`ths: 4 for the middle half. Sorts the values. */
+/* From the lowest to the highest but `skip` at either end. Sorts the values. */
 static struct store_bench_spread spread_of(double *values, uint32_t count, uint32_t skip)
 {
     qsort(values, count, sizeof *values, compare_rates);

@@ -26,7 +26,7 @@
 /* … and no more once they take such a part of the limit: each is on disk twice for a moment */
 #define DEMOTE_PART     16
 #define DEMOTE_SAVES    3      /* at least one of so many bytes is taken to be saved while it is not known */
-#define DEMOTE_RETRY_US 200000 /* after one could not be written */
+#define DEMOTE_RETRY_US 200000 /* after one could not be given to the writer, or written */
 #define DEMOTE_NICE     5
 
 struct candidate {
@@ -203,9 +203,12 @@ static void *demote_main(void *arg)
         d->count--;
         d->working = true;
         pthread_mutex_unlock(&d->lock);
-        if (demote(d, &c) < 0) {
-            evict_not_demoted(d->store, c.tenant, &c.id);
-            end(d, &c, false);
+        int rc = demote(d, &c);
+        if (rc < 0) {
+            bool retry_later =
+                rc == -TD_ERR_FULL || rc == -TD_ERR_NOMEM; /* nothing is wrong with the block */
+            evict_not_demoted(d->store, c.tenant, &c.id, retry_later);
+            end(d, &c, retry_later);
         }
         pthread_mutex_lock(&d->lock);
         d->working = false;

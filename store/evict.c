@@ -61,13 +61,13 @@ void evict_note(struct store *s, const struct entry *e, bool held)
     pthread_mutex_unlock(&s->policy_lock);
 }
 
-void evict_not_demoted(struct store *s, uint32_t tenant, const struct kv_block_id *id)
+void evict_not_demoted(struct store *s, uint32_t tenant, const struct kv_block_id *id, bool retry)
 {
     struct table_shard *shard = table_lock(&s->blocks, id->bytes);
     const struct entry *e = table_find(&s->blocks, shard, tenant, id->bytes);
     if (e && e->segment_id) {
         struct policy_block b = policy_block_of(e);
-        b.lossless = false;
+        b.lossless &= retry;
         pthread_mutex_lock(&s->policy_lock);
         if (policy_holds(s->policy, tenant, id))
             policy_insert(s->policy, &b, now_ms());

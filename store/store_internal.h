@@ -239,8 +239,8 @@ int evict_open(struct store *s);
 void evict_note(struct store *s, const struct entry *e, bool held);
 /* The policy may have let this block go, and it stays. Its shard is locked; what is no block on disk is left alone. */
 void evict_take_back(struct store *s, const struct entry *e);
-/* It was to be demoted, and cannot be. */
-void evict_not_demoted(struct store *s, uint32_t tenant, const struct kv_block_id *id);
+/* It was to be demoted, and cannot be; retry: not now. */
+void evict_not_demoted(struct store *s, uint32_t tenant, const struct kv_block_id *id, bool retry);
 void evict_pin(struct store *s, uint32_t tenant, const uint8_t id[32], bool pinned);
 /* Where something has to go for what comes, a block whose parent is not there is not worth it: no request can get to it. */
 bool evict_admits(struct store *s, const struct store_op *op);

@@ -302,6 +302,45 @@ static void a_damaged_record_is_a_miss(void **state)
     fixture_remove(dir);
 }
 
+static void add_waiting(struct store *s, size_t size)
+{
+    pthread_mutex_lock(&s->queue.lock);
+    s->queue.size += size;
+    pthread_mutex_unlock(&s->queue.lock);
+}
+
+/* More waits for the writer than may: the block stays as it is, and is demoted when there is room again. */
+static void a_writer_that_is_behind_is_come_back_to(void **state)
+{
+    (void)state;
+    char *dir = fixture_directory();
+    struct store_demotion_tenant tenants[] = {{.name = "acme"}};
+    struct store_demotion demotion = fixture_demotion(tenants, 1);
+    struct store_config c = fixture_config(dir);
+    uint64_t gone, freed;
+    struct store_stats stats;
+    c.demotion = &demotion;
+    struct store *s = fixture_open(&c);
+    put_chain(s, "acme", 1);
+    store_stats(s, &stats);
+    assert_int_equal(store_set_tenant(s, "acme", stats.block_bytes, 0), 0); /* near it, not over it */
+    add_waiting(s, STORE_QUEUE_SIZE);
+    assert_int_equal(store_gc(s, NULL, NULL, &gone, &freed, NULL), 0);
+    add_waiting(s, -(size_t)STORE_QUEUE_SIZE);
+    store_stats(s, &stats);
+    assert_int_equal(stats.demotions, 0);
+    assert_true(fixture_block_reads(s, "acme", &blocks[0]));
+    for (int tries = 0; tries < 1000 && stats.demotions == 0; tries++) { /* not at once */
+        usleep(10000);
+        assert_int_equal(store_gc(s, NULL, NULL, &gone, &freed, NULL), 0);
+        store_stats(s, &stats);
+    }
+    assert_int_equal(stats.demotions, 1);
+    assert_true(fixture_block_reads(s, "acme", &demoted[0]));
+    store_close(s);
+    fixture_remove(dir);
+}
+
 /* ---- room --------------------------------------------------------------------------------------------------- */
 
 enum { CHAIN = 40, WIDE = 64 };
@@ -400,6 +439,7 @@ int main(void)
         cmocka_unit_test(a_better_copy_replaces_it_and_never_the_reverse),
         cmocka_unit_test(what_came_meanwhile_wins),
         cmocka_unit_test(a_damaged_record_is_a_miss),
+        cmocka_unit_test(a_writer_that_is_behind_is_come_back_to),
         cmocka_unit_test(a_full_disk_holds_more),
     };
     log_set_level((enum log_level)(LOG_ERROR + 1)); /* damage is the point here */
