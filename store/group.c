@@ -119,7 +119,8 @@ static unsigned reserve_buffers(struct group *g)
     if (size > g->buffer_size)
         free_buffers(g);
     g->buffer_size = TD_MAX(g->buffer_size, size);
-    uint64_t fit = TD_MAX(GROUP_BUFFERS_SIZE / g->buffer_size, UINT64_C(2));
+    uint64_t each = align_up((size_t)g->buffer_size, GROUP_HUGE_PAGE);
+    uint64_t fit = TD_MAX(GROUP_BUFFERS_SIZE / each, UINT64_C(2));
     unsigned wanted = g->count == 1 ? 1 : (unsigned)TD_MIN(fit, (uint64_t)g->threads), count = 0;
     for (; count < wanted; count++) {
         if (!g->buffers[count])

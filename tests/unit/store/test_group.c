@@ -60,6 +60,27 @@ static void past_the_page_cache(void **state)
     write_and_read(4, 1);
 }
 
+/* Threads have as many buffers as their bound allows, each of whole huge pages. */
+static void buffers_stay_within_their_bound(void **state)
+{
+    (void)state;
+    char *directory = fixture_directory();
+    struct store *s = open_with(directory, GROUP_THREADS_MAX, UINT64_MAX);
+    struct fixture_block f;
+    size_t count = 0;
+    s->group.buffer_size = 2 * GROUP_HUGE_PAGE + RECORD_PAGE; /* as after a record of that size */
+    for (uint64_t i = 0; i < 2; i++) {
+        fixture_block_make(&f, i);
+        assert_int_equal(store_put(s, "acme", &f.block, NULL, NULL), 0);
+    }
+    assert_int_equal(store_flush(s), 0);
+    for (size_t i = 0; i < TD_COUNT(s->group.buffers); i++)
+        count += s->group.buffers[i] != NULL;
+    assert_in_range(count, 2, GROUP_BUFFERS_SIZE / (3 * GROUP_HUGE_PAGE));
+    store_close(s);
+    fixture_remove(directory);
+}
+
 /* `gap` bytes between the pieces of a layer. */
 static struct tier_block *tier_block_of(const struct fixture_block *f, size_t gap)
 {
@@ -135,6 +156,7 @@ int main(void)
         cmocka_unit_test(one_thread),
         cmocka_unit_test(several_threads),
         cmocka_unit_test(past_the_page_cache),
+        cmocka_unit_test(buffers_stay_within_their_bound),
         cmocka_unit_test(a_held_block_is_not_copied),
         cmocka_unit_test(pieces_apart_are_copied),
         cmocka_unit_test(a_block_of_other_layers_is_refused),
