@@ -55,6 +55,7 @@ struct demoter {
     unsigned first, count;
     unsigned out; /* that the policy named and that have not ended: also those the thread or the writer has */
     uint64_t out_size; /* their bytes as they are now */
+    uint64_t handled;  /* by the thread, in all */
     uint64_t retry_us;
 };
 
@@ -212,6 +213,7 @@ static void *demote_main(void *arg)
         }
         pthread_mutex_lock(&d->lock);
         d->working = false;
+        d->handled++;
         pthread_cond_broadcast(&d->changed);
     }
     pthread_mutex_unlock(&d->lock);
@@ -296,25 +298,30 @@ static int ask_now(struct store *s, struct store_task *t)
     return 0;
 }
 
-static void wait_for_thread(struct demoter *d)
+/* Until the thread has handled what has been named by now. How many that are, of all. */
+static uint64_t wait_for_thread(struct demoter *d)
 {
     pthread_mutex_lock(&d->lock);
-    while (!d->stopping && (d->count > 0 || d->working))
+    uint64_t until = d->handled + d->count + d->working;
+    while (!d->stopping && d->handled < until)
         pthread_cond_wait(&d->changed, &d->lock);
     pthread_mutex_unlock(&d->lock);
+    return until;
 }
 
+/* What comes meanwhile does not keep the caller: after as many as there are now the rest is the writer's to name. */
 int demote_all(struct store *s)
 {
     struct ask_task a = {.task.run = ask_now};
     int rc = 0;
     if (!s->demoter)
         return 0;
+    uint64_t handled, last = wait_for_thread(s->demoter) + table_count(&s->blocks);
     do {
         rc = store_run_task(s, &a.task);
-        wait_for_thread(s->demoter);
+        handled = wait_for_thread(s->demoter);
         rc = rc < 0 ? rc : store_flush(s);
-    } while (rc == 0 && (a.count > 0 || demote_is_busy(s)));
+    } while (rc == 0 && (a.count > 0 || demote_is_busy(s)) && handled < last);
     return rc;
 }
 

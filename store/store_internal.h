@@ -258,7 +258,7 @@ bool demote_allows(struct store *s, uint32_t tenant);
  * way now that were not. */
 size_t demote_ask(struct store *s, uint64_t size);
 bool demote_is_busy(struct store *s); /* some are on their way */
-/* On any thread but the writer: until there is nothing that demote_ask would name. */
+/* On any thread but the writer: until there is nothing that demote_ask would name, or as many as the store has blocks have had their turn. */
 int demote_all(struct store *s);
 
 /* recover.c */

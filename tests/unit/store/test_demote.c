@@ -341,6 +341,63 @@ static void a_writer_that_is_behind_is_come_back_to(void **state)
     fixture_remove(dir);
 }
 
+enum { STREAM = 5000 };
+
+static struct io slow;
+
+static int64_t slow_pread(struct io *io, int fd, void *data, size_t size, uint64_t offset)
+{
+    (void)io;
+    usleep(2000);
+    return io_posix.pread(&io_posix, fd, data, size, offset);
+}
+
+struct stream { /* blocks that come lossless again as soon as they are demoted */
+    struct store *store;
+    atomic_bool stop;
+    int rounds;
+};
+
+static void *put_again(void *arg)
+{
+    struct stream *w = arg;
+    for (; w->rounds < STREAM && !atomic_load(&w->stop); w->rounds++) {
+        for (int i = 0; i < BLOCKS; i++)
+            store_put(w->store, "acme", &blocks[i].block, NULL, NULL);
+        usleep(100);
+    }
+    return NULL;
+}
+
+static void collecting_ends_while_blocks_come(void **state)
+{
+    (void)state;
+    char *dir = fixture_directory();
+    struct store_demotion_tenant tenants[] = {{.name = "acme"}};
+    struct store_demotion demotion = fixture_demotion(tenants, 1);
+    struct store_config c = fixture_config(dir);
+    struct store_stats stats;
+    pthread_t thread;
+    struct store *s;
+    c.demotion = &demotion;
+    slow = io_posix;
+    slow.pread = slow_pread; /* demotion is always behind */
+    assert_int_equal(store_open_with(&c, &(struct store_env){.io = &slow}, &s, NULL), 0);
+    put_chain(s, "acme", BLOCKS);
+    store_stats(s, &stats);
+    assert_int_equal(store_set_tenant(s, "acme", stats.block_bytes / 2, 0), 0);
+    struct stream stream = {.store = s};
+    assert_int_equal(pthread_create(&thread, NULL, put_again, &stream), 0);
+    assert_int_equal(demote_all(s), 0);
+    atomic_store(&stream.stop, true);
+    pthread_join(thread, NULL);
+    assert_true(stream.rounds < STREAM);
+    store_stats(s, &stats);
+    assert_true(stats.demotions > 0);
+    store_close(s);
+    fixture_remove(dir);
+}
+
 /* ---- room --------------------------------------------------------------------------------------------------- */
 
 enum { CHAIN = 40, WIDE = 64 };
@@ -440,6 +497,7 @@ int main(void)
         cmocka_unit_test(what_came_meanwhile_wins),
         cmocka_unit_test(a_damaged_record_is_a_miss),
         cmocka_unit_test(a_writer_that_is_behind_is_come_back_to),
+        cmocka_unit_test(collecting_ends_while_blocks_come),
         cmocka_unit_test(a_full_disk_holds_more),
     };
     log_set_level((enum log_level)(LOG_ERROR + 1)); /* damage is the point here */
