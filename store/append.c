@@ -241,7 +241,9 @@ static int append(struct store *s, struct record_head *h, const struct tenant_ke
     if (rc == -TD_ERR_DISKFULL) {
         rc = group_flush(s);
         rc = rc < 0 ? rc : space_make_room(s, size);
-        rc = rc < 0 ? rc : try_append(s, h, keys, op, plain, size);
+        s->last_resort = rc == -TD_ERR_DISKFULL && h->type == RECORD_CONVERSATION;
+        rc = rc < 0 && !s->last_resort ? rc : try_append(s, h, keys, op, plain, size);
+        s->last_resort = false;
     }
     return rc;
 }

@@ -10,7 +10,8 @@
  * A tombstone is needed as long as an older segment exists, also one that could not be opened, since only that can hold what it deletes. Segments are
  * dropped oldest first, so usually none is; otherwise they are copied forward with the lsn that they cover.
  *
- * A full disk must not stop eviction itself, which has to write: the ballast file is room kept back for that. */
+ * A full disk must not stop eviction itself, which has to write: the ballast file is room kept back for that, and where it has gone, segments go
+ * first that need no copies. A conversation is refused last: when all that may go has gone, it takes the reserve. */
 #include "shared/log.h"
 #include "store/store_internal.h"
 #include <fcntl.h>
@@ -271,10 +272,11 @@ int space_rewrite(struct store *s, struct segment *v)
     return rc;
 }
 
-static struct segment *oldest_sealed(struct store *s)
+/* … of those behind the one with id `after`. */
+static struct segment *oldest_sealed(struct store *s, uint64_t after)
 {
     for (size_t i = 0; i < s->segments.count; i++)
-        if (s->segments.list[i]->sealed && !s->segments.list[i]->suspect)
+        if (s->segments.list[i]->sealed && !s->segments.list[i]->suspect && s->segments.list[i]->id > after)
             return s->segments.list[i];
     return NULL;
 }
@@ -295,8 +297,9 @@ static bool disk_has(struct store *s, uint64_t size)
 bool space_fits(struct store *s, uint64_t size)
 {
     /* The reserve does not bind while room is being made: that is what it is for. */
+    bool takes_reserve = s->making_room || s->last_resort;
     return (s->making_room || within_limit(s, size)) &&
-           disk_has(s, size + (s->making_room ? 0 : STORE_SPACE_RESERVE));
+           disk_has(s, size + (takes_reserve ? 0 : STORE_SPACE_RESERVE));
 }
 
 static void ballast_release(struct store *s)
@@ -339,11 +342,14 @@ void space_open_ballast(struct store *s)
         s->io->unlink(s->io, path);
 }
 
+/* One whose copies find no room is passed over: a younger one may have nothing to copy, and its room is theirs. */
 static int drop_until_fits(struct store *s, uint64_t size)
 {
-    size_t rounds = s->segments.count; /* every segment of now once; copies make new ones */
+    size_t rounds =
+        2 * s->segments.count; /* every segment of now, once more if passed over; copies make new ones */
+    uint64_t passed = 0;
     for (int fruitless = 0; rounds > 0 && fruitless < FRUITLESS_MAX; rounds--) {
-        struct segment *v = oldest_sealed(s);
+        struct segment *v = oldest_sealed(s, passed);
         if (!v && s->active && s->active->end > RECORD_PAGE) { /* all there is lies in the active one */
             v = s->active;
             append_seal(s);
@@ -352,6 +358,10 @@ static int drop_until_fits(struct store *s, uint64_t size)
             break;
         uint64_t before = segments_size(&s->segments);
         int rc = retire(s, v);
+        bool no_room = rc == -TD_ERR_DISKFULL && !s->retire_off;
+        passed = no_room ? v->id : rc == 0 ? 0 : passed;
+        if (no_room)
+            continue;
         if (rc < 0 && rc != -TD_ERR_BUSY) /* busy: the next one, then */
             return rc;
         fruitless += segments_size(&s->segments) + RECORD_PAGE >= before;
@@ -392,7 +402,7 @@ static void ballast_regain(struct store *s)
     int rc = 0;
     s->making_room = true;
     for (int i = 0; i < BALLAST_SEGMENTS && rc == 0 && !disk_has(s, wanted) && !s->retire_off; i++) {
-        struct segment *v = oldest_sealed(s);
+        struct segment *v = oldest_sealed(s, 0);
         if (!v || s->segments.count <= 2)
             break;
         rc = retire(s, v);

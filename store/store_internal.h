@@ -167,6 +167,7 @@ struct store {
     size_t row_count, row_capacity;
     uint64_t rows_since_us;
     bool ballast_there, making_room;
+    bool last_resort; /* the record at hand may take the reserve */
     uint64_t ballast_retry_us, limits_due_us;
     bool retire_off; /* an unlink or directory sync failed: nothing is dropped any more, see space.c */
 };

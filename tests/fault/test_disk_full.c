@@ -161,6 +161,64 @@ static void test_a_full_disk(void **state)
     machine_destroy(m);
 }
 
+/* Others take all room there is, the ballast's too. As long as there are blocks that may go, a turn is kept. */
+static void keep_a_turn_on_a_full_disk(uint64_t block_count)
+{
+    struct machine *m = machine_create(1);
+    struct store *s;
+    struct store_stats stats;
+    uint64_t version;
+    char id[16], body[20001], *text;
+    memset(body, 'x', 20000);
+    body[20000] = '\0';
+    m->ballast_size = 64 << 20; /* never had room */
+    m->sim.capacity = 8 << 20;
+    assert_int_equal(open_machine(m, &s), 0);
+    for (uint64_t i = 0; i < 5; i++) { /* what must be copied lies in the oldest segments */
+        snprintf(id, sizeof id, "old%d", (int)i);
+        assert_int_equal(fixture_conv_put(s, "acme", "ann", id, 0, body), 0);
+    }
+    assert_int_equal(put_many(s, 0, block_count), block_count);
+    assert_false(s->ballast_there);
+    store_stats(s, &stats);
+    assert_int_equal(stats.blocks, block_count);
+    set_capacity(m, sim_used(&m->sim));
+    assert_int_equal(fixture_conv_put(s, "acme", "ann", "talk", 0, body), 0);
+    for (int i = 0; i < 5; i++) {
+        snprintf(id, sizeof id, "old%d", i);
+        text = fixture_conv_get(s, "acme", "ann", id, &version);
+        assert_string_equal(text, body);
+        free(text);
+    }
+    uint64_t turns = 0;
+    int rc = 0;
+    for (; rc == 0 && turns < 100; turns += rc == 0) { /* what is let go, others take */
+        set_capacity(m, sim_used(&m->sim));
+        rc = fixture_conv_put(s, "acme", "ann", "talk", turns + 1, body);
+    }
+    assert_int_equal(rc, -TD_ERR_DISKFULL);
+    store_stats(s, &stats);
+    assert_int_equal(stats.blocks, 0);
+    store_close(s);
+    sim_power_loss(&m->sim);
+    set_capacity(m, 0);
+    assert_int_equal(open_machine(m, &s), 0);
+    text = fixture_conv_get(s, "acme", "ann", "talk", &version);
+    assert_string_equal(text, body);
+    assert_int_equal(version, turns + 1);
+    free(text);
+    store_close(s);
+    assert_null(m->sim.violation);
+    machine_destroy(m);
+}
+
+static void test_a_conversation_is_refused_last(void **state)
+{
+    (void)state;
+    keep_a_turn_on_a_full_disk(100);
+    keep_a_turn_on_a_full_disk(20); /* less than the reserve */
+}
+
 static void test_the_ballast_comes_back(void **state)
 {
     (void)state;
@@ -379,6 +437,7 @@ int main(void)
         cmocka_unit_test(test_conversations_alone_can_fill_the_limit),
         cmocka_unit_test(test_what_builds_on_a_failed_write_fails),
         cmocka_unit_test(test_a_full_disk),
+        cmocka_unit_test(test_a_conversation_is_refused_last),
         cmocka_unit_test(test_the_ballast_comes_back),
     };
     /* Failing disks are the point here: their log lines only on request. */
