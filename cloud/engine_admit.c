@@ -125,11 +125,12 @@ void engine_release(struct engine *e, struct sequence *s)
         return;
     engine_swap_arrived(e, s, true);
     release_pages(e, s);
-    e->running_count--;
+    e->running_count -= !s->placeless;
+    s->placeless = s->idle = false;
     s->load_id = 0;
 }
 
-static void preempt(struct engine *e, struct sequence *s)
+void engine_preempt(struct engine *e, struct sequence *s)
 {
     engine_release(e, s);
     sequence_restart(s, &e->model);
@@ -161,7 +162,7 @@ uint32_t engine_take_page(struct engine *e, struct sequence *s)
             e->short_of_pages = true;
             return PAGE_NONE;
         }
-        preempt(e, victim);
+        engine_preempt(e, victim);
     }
 }
 
@@ -303,6 +304,7 @@ void engine_run_from(struct engine *e, struct sequence *s, uint32_t blocks)
     s->cached_tokens = TD_MIN(s->cached_count, s->prompt_count);
     s->read_tokens = TD_MIN(read * KV_BLOCK_TOKENS, s->cached_tokens);
     s->state = SEQ_RUNNING;
+    s->idle = false;
     s->upload_us = now;
     s->load_us += now - s->admitted_us;
 }
@@ -319,7 +321,8 @@ static void fetch_swapped(struct engine *e, struct sequence *s, struct prefix *p
 static bool admit_one(struct engine *e, struct sequence *s)
 {
     e->answer_due = false;
-    if (e->running_count == e->config.sequences_max)
+    e->short_of_places = !engine_place_is_free(e);
+    if (e->short_of_places)
         return false;
     struct prefix p;
     uint32_t promised = pages_promised(e);
@@ -348,7 +351,7 @@ static bool admit_one(struct engine *e, struct sequence *s)
     count_look_up(e, s, p.first); /* what is read counts when it is here */
     touch_chain(e, s);
     uint64_t now = e->clock();
-    e->running_count++;
+    engine_take_place(e);
     s->admitted_us = now;
     s->queue_us += now - s->waiting_us;
     if (p.declined) {
@@ -369,8 +372,17 @@ static bool admit_one(struct engine *e, struct sequence *s)
 void engine_admit(struct engine *e)
 {
     bool answer_due = false;
-    for (uint32_t i = 0; i < e->live_count; i++) {
-        if (e->live[i]->state != SEQ_WAITING || admit_one(e, e->live[i]))
+    e->answer_due = e->short_of_places = false;
+    for (uint32_t i = 0; i < e->live_count && !e->short_of_places; i++) {
+        struct sequence *s = e->live[i];
+        if (s->state == SEQ_RUNNING && s->placeless && !s->idle)
+            s->placeless = !engine_take_place(e);
+        if (s->state != SEQ_WAITING || engine_comes_behind(e, s))
+            continue;
+        bool admitted = admit_one(e, s);
+        while (!admitted && !e->answer_due && !e->short_of_places && engine_reclaim(e, s))
+            admitted = admit_one(e, s);
+        if (admitted)
             continue;
         if (!e->answer_due)
             break;

@@ -12,6 +12,7 @@ void engine_do_plan(struct engine *e, struct sequence *s, uint32_t epoch, const 
 {
     struct td_error err;
     s->upload_us = e->clock();
+    s->idle = false;
     int rc = sequence_plan(s, &e->model, epoch, ranges, count, &err);
     if (rc < 0) {
         metric_add(e->metrics.rejected, 1);
@@ -101,6 +102,7 @@ void engine_do_hidden(struct engine *e, uint64_t handle, uint32_t epoch, uint32_
     if (s->hidden_next == had)
         return; /* sent again, or of an older plan: no progress, whatever comes of it keeps no upload alive */
     s->upload_us = e->clock();
+    s->idle = false;
     metric_add(e->metrics.edge_prefill, count);
 }
 
@@ -189,6 +191,7 @@ static void took_piece(struct engine *e, struct sequence *s, const struct ingest
 {
     sequence_take_piece(s, p);
     s->kv_us = e->clock();
+    s->idle = false;
 }
 
 enum placing { PLACED, NO_PAGE, REFUSED };

@@ -4,6 +4,7 @@
  *   engine.c          life, the thread, commands from other threads
  *   engine_open.c     open, re-open, generate, cancel, detach, finish: a sequence's life
  *   engine_admit.c    prefix look-up, who runs, pages, preemption
+ *   engine_places.c   what idle ones give to others
  *   engine_load.c     blocks from the store's tiers: whether to read them, and reading
  *   engine_meet.c     reading a prompt's blocks from the end while computing them from the front
  *   engine_swap.c     pages to and from host memory; blocks that a device has no page for
@@ -164,7 +165,8 @@ struct engine {
     struct persist *persist;
     uint16_t *block_memory; /* the buffers of these two */
     struct sequence **live; /* WAITING, LOADING, RUNNING, CLOSING; by arrival */
-    uint32_t live_count, live_capacity, running_count;
+    uint32_t live_count, live_capacity;
+    uint32_t running_count;          /* places taken: LOADING, and RUNNING that are not placeless */
     float *logits;                   /* [sequences_max][vocab], by place in the batch */
     float *hidden;                   /* [token_budget][embd] */
     uint16_t *piece_k, *piece_v;     /* one layer of one page */
@@ -188,8 +190,9 @@ struct engine {
         [TIER_COUNT]; /* as told by engine_know_load, until one was measured; 0: not known either */
     uint64_t expired_us, drain_deadline_us, steps, rows;
     uint32_t parked_count;
-    bool answer_due;     /* a sequence waits for what the remote tier says */
-    bool short_of_pages; /* a job could not run for want of pages in this turn */
+    bool answer_due;      /* a sequence waits for what the remote tier says */
+    bool short_of_pages;  /* a job could not run for want of pages in this turn */
+    bool short_of_places; /* somebody was not let run in this turn, as all places are taken */
 };
 
 /* engine.c */
@@ -224,6 +227,15 @@ const struct kv_block_id *engine_cached_id(const struct sequence *s, uint32_t bl
 void engine_run_from(struct engine *e, struct sequence *s, uint32_t blocks);
 uint32_t engine_take_page(struct engine *e, struct sequence *s);
 void engine_release(struct engine *e, struct sequence *s); /* pages, and its place among those that run */
+void engine_preempt(struct engine *e, struct sequence *s); /* WAITING again, to be computed from ids */
+
+/* engine_places.c */
+bool engine_place_is_free(const struct engine *e); /* or an idle one has it */
+bool engine_take_place(struct engine *e);          /* false: all who have one have work */
+/* Others wait, and its principal's idle ones have their share of the pages. */
+bool engine_comes_behind(const struct engine *e, const struct sequence *s);
+/* One that is WAITING finds no pages: take those of an idle one whose principal has too many. False: there is none. */
+bool engine_reclaim(struct engine *e, const struct sequence *waiting);
 
 /* engine_load.c */
 /* What reading so many blocks of each tier takes, several at once; 0: not known. */

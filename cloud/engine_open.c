@@ -351,6 +351,7 @@ void engine_do_start(struct engine *e, struct sequence *s, const struct engine_g
 {
     struct td_error err;
     s->upload_us = e->clock();
+    s->idle = false;
     if (s->started)
         return;
     int rc = sampler_check(&g->sampling, &err);

@@ -76,8 +76,10 @@ static uint32_t collect_jobs(struct engine *e)
         if (s->state == SEQ_RUNNING && !find_job(e, s, now, &job))
             continue;
         i++;
-        if (job.kind == JOB_NONE)
+        s->idle = job.kind == JOB_NONE;
+        if (s->idle || (s->placeless && !engine_take_place(e)))
             continue;
+        s->placeless = false;
         e->picked[count] = s;
         e->jobs[count] = job;
         e->items[count++] =

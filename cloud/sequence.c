@@ -276,6 +276,17 @@ void sequence_restart(struct sequence *s, const struct seq_model *m)
     s->device_wanted = false;
 }
 
+void sequence_set_back(struct sequence *s, const struct seq_model *m)
+{
+    for (uint32_t i = 0; i < s->block_capacity; i++)
+        s->blocks[i].on_disk = s->blocks[i].swapped = s->blocks[i].loaded = false;
+    s->high = s->complete = s->cached_count = s->published = 0;
+    s->own_from = UINT32_MAX;
+    s->quality = fresh_quality(m);
+    s->blocked_us = s->idle_since_us = 0;
+    sequence_plan_blocks(s);
+}
+
 void sequence_set_cached(struct sequence *s, uint32_t count)
 {
     s->high = s->complete = s->cached_count = count * KV_BLOCK_TOKENS;

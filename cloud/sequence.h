@@ -142,6 +142,10 @@ struct sequence {
     uint32_t consumed_size; /* staged bytes that have gone since the last INGESTED */
     bool ingested_dirty;
 
+    /* RUNNING (cloud/engine_places.c) */
+    bool idle;      /* nothing could run in the last turn, and nothing of its edge has come since */
+    bool placeless; /* its place among those that run went to another while it was idle */
+
     /* time, microseconds */
     uint64_t opened_us, admitted_us, first_token_us, last_token_us;
     uint64_t waiting_us;    /* since when it is WAITING */
@@ -185,6 +189,7 @@ void sequence_truncate(struct sequence *s, uint32_t keep_count);
 /* ---- data of the edge: 0; -TD_ERR_PROTOCOL with the reason in err: the peer broke the rules. */
 int sequence_plan(struct sequence *s, const struct seq_model *m, uint32_t epoch,
                   const struct plan_range *ranges, uint32_t count, struct td_error *err);
+void sequence_plan_blocks(struct sequence *s); /* what the plan at hand says of blocks that are not whole */
 /* Takes the payload over. Old, repeated and unwanted rows are dropped (consumed). */
 int sequence_hidden(struct sequence *s, const struct seq_model *m, uint32_t epoch, uint32_t layer,
                     struct seq_hidden *message, struct td_error *err);
@@ -222,6 +227,8 @@ int sequence_hidden_rows(const struct sequence *s, const struct seq_model *m, co
 void sequence_advance(struct sequence *s, const struct seq_model *m, const struct seq_job *job);
 /* All pages have been let go of: start again from ids (preempted, parked). */
 void sequence_restart(struct sequence *s, const struct seq_model *m);
+/* All pages have been let go of, and nothing was in them but what was cached: as before it was admitted. What has come is kept. */
+void sequence_set_back(struct sequence *s, const struct seq_model *m);
 /* The first count blocks are in their pages, read from cache or disk. */
 void sequence_set_cached(struct sequence *s, uint32_t count);
 /* The pass, which ends with a block, goes on behind the first count blocks: those in between were read. */

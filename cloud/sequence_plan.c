@@ -175,6 +175,12 @@ static void set_ranges(struct sequence *s, const struct plan_range *ranges, uint
     memcpy(s->ranges, ranges, count * sizeof *ranges);
 }
 
+void sequence_plan_blocks(struct sequence *s)
+{
+    for (uint32_t b = s->complete / KV_BLOCK_TOKENS; b < sequence_blocks(s->plan_end); b++)
+        plan_block(s, b);
+}
+
 int sequence_plan(struct sequence *s, const struct seq_model *m, uint32_t epoch,
                   const struct plan_range *ranges, uint32_t count, struct td_error *err)
 {
@@ -203,8 +209,7 @@ int sequence_plan(struct sequence *s, const struct seq_model *m, uint32_t epoch,
     s->rows_came = false;
     s->ids_until = 0;
     s->ingested_dirty = true;
-    for (uint32_t b = s->complete / KV_BLOCK_TOKENS; b < sequence_blocks(s->plan_end); b++)
-        plan_block(s, b);
+    sequence_plan_blocks(s);
     if (kept_count > 0) /* its rows come from the edge; its KV will not */
         s->blocks[s->high / KV_BLOCK_TOKENS].closed = true;
     return 0;

@@ -193,6 +193,49 @@ def test_no_request_hides_in_a_body(cloud, framing):
     assert answer.count(b"HTTP/1.1 ") <= 1 and b"HTTP/1.1 200" not in answer
 
 
+# ---- a device that opens and sends nothing ----
+
+
+def frames_until_pong(edge):
+    """All that has come by the time that a PING is answered."""
+    kinds = []
+    edge.send(mini.PING, 0, mini.fields(77, False))
+    while True:
+        kind, _, header, _ = edge.receive()
+        if kind == mini.PING and header.get(2):
+            return kinds
+        kinds.append(kind)
+
+
+def test_who_sends_nothing_holds_nobody_up(tmp_path):
+    """Many more streams than may run at once, planned and started, and no rows: a colleague's requests are answered meanwhile."""
+    c = Cloud(tmp_path, extra=["--sequences", "4"])
+    alice, bob = c.new_token("acme", "alice"), c.new_token("acme", "bob")
+    c.start()
+    try:
+        edge = MiniEdge(c, alice)
+        for _ in range(32):
+            stream = planned(edge)
+            edge.generate(stream, 6)
+        frames_until_pong(edge)  # they are all open
+        for i in range(2):
+            assert completion(c, bob, f"{i} {TEXT}")[0]
+        ended = {mini.TOKEN, mini.DONE, mini.ERROR}.intersection(frames_until_pong(edge))
+        assert not ended, "those that send nothing still wait"
+        for first in range(0, 100, BLOCK):  # and what the last of them sends after all is taken
+            rows = min(BLOCK, 100 - first)
+            edge.hidden(stream, 1, first, rows, EDGE_LAYERS, ROW * rows)
+            for layer in range(EDGE_LAYERS):
+                for is_value in (0, 1):
+                    values = VALUES[: 2 * rows * Model.kv_heads * Model.head_dim]
+                    edge.kv(stream, 1, first // BLOCK, layer, is_value, mini.piece(first // BLOCK, layer, is_value, values, count=rows))
+        ids, done = edge.reply(stream)
+        assert len(ids) == 6
+        edge.close()
+    finally:
+        c.kill()
+
+
 # ---- a disk that is tampered with ----
 
 

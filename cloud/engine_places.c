@@ -1,0 +1,139 @@
+/* engine_places: what one that is idle, as it waits for its edge, gives to others: its place among those that run, and its pages.
+ *
+ * Places are for work. An idle one keeps its place until somebody else wants it; then it is placeless: it keeps its pages and all that has come, and with
+ * the next data it takes a place again, before all who came later. So a device that opens many prompts and sends nothing holds nobody up. Whose
+ * principal has most idle ones with a place gives one first. Rejected: a place only with the first rows, as blocks are read from the disk, and held,
+ * while an edge still computes them.
+ *
+ * Pages stay promised to idle ones, or their rows would come to no pages and be lost. But while others wait for pages the idle ones of a principal may
+ * have half of them: beyond, its youngest are as if they had not been admitted, and it comes behind the others. Of these nothing is lost, unless rows
+ * or pieces are in their pages already; then they have STALLED_US first. One alone is left in peace. */
+#include "cloud/engine_internal.h"
+
+#define STALLED_US 10000000 /* without any progress: what has come is given up for those who wait */
+
+static bool same_principal(const struct sequence *a, const struct sequence *b)
+{
+    return strcmp(a->principal, b->principal) == 0 && strcmp(a->tenant, b->tenant) == 0;
+}
+
+static bool is_idle(const struct sequence *s)
+{
+    return s->state == SEQ_RUNNING && s->idle;
+}
+
+/* --- places --------------------------------------------------------------------------------------- */
+
+static uint32_t count_idle(const struct engine *e, const struct sequence *of)
+{
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < e->live_count; i++)
+        count += is_idle(e->live[i]) && !e->live[i]->placeless && same_principal(e->live[i], of);
+    return count;
+}
+
+/* The youngest of the principal that has most of them; NULL: none has a place. */
+static struct sequence *find_idle(const struct engine *e)
+{
+    struct sequence *best = NULL;
+    uint32_t most = 0;
+    for (uint32_t i = e->live_count; i-- > 0;) {
+        struct sequence *s = e->live[i];
+        uint32_t count = is_idle(s) && !s->placeless ? count_idle(e, s) : 0;
+        if (count > most) {
+            most = count;
+            best = s;
+        }
+    }
+    return best;
+}
+
+bool engine_place_is_free(const struct engine *e)
+{
+    return e->running_count < e->config.sequences_max || find_idle(e);
+}
+
+bool engine_take_place(struct engine *e)
+{
+    if (e->running_count < e->config.sequences_max) {
+        e->running_count++;
+        return true;
+    }
+    struct sequence *idle = find_idle(e);
+    if (idle)
+        idle->placeless = true;
+    else
+        e->short_of_places = true;
+    return idle != NULL;
+}
+
+/* --- pages ---------------------------------------------------------------------------------------- */
+
+static uint32_t pages_of(const struct engine *e, const struct sequence *s)
+{
+    return TD_MIN(sequence_blocks(s->ids_count + 1), e->backend->page_count);
+}
+
+/* Held by, or promised to, other idle ones of the same principal. */
+static uint32_t pages_idle(const struct engine *e, const struct sequence *of)
+{
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < e->live_count; i++) {
+        const struct sequence *s = e->live[i];
+        if (s != of && is_idle(s) && same_principal(s, of))
+            count += pages_of(e, s);
+    }
+    return count;
+}
+
+static bool has_more_than_its_share(const struct engine *e, const struct sequence *s)
+{
+    uint32_t others = pages_idle(e, s);
+    return others > 0 && others + pages_of(e, s) > e->backend->page_count / 2;
+}
+
+bool engine_comes_behind(const struct engine *e, const struct sequence *s)
+{
+    bool waits = false;
+    for (uint32_t i = 0; i < e->live_count && !waits; i++)
+        waits = e->live[i]->state == SEQ_WAITING && !same_principal(e->live[i], s);
+    return waits && has_more_than_its_share(e, s);
+}
+
+/* Its pages hold nothing but what was cached, and nothing is on its way to them. */
+static bool has_only_cached(const struct sequence *s)
+{
+    return s->page_count * KV_BLOCK_TOKENS == s->cached_count && s->ids_count == s->plan_end && !s->load_id &&
+           !s->swap_ticket;
+}
+
+static struct sequence *find_stalled(const struct engine *e, const struct sequence *waiting, bool only_cached)
+{
+    uint64_t now = e->clock();
+    for (uint32_t i = e->live_count; i-- > 0;) {
+        struct sequence *s = e->live[i];
+        if (!is_idle(s) || same_principal(s, waiting))
+            continue;
+        if (only_cached ? !has_only_cached(s) : now < TD_MAX(s->upload_us, s->kv_us) + STALLED_US)
+            continue;
+        if (has_more_than_its_share(e, s))
+            return s;
+    }
+    return NULL;
+}
+
+bool engine_reclaim(struct engine *e, const struct sequence *waiting)
+{
+    struct sequence *s = find_stalled(e, waiting, true);
+    if (s) {
+        engine_release(e, s);
+        sequence_set_back(s, &e->model);
+        s->state = SEQ_WAITING;
+        s->waiting_us = e->clock();
+        return true;
+    }
+    s = find_stalled(e, waiting, false);
+    if (s)
+        engine_preempt(e, s);
+    return s != NULL;
+}
