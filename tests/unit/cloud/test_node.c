@@ -571,9 +571,9 @@ static void test_the_disk_is_measured(void **state)
     node_destroy(node);
     assert_int_equal(node_start(&settings, &node, &(struct td_error){0}), 0);
     assert_int_equal(engine_tier_us(node->engine, TIER_DISK), 12345678);
-    pthread_create(&runner, NULL, run, NULL);
-    fx.service = node->service;
+    fx.service = node->service; /* the loop's, once it runs */
     fx.port = node->port;
+    pthread_create(&runner, NULL, run, NULL);
 }
 
 /* A GPU that is asked for by name is there, or the node does not start. */
