@@ -242,6 +242,8 @@ static int append(struct store *s, struct record_head *h, const struct tenant_ke
         rc = group_flush(s);
         rc = rc < 0 ? rc : space_make_room(s, size);
         s->last_resort = rc == -TD_ERR_DISKFULL && h->type == RECORD_CONVERSATION;
+        if (s->last_resort && !space_fits(s, size))
+            evict_unburied(s, size);
         rc = rc < 0 && !s->last_resort ? rc : try_append(s, h, keys, op, plain, size);
         s->last_resort = false;
     }

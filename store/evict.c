@@ -193,15 +193,20 @@ static size_t choose(struct store *s, uint64_t size, struct evicted *out)
     return count;
 }
 
-static int bury(struct store *s, struct evicted *v)
+static void find_record(struct store *s, struct evicted *v)
 {
-    struct tenant_keys keys;
     struct table_shard *shard = table_lock(&s->blocks, v->id);
     const struct entry *e = table_find(&s->blocks, shard, v->tenant, v->id);
     v->lsn = e && e->segment_id && !e->pending
                  ? e->lsn
                  : 0; /* what is being replaced comes back to the policy with the end of that */
     table_unlock(shard);
+}
+
+static int bury(struct store *s, struct evicted *v)
+{
+    struct tenant_keys keys;
+    find_record(s, v);
     if (!v->lsn || keys_get(s->keys, v->tenant, &keys) < 0)
         return 0;
     struct record_head h = {
@@ -253,6 +258,19 @@ int evict_blocks(struct store *s, uint64_t size, size_t *count)
     atomic_fetch_add(&s->counters.evictions, rc == 0 ? *count : 0);
     free(list);
     return rc;
+}
+
+void evict_unburied(struct store *s, uint64_t size)
+{
+    struct evicted *list = s->policy ? malloc(EVICT_BATCH * sizeof *list) : NULL;
+    size_t count = list ? choose(s, size, list) : 0;
+    for (size_t i = 0; i < count; i++) {
+        find_record(s, &list[i]);
+        remove_entry(s, &list[i]);
+    }
+    store_void_now(s);
+    atomic_fetch_add(&s->counters.evictions, count);
+    free(list);
 }
 
 /* ---- on request --------------------------------------------------------------------------------------------- */

@@ -11,7 +11,7 @@
  * dropped oldest first, so usually none is; otherwise they are copied forward with the lsn that they cover.
  *
  * A full disk must not stop eviction itself, which has to write: the ballast file is room kept back for that, and where it has gone, segments go
- * first that need no copies. A conversation is refused last: when all that may go has gone, it takes the reserve. */
+ * first that need no copies. A conversation is refused last: it takes the reserve, and blocks are voided for it where they lie. */
 #include "shared/log.h"
 #include "store/store_internal.h"
 #include <fcntl.h>

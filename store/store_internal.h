@@ -248,6 +248,9 @@ bool evict_admits(struct store *s, const struct store_op *op);
 /* On the writer, with nothing of the batch unpublished: let blocks go until `size` bytes more are free (0: only what has expired or is over a
  * tenant's quota). *count: how many went, at most a batch. Codes as append_record. */
 int evict_blocks(struct store *s, uint64_t size, size_t *count);
+/* The same on a disk that has no room for tombstones: records are voided where they lie. One that a crash brings back is good, or found
+ * damaged when it is read. */
+void evict_unburied(struct store *s, uint64_t size);
 
 /* demote.c */
 struct demoter;

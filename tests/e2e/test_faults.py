@@ -10,10 +10,11 @@ import subprocess
 import threading
 import time
 
+import openai
 import pytest
 
 from conftest import client_of
-from harness import ROOT, Cloud, free_port
+from harness import ROOT, Cloud, Edge, free_port
 from test_concurrency import wait_until
 
 SMALL = ["--store-ram", "0", "--pages", "9", "--context", "512"]  # what was asked before the last prompt is on the disk alone
@@ -193,6 +194,72 @@ def test_a_disk_that_others_fill(tmp_path, texts):
             text, cached = n.ask(10)
             assert text == texts[10] and cached >= 256
     finally:
+        subprocess.run(["umount", "-l", mount])
+
+
+def fill_up(path):
+    with open(path, "ab", buffering=0) as other:
+        for size in (1 << 16, 1 << 12):
+            with contextlib.suppress(OSError):
+                while other.write(bytes(size)):
+                    pass
+
+
+@pytest.mark.parametrize("where", ["edge", "cloud"])
+def test_a_turn_that_a_full_disk_loses_is_told(tmp_path, where):
+    """Its reply says so, by the id alone the conversation does not go on without it, and with its history it does."""
+    mount = tmp_path / "full"
+    mount.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24m,mode=700", "tmpfs", mount], capture_output=True).returncode != 0:
+        pytest.skip("cannot mount a tmpfs here")
+    cloud = Cloud(tmp_path / "c", extra=SMALL, store=mount / "store" if where == "cloud" else None)
+    token = cloud.new_token()
+    programs = [cloud.start()]
+    try:
+        if where == "edge":
+            (tmp_path / "e").mkdir()
+            (tmp_path / "e" / "data").symlink_to(mount)
+            programs.append(Edge(tmp_path / "e", cloud, token, layers=0).start())
+        client = client_of(programs[-1], token, cloud.ca)
+
+        def ask(messages, conversation=None, stream=False):
+            extra = {"ignore_eos": True} | ({"conversation": conversation} if conversation else {})
+            r = client.chat.completions.with_raw_response.create(model="default", messages=messages, temperature=0, max_tokens=4, stream=stream, extra_body=extra)
+            if not stream:
+                body = r.parse()
+                told = body.model_extra.get("conversation_kept", True)
+                assert (r.headers.get("x-conversation-kept") == "false") == (not told)
+                return r.headers["x-conversation-id"], body.choices[0].message.content, told
+            chunks = list(r.parse())
+            text = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
+            return r.headers["x-conversation-id"], text, chunks[-1].model_extra.get("conversation_kept", True)
+
+        history = [{"role": "user", "content": "I am called Ada." + 40 * " It rains."}]
+        conversation, text, kept = ask(history)
+        assert kept
+        for turn in range(30):  # what the store lets go for a turn is taken as well
+            fill_up(mount / "other")
+            history += [{"role": "assistant", "content": text}, {"role": "user", "content": f"Say {turn}."}]
+            same, text, kept = ask(history[-1:], conversation, stream=turn % 2 == 1)
+            assert same == conversation and text
+            if not kept:
+                break
+        assert not kept and (turn > 0 or where == "edge"), "what may go has gone first"
+        history += [{"role": "assistant", "content": text}, {"role": "user", "content": "What am I called?"}]
+        (mount / "other").unlink()
+        for stream in (False, True):
+            with pytest.raises(openai.ConflictError, match="was not kept: it holds"):
+                ask(history[-1:], conversation, stream)
+        again, text, kept = ask(history, conversation, stream=True)  # a fork, where turns were added by the id alone
+        assert kept and text
+        shown = client.get(f"/conversations/{again}", cast_to=object)
+        assert [m["role"] for m in shown["messages"]].count("user") == len(history) // 2 + 1, "each turn once"
+        assert ask([{"role": "user", "content": "And I?"}], again)[0] == again
+        with pytest.raises(openai.NotFoundError, match="there is no conversation"):
+            ask(history[-1:], "conv-" + 24 * "0")
+    finally:
+        for p in reversed(programs):
+            p.kill()
         subprocess.run(["umount", "-l", mount])
 
 

@@ -162,7 +162,7 @@ static void test_a_full_disk(void **state)
 }
 
 /* Others take all room there is, the ballast's too. As long as there are blocks that may go, a turn is kept. */
-static void keep_a_turn_on_a_full_disk(uint64_t block_count)
+static void keep_a_turn_on_a_full_disk(int old_count, uint64_t block_count)
 {
     struct machine *m = machine_create(1);
     struct store *s;
@@ -174,8 +174,8 @@ static void keep_a_turn_on_a_full_disk(uint64_t block_count)
     m->ballast_size = 64 << 20; /* never had room */
     m->sim.capacity = 8 << 20;
     assert_int_equal(open_machine(m, &s), 0);
-    for (uint64_t i = 0; i < 5; i++) { /* what must be copied lies in the oldest segments */
-        snprintf(id, sizeof id, "old%d", (int)i);
+    for (int i = 0; i < old_count; i++) { /* what must be copied lies in the oldest segments */
+        snprintf(id, sizeof id, "old%d", i);
         assert_int_equal(fixture_conv_put(s, "acme", "ann", id, 0, body), 0);
     }
     assert_int_equal(put_many(s, 0, block_count), block_count);
@@ -184,7 +184,7 @@ static void keep_a_turn_on_a_full_disk(uint64_t block_count)
     assert_int_equal(stats.blocks, block_count);
     set_capacity(m, sim_used(&m->sim));
     assert_int_equal(fixture_conv_put(s, "acme", "ann", "talk", 0, body), 0);
-    for (int i = 0; i < 5; i++) {
+    for (int i = 0; i < old_count; i++) {
         snprintf(id, sizeof id, "old%d", i);
         text = fixture_conv_get(s, "acme", "ann", id, &version);
         assert_string_equal(text, body);
@@ -215,8 +215,9 @@ static void keep_a_turn_on_a_full_disk(uint64_t block_count)
 static void test_a_conversation_is_refused_last(void **state)
 {
     (void)state;
-    keep_a_turn_on_a_full_disk(100);
-    keep_a_turn_on_a_full_disk(20); /* less than the reserve */
+    keep_a_turn_on_a_full_disk(5, 100);
+    keep_a_turn_on_a_full_disk(5, 20); /* less than the reserve */
+    keep_a_turn_on_a_full_disk(1, 3);  /* in one segment, which is the only one */
 }
 
 static void test_the_ballast_comes_back(void **state)
