@@ -282,10 +282,12 @@ static void the_same_key_takes_the_run_over(void **state)
 
 static bool is_decoding(void *arg)
 {
-    const struct pipeline *p = ((struct rig *)arg)->agent->pipeline;
+    struct pipeline *p = ((struct rig *)arg)->agent->pipeline;
     bool any = false;
+    pthread_mutex_lock(&p->lock);
     for (const struct pipeline_job *job = p->jobs; job; job = job->next)
         any |= decode_has_work(job);
+    pthread_mutex_unlock(&p->lock);
     return any;
 }
 
