@@ -65,10 +65,11 @@ void op_queue_deinit(struct op_queue *q)
 int op_queue_push(struct op_queue *q, struct store_op *op, bool urgent)
 {
     int rc = 0;
+    size_t limit = STORE_QUEUE_SIZE - (op->kind == OP_BLOCK ? STORE_QUEUE_KEPT : 0);
     pthread_mutex_lock(&q->lock);
     if (q->closing) {
         rc = -TD_ERR_CLOSED;
-    } else if (op->charge > 0 && q->size + op->charge > STORE_QUEUE_SIZE) {
+    } else if (op->charge > 0 && q->size + op->charge > limit) {
         rc = -TD_ERR_FULL;
     } else {
         if (!q->first)

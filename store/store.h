@@ -19,6 +19,7 @@
 #define STORE_CONV_SIZE_MAX (16u << 20)
 /* bytes waiting for the writer; beyond it puts answer -TD_ERR_FULL (dropped, counted) */
 #define STORE_QUEUE_SIZE (256u << 20)
+#define STORE_QUEUE_KEPT (32u << 20) /* of it, not for blocks: no turn is lost to blocks that wait */
 
 /* Which tenants allow that cold blocks of theirs are re-encoded at a lossy level (shared/kv_record.h) before any is evicted. */
 struct kv_level;

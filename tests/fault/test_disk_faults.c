@@ -207,7 +207,9 @@ static void test_a_full_queue(void **state)
     struct store *s;
     struct fixture_done done = {0, 1};
     char *body = calloc(1, BODY), id[16];
+    struct fixture_block block;
     int accepted = 0, rc = 0;
+    fixture_block_make(&block, 1);
     assert_int_equal(open_machine(m, &s), 0);
     assert_int_equal(fixture_conv_put(s, "acme", "ann", "first", 0, "x"), 0);
     pthread_mutex_lock(&m->sim.lock);
@@ -215,6 +217,8 @@ static void test_a_full_queue(void **state)
         snprintf(id, sizeof id, "c%d", i);
         rc = store_conv_put(s, "acme", "ann", id, 0, body, BODY, fixture_on_done, &done);
         accepted += rc == 0;
+        if (accepted == FIT - (int)(STORE_QUEUE_KEPT / BODY)) /* the rest is not for blocks */
+            assert_int_equal(store_put(s, "acme", &block.block, NULL, NULL), -TD_ERR_FULL);
     }
     assert_int_equal(rc, -TD_ERR_FULL);
     assert_in_range(accepted, FIT - 2, FIT);
