@@ -50,15 +50,15 @@ export TSAN_OPTIONS="suppressions=$root/tests/tsan.supp halt_on_error=1 second_d
 configure_and_build() { # PRESET TARGET…
   cmake --preset "$1" >/dev/null && cmake --build "build/$1" -j "$jobs" "${@:2}"
 }
-labelled() { # BUILD LABELS
-  ctest --test-dir "build/$1" -L "$2" --output-on-failure --no-tests=error -j "$jobs"
+labelled() { # BUILD LABELS [JOBS]
+  ctest --test-dir "build/$1" -L "$2" --output-on-failure --no-tests=error -j "${3:-$jobs}"
 }
 
 skip() { echo "$*"; exit 77; } # of a whole stage, for want of something that it needs
 stage_packages() { ./deploy/deps.sh --test && ./deploy/fetch-model.sh; }
 stage_build() { configure_and_build release; }
 stage_checks() { ./tests/checks.sh; }
-stage_unit() { labelled release unit; }
+stage_unit() { labelled release unit $((4 * jobs)); } # most of what they take is waiting: for a link to break, a patience to end
 # The CPU engine for 64-bit Arm, cross-compiled and emulated: its unit tests, on a processor with everything and on one with the least;
 # and its logits of the golden models, which must be those of this machine.
 stage_arm() {

@@ -128,7 +128,8 @@ struct store {
     char directory[IO_PATH_MAX];
     struct io *io;
     bool read_only;
-    uint64_t limit_size, segment_size, ballast_size, commit_interval_us;
+    _Atomic uint64_t limit_size; /* may change while the writer runs */
+    uint64_t segment_size, ballast_size, commit_interval_us;
     int lock_fd;
     struct keys *keys;
     struct table blocks, conversations, pins;

@@ -303,6 +303,18 @@ static inline struct client *rig_asks(struct rig *r, uint32_t token_count)
     return c;
 }
 
+/* The reply is whole, and every token of it the one that the bias makes. */
+static inline void assert_all_own(const struct client *c, uint32_t count)
+{
+    assert_int_equal(c->failed, 0);
+    assert_int_equal(c->done, 1);
+    assert_int_equal(c->started, 1);
+    assert_int_equal(c->count, count);
+    for (uint32_t i = 0; i < count; i++)
+        assert_int_equal(c->ids[i], RIG_TOKEN);
+    assert_int_equal(c->usage.completion_tokens, count);
+}
+
 static const char long_text[] =
     "The keeper of the lighthouse had been told to light the lamp at dusk and to put it out at dawn, and to "
     "write down every ship that passed, and he "

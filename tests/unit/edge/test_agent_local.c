@@ -30,17 +30,6 @@ static bool has_five(void *arg)
     return ((struct client *)arg)->count >= 5;
 }
 
-static void assert_all_own(const struct client *c, uint32_t count)
-{
-    assert_int_equal(c->failed, 0);
-    assert_int_equal(c->done, 1);
-    assert_int_equal(c->started, 1);
-    assert_int_equal(c->count, count);
-    for (uint32_t i = 0; i < count; i++)
-        assert_int_equal(c->ids[i], RIG_TOKEN);
-    assert_int_equal(c->usage.completion_tokens, count);
-}
-
 /* The client has all of it before the cloud has said anything; the cloud then comes behind, and is not told to stop. */
 static void a_whole_reply_ends_before_the_cloud_has_begun(void **state)
 {

@@ -1,38 +1,14 @@
 /* agent: a device that goes on without its cloud. Computing is paced, so that a link can come back in the middle of it; a bias makes every token the
  * same on both sides. */
-#include "agent_rig.h"
+#include "agent_offline.h"
 #include "edge/agent_internal.h"
 #include "edge/api_edge.h"
-
-static unsigned break_at; /* a frame's type */
-
-static void make(struct rig *r)
-{
-    rig_make(r, PLANNER_AUTO);
-    r->config.offline = OFFLINE_CONTINUE;
-    r->cloud.same_token = RIG_TOKEN;
-}
-
-static void assert_all_own(const struct client *c, uint32_t count)
-{
-    assert_int_equal(c->failed, 0);
-    assert_int_equal(c->done, 1);
-    assert_int_equal(c->count, count);
-    for (uint32_t i = 0; i < count; i++)
-        assert_int_equal(c->ids[i], RIG_TOKEN);
-    assert_int_equal(c->usage.completion_tokens, count);
-}
-
-static bool is_whole(void *arg)
-{
-    return ((struct client *)arg)->done;
-}
 
 static void the_rest_is_made_here(void **state)
 {
     (void)state;
     struct rig r;
-    make(&r);
+    rig_offline(&r);
     r.cloud.token_count = 40;
     r.cloud.cut_after = 10;
     r.cloud.away_then = true;
@@ -48,115 +24,6 @@ static void the_rest_is_made_here(void **state)
     assert_true(c->timings.offline_estimate_ms > 0);
     assert_int_equal(r.cloud.open_count, 1);
     rig_free(&r);
-}
-
-/* What the cloud said is a whole reply already; the link broke before it said so. */
-static void an_end_that_was_not_heard_is_one(void **state)
-{
-    (void)state;
-    for (int ends = 0; ends < 2; ends++) {
-        struct rig r;
-        make(&r);
-        r.cloud.token_count = 40;
-        r.cloud.cut_after = ends ? 1 : 12;
-        r.cloud.away_then = true;
-        rig_run(&r);
-        int32_t end = 0;
-        while (!tokenizer_is_end(r.agent->tokenizer, end))
-            end++;
-        if (ends)
-            r.cloud.same_token = end;
-        struct client *c = rig_asks(&r, 12);
-        c->request.ignore_end = false;
-        client_run(&r, c);
-        assert_int_equal(c->failed, 0);
-        assert_int_equal(c->count, ends ? 1 : 12);
-        assert_int_equal(c->finish, ends ? FINISH_STOP : FINISH_LENGTH);
-        assert_int_equal(c->timings.offline_tokens, 0);
-        rig_free(&r);
-    }
-}
-
-static void break_next(void *arg)
-{
-    struct fake_cloud *cloud = &((struct rig *)arg)->cloud;
-    cloud->silent = cloud->away_then = true;
-    cloud->cut_at = break_at;
-}
-
-/* Wherever in its prompt the link breaks: when it is opened, planned, or rows are on their way. */
-static void a_prompt_that_breaks_off_is_done_here(void **state)
-{
-    (void)state;
-    static const unsigned types[] = {FRAME_OPEN, FRAME_PLAN, FRAME_GENERATE, FRAME_HIDDEN, FRAME_KV_BLOCK};
-    for (size_t i = 0; i < TD_COUNT(types); i++) {
-        struct rig r;
-        make(&r);
-        r.config.local = LOCAL_OFF;
-        r.cloud.layer_ns = 2000000; /* so slow that the device is to compute */
-        rig_run(&r);
-        struct client *c = rig_asks(&r, 4);
-        client_run(&r, c); /* tells it so */
-        break_at = types[i];
-        on_loop(r.cloud.loop, break_next, &r);
-        c = rig_asks(&r, 12);
-        c->messages[0].content = long_text, c->messages[0].content_size = strlen(long_text);
-        client_run(&r, c);
-        assert_all_own(c, 12);
-        assert_int_equal(r.cloud.cut_at, 0);
-        assert_int_equal(c->timings.offline_from, 0);
-        assert_int_equal(c->timings.offline_tokens, 12);
-        rig_free(&r);
-    }
-}
-
-static bool has_ten(void *arg)
-{
-    return ((struct client *)arg)->count >= 10;
-}
-
-/* As if the device had been stopped with a token that it had drawn, and not handed on: the last of so many. */
-static void leave_a_late_token(struct rig *r, uint32_t count)
-{
-    struct flight *f = r->agent->flights;
-    int32_t ids[11];
-    for (uint32_t i = 0; i < count; i++)
-        ids[i] = i + 1 < count ? RIG_TOKEN : RIG_TOKEN + 1;
-    f->local.run_last = 1;
-    assert_int_equal(f->work_count, f->turn.ids_count);
-    pipeline_append(r->agent->pipeline, f->work, f->work_count, ids, count);
-}
-
-static void late_in_place_of_the_tenth(void *arg)
-{
-    leave_a_late_token(arg, 10);
-}
-
-static void late_behind_the_tenth(void *arg)
-{
-    leave_a_late_token(arg, 11);
-}
-
-static void a_token_that_came_too_late_does_not_count(void **state)
-{
-    (void)state;
-    void (*const late[])(void *) = {late_in_place_of_the_tenth, late_behind_the_tenth};
-    for (size_t i = 0; i < TD_COUNT(late); i++) {
-        struct rig r;
-        make(&r);
-        r.cloud.token_count = 40;
-        r.cloud.cut_after = 10;
-        r.cloud.away_then = true;
-        rig_run(&r);
-        struct client *c = rig_asks(&r, 40);
-        on_loop(r.cloud.loop, client_begin, c);
-        assert_true(comes_true(r.cloud.loop, has_ten, c));
-        on_loop(r.cloud.loop, late[i], &r);
-        assert_true(comes_true(r.cloud.loop, is_whole, c));
-        assert_all_own(c, 40);
-        assert_int_equal(c->timings.offline_tokens, 30);
-        rig_free(&r);
-    }
 }
 
 static bool has_thirty(void *arg)
@@ -198,7 +65,7 @@ static void it_hands_back(void **state)
 {
     (void)state;
     struct rig r;
-    make(&r);
+    rig_offline(&r);
     r.cloud.token_count = 400;
     r.cloud.cut_after = 10;
     r.cloud.away_then = true;
@@ -243,7 +110,7 @@ static void the_cloud_hears_that_nobody_waits(void **state)
     (void)state;
     for (int leaves = 0; leaves < 2; leaves++) {
         struct rig r;
-        make(&r);
+        rig_offline(&r);
         r.config.offline = leaves ? OFFLINE_WAIT : OFFLINE_CONTINUE;
         r.cloud.token_count = 40;
         r.cloud.cut_after = 10;
@@ -278,7 +145,7 @@ static void an_end_waits_for_no_link(void **state)
 {
     (void)state;
     struct rig r;
-    make(&r);
+    rig_offline(&r);
     r.config.offline = OFFLINE_WAIT;
     r.cloud.token_count = 40;
     r.cloud.cut_after = 10;
@@ -305,7 +172,7 @@ static void whole_replies_are_made_here(void **state)
 {
     (void)state;
     struct rig r;
-    make(&r);
+    rig_offline(&r);
     rig_run(&r);
     struct client *c = rig_asks(&r, 8);
     client_run(&r, c);
@@ -329,7 +196,7 @@ static void a_device_that_was_never_connected_waits(void **state)
 {
     (void)state;
     struct rig r;
-    make(&r);
+    rig_offline(&r);
     r.cloud.away = true;
     r.config.cloud_timeout_ms = 300;
     rig_run(&r);
@@ -346,7 +213,7 @@ static void without_the_wish_it_waits(void **state)
 {
     (void)state;
     struct rig r;
-    make(&r);
+    rig_offline(&r);
     r.config.offline = OFFLINE_WAIT;
     r.config.cloud_timeout_ms = 300;
     r.cloud.token_count = 40;
@@ -369,7 +236,7 @@ static void a_device_without_all_layers_is_told_so(void **state)
     for (uint32_t layers = 0; layers < 2; layers++) {
         struct rig r;
         struct td_error err = {0};
-        make(&r);
+        rig_offline(&r);
         r.config.edge_layers = layers;
         assert_int_equal(agent_create(&r.config, r.cloud.loop, &r.agent, &err), -TD_ERR_ARG);
         assert_non_null(strstr(err.text, "--offline continue"));
@@ -378,20 +245,10 @@ static void a_device_without_all_layers_is_told_so(void **state)
     }
 }
 
-static int set_up(void **state)
-{
-    (void)state;
-    log_set_level(LOG_ERROR);
-    return crypto_init() || setenv("TANDEM_PACED_LAYER_US", "200", 1);
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_rest_is_made_here),
-        cmocka_unit_test(an_end_that_was_not_heard_is_one),
-        cmocka_unit_test(a_prompt_that_breaks_off_is_done_here),
-        cmocka_unit_test(a_token_that_came_too_late_does_not_count),
         cmocka_unit_test(it_hands_back),
         cmocka_unit_test(the_cloud_hears_that_nobody_waits),
         cmocka_unit_test(an_end_waits_for_no_link),
@@ -400,5 +257,5 @@ int main(void)
         cmocka_unit_test(without_the_wish_it_waits),
         cmocka_unit_test(a_device_without_all_layers_is_told_so),
     };
-    return cmocka_run_group_tests(tests, set_up, NULL);
+    return cmocka_run_group_tests(tests, set_up_paced, NULL);
 }

@@ -1,0 +1,119 @@
+/* agent: where exactly the link breaks: in a prompt, at the end of a reply, beside a token that came too late. The device goes on by itself. */
+#include "agent_offline.h"
+#include "edge/agent_internal.h"
+
+static unsigned break_at; /* a frame's type */
+
+/* What the cloud said is a whole reply already; the link broke before it said so. */
+static void an_end_that_was_not_heard_is_one(void **state)
+{
+    (void)state;
+    for (int ends = 0; ends < 2; ends++) {
+        struct rig r;
+        rig_offline(&r);
+        r.cloud.token_count = 40;
+        r.cloud.cut_after = ends ? 1 : 12;
+        r.cloud.away_then = true;
+        rig_run(&r);
+        int32_t end = 0;
+        while (!tokenizer_is_end(r.agent->tokenizer, end))
+            end++;
+        if (ends)
+            r.cloud.same_token = end;
+        struct client *c = rig_asks(&r, 12);
+        c->request.ignore_end = false;
+        client_run(&r, c);
+        assert_int_equal(c->failed, 0);
+        assert_int_equal(c->count, ends ? 1 : 12);
+        assert_int_equal(c->finish, ends ? FINISH_STOP : FINISH_LENGTH);
+        assert_int_equal(c->timings.offline_tokens, 0);
+        rig_free(&r);
+    }
+}
+
+static void break_next(void *arg)
+{
+    struct fake_cloud *cloud = &((struct rig *)arg)->cloud;
+    cloud->silent = cloud->away_then = true;
+    cloud->cut_at = break_at;
+}
+
+/* Wherever in its prompt the link breaks: when it is opened, planned, or rows are on their way. */
+static void a_prompt_that_breaks_off_is_done_here(void **state)
+{
+    (void)state;
+    static const unsigned types[] = {FRAME_OPEN, FRAME_PLAN, FRAME_GENERATE, FRAME_HIDDEN, FRAME_KV_BLOCK};
+    for (size_t i = 0; i < TD_COUNT(types); i++) {
+        struct rig r;
+        rig_offline(&r);
+        r.config.local = LOCAL_OFF;
+        r.cloud.layer_ns = 2000000; /* so slow that the device is to compute */
+        rig_run(&r);
+        struct client *c = rig_asks(&r, 4);
+        client_run(&r, c); /* tells it so */
+        break_at = types[i];
+        on_loop(r.cloud.loop, break_next, &r);
+        c = rig_asks(&r, 12);
+        c->messages[0].content = long_text, c->messages[0].content_size = strlen(long_text);
+        client_run(&r, c);
+        assert_all_own(c, 12);
+        assert_int_equal(r.cloud.cut_at, 0);
+        assert_int_equal(c->timings.offline_from, 0);
+        assert_int_equal(c->timings.offline_tokens, 12);
+        rig_free(&r);
+    }
+}
+
+/* As if the device had been stopped with a token that it had drawn, and not handed on: the last of so many. */
+static void leave_a_late_token(struct rig *r, uint32_t count)
+{
+    struct flight *f = r->agent->flights;
+    int32_t ids[11];
+    for (uint32_t i = 0; i < count; i++)
+        ids[i] = i + 1 < count ? RIG_TOKEN : RIG_TOKEN + 1;
+    f->local.run_last = 1;
+    assert_int_equal(f->work_count, f->turn.ids_count);
+    pipeline_append(r->agent->pipeline, f->work, f->work_count, ids, count);
+}
+
+static void late_in_place_of_the_tenth(void *arg)
+{
+    leave_a_late_token(arg, 10);
+}
+
+static void late_behind_the_tenth(void *arg)
+{
+    leave_a_late_token(arg, 11);
+}
+
+static void a_token_that_came_too_late_does_not_count(void **state)
+{
+    (void)state;
+    void (*const late[])(void *) = {late_in_place_of_the_tenth, late_behind_the_tenth};
+    for (size_t i = 0; i < TD_COUNT(late); i++) {
+        struct rig r;
+        rig_offline(&r);
+        r.cloud.token_count = 40;
+        r.cloud.cut_after = 10;
+        r.cloud.away_then = true;
+        rig_run(&r);
+        struct client *c = rig_asks(&r, 40);
+        on_loop(r.cloud.loop, client_begin, c);
+        assert_true(comes_true(r.cloud.loop, has_ten, c));
+        on_loop(r.cloud.loop, late[i], &r);
+        assert_true(comes_true(r.cloud.loop, is_whole, c));
+        assert_all_own(c, 40);
+        assert_int_equal(c->timings.offline_tokens, 30);
+        rig_free(&r);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(an_end_that_was_not_heard_is_one),
+        cmocka_unit_test(a_prompt_that_breaks_off_is_done_here),
+        cmocka_unit_test(a_token_that_came_too_late_does_not_count),
+    };
+    return cmocka_run_group_tests(tests, set_up_paced, NULL);
+}
