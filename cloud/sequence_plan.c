@@ -123,23 +123,45 @@ static void plan_block(struct sequence *s, uint32_t block)
     b->missing = count_missing(s, block, b->edge_layers);
 }
 
-/* Does the new plan want the rows of a message as the old one had them? */
-static bool still_wanted(const struct sequence *s, const struct seq_hidden *h,
-                         const struct plan_range *ranges, uint32_t count)
+/* What has run of a message goes: the new plan may want it otherwise, should it have to run again. */
+static void cut_rows_that_ran(const struct sequence *s, const struct seq_model *m, struct seq_hidden *h)
+{
+    if (h->first_token >= s->high || h->first_token + h->count <= s->high)
+        return;
+    size_t row_size = hidden_wire_size(h->dtype, 1, m->embd_size);
+    uint32_t ran = s->high - h->first_token;
+    h->first_token += ran;
+    h->count -= ran;
+    memmove(h->payload, h->payload + ran * row_size, h->count * row_size);
+}
+
+/* Up to where the new plan wants the rows of a message as the old one had them; 0: none. */
+static uint32_t wanted_until(const struct sequence *s, const struct seq_hidden *h,
+                             const struct plan_range *ranges, uint32_t count)
 {
     const struct plan_range *old = plan_at(s->ranges, s->range_count, h->first_token);
     const struct plan_range *r = plan_at(ranges, count, h->first_token);
-    return old && r && r->layers == old->layers && r->hidden_dtype == old->hidden_dtype &&
-           h->first_token + h->count <= plan_range_end(r);
+    if (!old || !r || r->layers != old->layers || r->hidden_dtype != old->hidden_dtype)
+        return 0;
+    return TD_MIN(h->first_token + h->count, plan_range_end(r));
 }
 
 /* Rows that have not run are void from the first on that the new plan wants otherwise. Pieces fit it or not, whatever plan they were made under. */
-static void drop_hidden(struct sequence *s, const struct plan_range *ranges, uint32_t count)
+static void drop_hidden(struct sequence *s, const struct seq_model *m, const struct plan_range *ranges,
+                        uint32_t count)
 {
     struct seq_hidden **at = &s->hidden_first;
+    bool whole = true;
     s->hidden_next = s->high;
-    for (; *at && still_wanted(s, *at, ranges, count); at = &(*at)->next)
-        s->hidden_next = TD_MAX(s->hidden_next, (*at)->first_token + (*at)->count);
+    for (struct seq_hidden *h; whole && (h = *at); at = &h->next) {
+        cut_rows_that_ran(s, m, h);
+        uint32_t end = wanted_until(s, h, ranges, count);
+        if (end == 0)
+            break;
+        whole = end == h->first_token + h->count;
+        h->count = end - h->first_token;
+        s->hidden_next = TD_MAX(s->hidden_next, end);
+    }
     for (struct seq_hidden *h; (h = *at);) {
         *at = h->next;
         sequence_consume(s, h->size);
@@ -161,6 +183,19 @@ static uint32_t takes_effect(const struct sequence *s, const struct seq_model *m
         return s->high;
     uint32_t border = TD_MIN(sequence_blocks(s->high) * KV_BLOCK_TOKENS, plan_range_end(old));
     return s->hidden_next >= border && border <= plan_range_end(r) ? border : s->high;
+}
+
+/* The new plan, and from the block's start up to plan_begin the old one. Not below: what the edge sends of blocks before this one is as the new plan
+ * says. Returns the number of ranges; 0: too many. */
+static uint32_t keep_rows(const struct sequence *s, const struct plan_range *ranges, uint32_t count,
+                          struct plan_range out[LIMIT_RANGES])
+{
+    struct plan_range below[LIMIT_RANGES], kept = *plan_at(s->ranges, s->range_count, s->high);
+    uint32_t begin = TD_MAX(kept.first_token, s->high - s->high % KV_BLOCK_TOKENS);
+    kept.first_token = begin;
+    kept.count = s->plan_begin - begin;
+    uint32_t below_count = plan_merge(ranges, count, &kept, 1, begin, below);
+    return below_count ? plan_merge(below, below_count, ranges, count, s->plan_begin, out) : 0;
 }
 
 /* What has run stays in the record as it was planned then. */
@@ -193,16 +228,14 @@ int sequence_plan(struct sequence *s, const struct seq_model *m, uint32_t epoch,
         return rc;
     struct plan_range kept[LIMIT_RANGES];
     s->plan_begin = takes_effect(s, m, ranges, count);
-    bool keeps = s->plan_begin > s->high;
-    uint32_t kept_count =
-        keeps ? plan_merge(s->ranges, s->range_count, ranges, count, s->plan_begin, kept) : 0;
+    uint32_t kept_count = s->plan_begin > s->high ? keep_rows(s, ranges, count, kept) : 0;
     if (kept_count > 0) {
         ranges = kept;
         count = kept_count;
     } else {
         s->plan_begin = s->high;
     }
-    drop_hidden(s, ranges, count);
+    drop_hidden(s, m, ranges, count);
     set_ranges(s, ranges, count);
     s->epoch = epoch;
     s->planned = true;

@@ -229,6 +229,31 @@ static void new_plan_may_move_borders_within_a_block(void **state)
     scene_close(s);
 }
 
+/* A plan that leaves to the cloud the rest of a block of which some rows have run: the rows that are here are used up to the block's end, whatever
+ * messages they came in. What it says of the blocks before holds all the same: their pieces, of another depth, are no fault and not in vain. */
+static void new_plan_begins_behind_a_block_under_way(void **state)
+{
+    (void)state;
+    for (uint32_t split = 0; split <= 100; split += 50) { /* between two messages of rows */
+        struct scene *s = scene_open(1, (struct rig_options){.token_budget = 48});
+        struct rig_edge two = rig_edge_compute(s->rig, s->prompt, PROMPT, 2);
+        open_plan_start(s, KV_L0, HIDDEN_F32);
+        if (split > 0)
+            rig_send_hidden(&s->edge, &s->client, 1, 0, split, HIDDEN_F32);
+        rig_send_hidden(&s->edge, &s->client, 1, split, 150 - split, HIDDEN_F32);
+        rig_turn(s->rig);
+        const struct sequence *sequence = engine_find(s->rig->engine, s->client.sequence);
+        rig_until(s->rig, sequence->high == 96);
+        plan(s, 2, (struct plan_range[]){{0, 64, 2, KV_L0, HIDDEN_F32}, {64, PROMPT - 64, 0, 0, 0}}, 2);
+        rig_send_kv(&two, &s->client, 2, 0, 64, KV_L0);
+        finish(s);
+        assert_int_equal(s->client.done_event.done.recomputed_tokens, 64); /* of the second block */
+        assert_true(s->client.done_event.done.ingest_wait_us < 1000000);
+        rig_edge_free(&two);
+        scene_close(s);
+    }
+}
+
 /* --- what does not come --------------------------------------------------------------------------- */
 
 static void stalled_kv_is_recomputed(void **state)
@@ -492,6 +517,7 @@ int main(void)
         cmocka_unit_test(cached_prefix_makes_early_rows_superfluous),
         cmocka_unit_test(new_plan_voids_the_old_one),
         cmocka_unit_test(new_plan_may_move_borders_within_a_block),
+        cmocka_unit_test(new_plan_begins_behind_a_block_under_way),
         cmocka_unit_test(stalled_kv_is_recomputed),
         cmocka_unit_test(rows_that_stay_away_are_not_waited_for),
         cmocka_unit_test(the_record_says_where_the_rows_ended),
