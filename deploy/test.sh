@@ -58,7 +58,7 @@ skip() { echo "$*"; exit 77; } # of a whole stage, for want of something that it
 stage_packages() { ./deploy/deps.sh --test && ./deploy/fetch-model.sh; }
 stage_build() { configure_and_build release; }
 stage_checks() { ./tests/checks.sh; }
-stage_unit() { labelled release unit $((4 * jobs)); } # most of what they take is waiting: for a link to break, a patience to end
+stage_unit() { labelled release unit $((3 * jobs)); } # most of what they take is waiting: for a link to break, a patience to end
 # The CPU engine for 64-bit Arm, cross-compiled and emulated: its unit tests, on a processor with everything and on one with the least;
 # and its logits of the golden models, which must be those of this machine.
 stage_arm() {

@@ -380,10 +380,16 @@ static int erase_keys(struct store *s, struct store_op *op)
     return rc;
 }
 
-/* Nothing goes to make room for what only saves room. */
-static bool has_room_to_demote(struct store *s, const struct store_op *op)
+/* Nothing goes to make room for what only saves room; and what has gone since, with its segment, does not come back as less than it was. */
+static bool may_demote(struct store *s, const struct store_op *op)
 {
-    return !op->demotes || space_fits(s, record_size(op->size + op->part_count * (uint64_t)CRYPTO_TAG_SIZE));
+    if (!op->demotes)
+        return true;
+    struct table_shard *shard = table_lock(&s->blocks, op->id);
+    const struct entry *e = table_find(&s->blocks, shard, op->tenant, op->id);
+    bool is_held = e && e->segment_id;
+    table_unlock(shard);
+    return is_held && space_fits(s, record_size(op->size + op->part_count * (uint64_t)CRYPTO_TAG_SIZE));
 }
 
 /* Append an operation's record. A code other than IO trouble is final for this operation alone and is left in its status. -TD_ERR_AGAIN:
@@ -403,7 +409,7 @@ static int append_op(struct store *s, struct store_op *op)
     } else {
         rc = keys_get(s->keys, op->tenant, &keys);
     }
-    if (rc == 0 && op->kind == OP_BLOCK && (!evict_admits(s, op) || !has_room_to_demote(s, op)))
+    if (rc == 0 && op->kind == OP_BLOCK && (!evict_admits(s, op) || !may_demote(s, op)))
         rc = -TD_ERR_NOSPACE;
     bool claimed = rc == 0 && op->type == RECORD_CONVERSATION;
     if (claimed)

@@ -197,9 +197,8 @@ static void find_record(struct store *s, struct evicted *v)
 {
     struct table_shard *shard = table_lock(&s->blocks, v->id);
     const struct entry *e = table_find(&s->blocks, shard, v->tenant, v->id);
-    v->lsn = e && e->segment_id && !e->pending
-                 ? e->lsn
-                 : 0; /* what is being replaced comes back to the policy with the end of that */
+    /* What is being replaced comes back to the policy with the end of that. */
+    v->lsn = e && e->segment_id && !e->pending ? e->lsn : 0;
     table_unlock(shard);
 }
 

@@ -566,7 +566,9 @@ static void test_the_disk_is_measured(void **state)
     assert_int_equal(stats.load_us[TIER_DISK], 0); /* no block was read */
     on_loop(stop_loop, NULL);
     pthread_join(runner, NULL);
+    pthread_mutex_lock(&node->engine->lock);
     node->engine->stats.load_us[TIER_DISK] = 12345678; /* as if one had been; the engine is idle */
+    pthread_mutex_unlock(&node->engine->lock);
     node_speed_stop(node);
     node_destroy(node);
     assert_int_equal(node_start(&settings, &node, &(struct td_error){0}), 0);

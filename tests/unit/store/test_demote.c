@@ -276,6 +276,40 @@ static void what_came_meanwhile_wins(void **state)
     fixture_remove(dir);
 }
 
+/* As dropping its segment for want of room does, while the smaller copy waits. */
+static void lose_place(struct store *s, const struct fixture_block *f)
+{
+    struct table_shard *shard = table_lock(&s->blocks, f->id.bytes);
+    struct entry *e = table_find(&s->blocks, shard, keys_find(s->keys, "acme"), f->id.bytes);
+    assert_non_null(e);
+    assert_false(entry_clear_place(s, e)); /* a put is pending */
+    table_unlock(shard);
+}
+
+static void what_has_gone_does_not_come_back(void **state)
+{
+    (void)state;
+    char *dir = fixture_directory();
+    struct store_config c = fixture_config(dir);
+    struct fixture_done done = {0, 1};
+    struct store_stats stats;
+    c.commit_interval_ms = 1000000; /* until a flush */
+    struct store *s = fixture_open(&c);
+    put_chain(s, "acme", 2);
+    assert_int_equal(put_demoted(s, &demoted[0], &done), 0);
+    assert_int_equal(put_demoted(s, &demoted[1], &done), 0);
+    lose_place(s, &blocks[1]);
+    store_flush(s);
+    assert_int_equal(done.calls, 2);
+    store_stats(s, &stats);
+    assert_int_equal(stats.demotions, 1);
+    assert_true(fixture_block_reads(s, "acme", &demoted[0]));
+    assert_false(fixture_block_reads(s, "acme", &demoted[1]));
+    assert_false(fixture_block_reads(s, "acme", &blocks[1]));
+    store_close(s);
+    fixture_remove(dir);
+}
+
 static void a_damaged_record_is_a_miss(void **state)
 {
     (void)state;
@@ -495,6 +529,7 @@ int main(void)
         cmocka_unit_test(levels_and_exceptions_are_by_tenant),
         cmocka_unit_test(a_better_copy_replaces_it_and_never_the_reverse),
         cmocka_unit_test(what_came_meanwhile_wins),
+        cmocka_unit_test(what_has_gone_does_not_come_back),
         cmocka_unit_test(a_damaged_record_is_a_miss),
         cmocka_unit_test(a_writer_that_is_behind_is_come_back_to),
         cmocka_unit_test(collecting_ends_while_blocks_come),
