@@ -22,15 +22,17 @@ void engine_do_plan(struct engine *e, struct sequence *s, uint32_t epoch, const 
     }
 }
 
-static bool principal_has_room(const struct engine *e, const struct sequence *s, size_t size)
+/* For so many bytes more of its principal? What came is under the node's limit since it was taken; what it was unpacked to comes on top of it. */
+static bool has_room(const struct engine *e, const struct sequence *s, size_t size)
 {
-    size_t staged = size;
+    size_t staged = size, all = atomic_load(&e->staged_size);
     for (uint32_t i = 0; i < e->live_count; i++) {
         const struct sequence *o = e->live[i];
+        all += o->unpacked_size;
         if (strcmp(o->principal, s->principal) == 0 && strcmp(o->tenant, s->tenant) == 0)
-            staged += o->staged_size;
+            staged += o->staged_size + o->unpacked_size;
     }
-    return staged <= LIMIT_STAGED_SIZE_PER_PRINCIPAL;
+    return staged <= LIMIT_STAGED_SIZE_PER_PRINCIPAL && all <= LIMIT_STAGED_SIZE;
 }
 
 /* Consume a message that was not even staged. */
@@ -77,8 +79,7 @@ void engine_do_hidden(struct engine *e, uint64_t handle, uint32_t epoch, uint32_
     }
     s->uplink_size += size;
     s->uplink_raw_size += (uint64_t)count * e->model.embd_size * sizeof(float);
-    if (!principal_has_room(
-            e, s, size)) { /* lost: the rows behind it show the gap, and these are computed from ids */
+    if (!has_room(e, s, size)) { /* lost: the rows behind it show the gap, and these are computed from ids */
         metric_add(e->metrics.rejected, 1);
         consume_at_once(s, size);
         free_message(h);
@@ -237,7 +238,7 @@ static void take_piece(struct engine *e, struct sequence *s, struct ingest_piece
     s->uplink_size += p->wire_size;
     if (p->status == 0)
         s->uplink_raw_size += kv_piece_values(&e->model.shape, p->head.token_count) * sizeof(uint16_t);
-    if (p->status == -TD_ERR_CHECKSUM || !principal_has_room(e, s, 0)) {
+    if (p->status == -TD_ERR_CHECKSUM || !has_room(e, s, 0)) {
         metric_add(e->metrics.rejected,
                    1); /* a miss: the block will not become whole, so do not wait for it */
         if (p->block_index < sequence_blocks(s->plan_end))
@@ -258,6 +259,8 @@ static bool place_staged(struct engine *e, struct sequence *s)
 {
     while (s->pieces_first) {
         struct ingest_piece *p = s->pieces_first, *rest = p->next;
+        size_t unpacked = p->values_size;
+        s->unpacked_size -= unpacked;
         s->pieces_first = rest; /* off the list before anything can fail and free it */
         if (!rest)
             s->pieces_last = &s->pieces_first;
@@ -266,6 +269,7 @@ static bool place_staged(struct engine *e, struct sequence *s)
             return false;
         if (placing == NO_PAGE) {
             p->next = rest;
+            s->unpacked_size += unpacked;
             s->pieces_first = p;
             if (!rest)
                 s->pieces_last = &p->next;

@@ -61,6 +61,7 @@ static int decode(struct ingest_piece *piece, const struct kv_shape *shape, bool
     piece->values = malloc(count * sizeof *piece->values);
     if (!piece->values)
         return -TD_ERR_CHECKSUM; /* no memory: as good as lost on the way, the engine computes it itself */
+    piece->values_size = count * sizeof *piece->values;
     int rc = kv_piece_decode(scratch, head, piece->payload, piece->values, count);
     if (rc == 0 && !kv_f16_all_finite(piece->values, count))
         rc = -TD_ERR_FORMAT;

@@ -23,6 +23,7 @@ struct ingest_piece {
     int status;    /* 0; -TD_ERR_CHECKSUM: damaged; else the peer's fault */
     struct kv_piece_head head;
     uint16_t *values;    /* malloc'ed [kv_head][token][head_dim] when status is 0; NULL: still encoded */
+    size_t values_size;  /* bytes of it */
     struct span payload; /* then: in wire */
 };
 /* Takes wire over (freed on failure too); NULL without memory. */

@@ -118,6 +118,7 @@ static void drop_staged(struct sequence *s)
     s->hidden_last = &s->hidden_first;
     s->pieces_first = NULL;
     s->pieces_last = &s->pieces_first;
+    s->unpacked_size = 0;
 }
 
 void sequence_free(struct sequence *s)
@@ -229,6 +230,7 @@ void sequence_stage_piece(struct sequence *s, struct ingest_piece *piece)
 {
     *s->pieces_last = piece; /* a fresh one: no next */
     s->pieces_last = &piece->next;
+    s->unpacked_size += piece->values_size;
 }
 
 void sequence_void_plan(struct sequence *s)

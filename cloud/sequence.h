@@ -138,7 +138,8 @@ struct sequence {
     bool away; /* the socket is lost, but the edge may go on with its plan: it is waited for */
     struct seq_hidden *hidden_first, **hidden_last;
     struct ingest_piece *pieces_first, **pieces_last; /* waiting for a page */
-    size_t staged_size;
+    size_t staged_size;                               /* of all these, as they came */
+    size_t unpacked_size;   /* of the pieces, as they wait: a page of zeros is a hundred bytes on the wire */
     uint32_t consumed_size; /* staged bytes that have gone since the last INGESTED */
     bool ingested_dirty;
 

@@ -234,6 +234,57 @@ static void staging_of_a_principal_is_bounded(void **state)
     rig_close(r);
 }
 
+/* A piece that waits for a page takes the memory of its values, however little came: many more may wait than a window has bytes. */
+static void unpacked_pieces_are_bounded(void **state)
+{
+    (void)state;
+    enum { PROMPT = 192, REPLY = 20 };
+    struct rig *r = rig_open((struct rig_options){.sequences_max = 1});
+    const struct model_params *p = &r->model->params;
+    size_t values = (size_t)p->kv_head_count * KV_BLOCK_TOKENS * p->head_dim * 2; /* bytes of one piece */
+    int32_t ids[PROMPT], other[100], reply[REPLY];
+    struct client first, second;
+    rig_ids(ids, PROMPT, VOCAB, 2);
+    rig_ids(other, 100, VOCAB, 3);
+    rig_reference(r, ids, PROMPT, rig_greedy(REPLY), reply);
+    struct rig_edge edge = rig_edge_compute(r, ids, PROMPT, 1);
+    struct plan_range range = {0, PROMPT, 1, KV_L0, HIDDEN_F32};
+    struct engine_generate generate = rig_greedy(REPLY);
+    client_direct(r, &first, other, 100, rig_greedy(100));
+    rig_until(r, first.count > 1);
+    client_send(r, &second, client_open_of(&second, ids, PROMPT, 0));
+    engine_plan(r->engine, second.sequence, 1, &range, 1);
+    engine_start(r->engine, second.sequence, &generate);
+    rig_send_kv(&edge, &second, 1, 0, 64, KV_L0); /* K and V of the first block */
+    rig_turn(r);
+    struct sequence *s = engine_find(r->engine, second.sequence), *o = engine_find(r->engine, first.sequence);
+    assert_int_equal(s->state, SEQ_WAITING);
+    assert_int_equal(s->unpacked_size, 2 * values);
+    double before = metric_of("tandem_ingest_rejected_total");
+    s->unpacked_size = LIMIT_STAGED_SIZE_PER_PRINCIPAL; /* as if there were more; these two are dropped */
+    size_t dropped = rig_send_kv(&edge, &second, 1, 64, 128, KV_L0);
+    rig_until(r, second.consumed_size == dropped);
+    assert_int_equal(metric_of("tandem_ingest_rejected_total"), before + 2);
+    memcpy(o->principal, "bob",
+           sizeof "bob"); /* another's, so that the node's limit is the one that counts */
+    o->unpacked_size = LIMIT_STAGED_SIZE;
+    s->unpacked_size = 2 * values;
+    rig_send_kv(&edge, &second, 1, 128, 192, KV_L0);
+    rig_until(r, second.consumed_size > dropped);
+    assert_int_equal(metric_of("tandem_ingest_rejected_total"), before + 4);
+    o->unpacked_size = 0;
+    assert_int_equal(s->unpacked_size, 2 * values);
+    rig_until(r, first.done && s->state == SEQ_RUNNING);
+    rig_until(r, s->pieces_first == NULL);
+    assert_int_equal(s->unpacked_size, 0);
+    rig_send_hidden(&edge, &second, 1, 0, PROMPT, HIDDEN_F32);
+    rig_until(r, second.done || second.failed);
+    assert_reply(&second, reply, REPLY);
+    assert_int_equal(second.done_event.done.recomputed_tokens, 128); /* what was dropped */
+    rig_edge_free(&edge);
+    rig_close(r);
+}
+
 static void staging_of_the_node_is_bounded(void **state)
 {
     (void)state;
@@ -353,6 +404,7 @@ int main(void)
         cmocka_unit_test(stuck_store_is_given_up_on),
         cmocka_unit_test(pieces_wait_until_there_is_a_page),
         cmocka_unit_test(staging_of_a_principal_is_bounded),
+        cmocka_unit_test(unpacked_pieces_are_bounded),
         cmocka_unit_test(staging_of_the_node_is_bounded),
         cmocka_unit_test(full_command_queue_is_an_answer),
         cmocka_unit_test(logits_that_are_no_numbers_fail_the_request),
