@@ -288,8 +288,7 @@ static void check_drain(struct engine *e)
 static void finish_turn(struct engine *e)
 {
     engine_check_forget(e);
-    if (!e->forgetting)
-        engine_flush_pending(e);
+    engine_flush_pending(e);
     for (uint32_t i = e->live_count; i-- > 0;) {
         struct sequence *s = e->live[i];
         engine_emit_ingested(e, s);

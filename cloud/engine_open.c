@@ -307,7 +307,7 @@ static enum gen_verdict open_generation(struct engine *e, const struct engine_op
 {
     return gen_open(e->gens, open->tenant, open->principal, open->request_id, open->attempt, hash,
                     open->ids + open->prompt_count, open->held_count,
-                    e->model.context_max - open->prompt_count, e->clock(), out);
+                    e->model.context_max - open->prompt_count, out);
 }
 
 void engine_do_open(struct engine *e, uint64_t handle, struct engine_open *open)
@@ -327,6 +327,10 @@ void engine_do_open(struct engine *e, uint64_t handle, struct engine_open *open)
     switch (open_generation(e, open, hash, &g)) {
     case GEN_REPLACE:
         give_way(e, g->owner);
+        engine_do_open(e, handle, open);
+        break;
+    case GEN_FULL:
+        engine_expire(e, e->clock());
         engine_do_open(e, handle, open);
         break;
     case GEN_NEW:

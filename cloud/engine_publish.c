@@ -88,7 +88,7 @@ static void acknowledge(struct engine *e, uint64_t owner, int status)
 
 void engine_flush_pending(struct engine *e)
 {
-    while (e->pending_count > 0) {
+    while (e->pending_count > 0 && !e->forgetting) {
         struct persist_block *block = persist_take(e->persist);
         if (!block)
             return;

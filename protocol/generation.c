@@ -157,25 +157,26 @@ static void table_remove(struct gen_table *t, size_t index)
     t->keys[index] = t->keys[t->count];
 }
 
-/* Make room: of those that only wait to be re-attached, and hold nothing of the engine's, the one that expires first goes. */
-static bool table_evict(struct gen_table *t)
-{
-    size_t oldest = t->count;
-    for (size_t i = 0; i < t->count; i++) {
-        const struct generation *g = &t->entries[i]->generation;
-        if ((g->state == GEN_FINISHED || g->state == GEN_PARKED) && !g->owner &&
-            (oldest == t->count || g->expires_us < t->entries[oldest]->generation.expires_us))
-            oldest = i;
-    }
-    if (oldest == t->count)
-        return false;
-    table_remove(t, oldest);
-    return true;
-}
-
 static bool is_kept(const struct entry *e)
 {
     return e->generation.state != GEN_RUNNING && !e->dropped;
+}
+
+/* Of those that only wait to be asked for again the one that expires first goes. False: there is none. */
+static bool table_make_room(struct gen_table *t)
+{
+    struct entry *oldest = NULL;
+    for (size_t i = 0; i < t->count; i++) {
+        struct entry *e = t->entries[i];
+        if (e->dropped)
+            return true;
+        if (is_kept(e) && e->generation.state != GEN_DETACHED &&
+            (!oldest || e->generation.expires_us < oldest->generation.expires_us))
+            oldest = e;
+    }
+    if (oldest)
+        oldest->dropped = true;
+    return oldest != NULL;
 }
 
 /* A principal keeps at most LIMIT_PARKED_PER_PRINCIPAL generations for re-attachment: beyond that, those that expire first are
@@ -223,9 +224,8 @@ static enum gen_verdict reopen(struct entry *e, uint64_t attempt, const uint8_t 
 enum gen_verdict gen_open(struct gen_table *t, const char *tenant, const char *principal,
                           const uint8_t request_id[GEN_REQUEST_ID_SIZE], uint64_t attempt,
                           const uint8_t prompt_hash[TD_HASH_SIZE], const int32_t *held, uint32_t held_count,
-                          uint32_t reply_capacity, uint64_t now_us, struct generation **out)
+                          uint32_t reply_capacity, struct generation **out)
 {
-    (void)now_us;
     *out = NULL;
     if (strlen(tenant) > LIMIT_NAME_SIZE || strlen(principal) > LIMIT_NAME_SIZE ||
         reply_capacity > LIMIT_PROMPT_TOKENS || held_count > reply_capacity)
@@ -235,8 +235,8 @@ enum gen_verdict gen_open(struct gen_table *t, const char *tenant, const char *p
     struct entry *e = table_find(t, key, tenant, principal, request_id);
     if (e)
         return reopen(e, attempt, prompt_hash, held, held_count, out);
-    if (t->count == t->capacity && !table_evict(t))
-        return GEN_STALE;
+    if (t->count == t->capacity)
+        return table_make_room(t) ? GEN_FULL : GEN_STALE;
 
     e = calloc(1, sizeof *e);
     int32_t *reply = malloc(TD_MAX(reply_capacity, 1u) * sizeof *reply);

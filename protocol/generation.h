@@ -43,6 +43,7 @@ enum gen_verdict {
     GEN_CONTINUE, /* known: resend what the edge lacks from *generation, go on */
     GEN_STALE,    /* attempt is not higher than one seen: refuse */
     GEN_MISMATCH, /* known, but the prompt differs: refuse */
+    GEN_FULL,     /* not known, and no place: gen_table_expire, which makes one, and open again */
     GEN_REPLACE, /* known, but the held tokens are others than ours, or more: *generation is the old one; forget it and open again, which is ADOPT */
 };
 struct generation {
@@ -61,11 +62,11 @@ struct generation {
 struct gen_table;
 struct gen_table *gen_table_create(size_t capacity);
 void gen_table_destroy(struct gen_table *t);
-/* *out NULL when STALE, MISMATCH or no memory/limit (then GEN_STALE with errno-like *out NULL: treat as busy) */
+/* *out: NULL when STALE, FULL or MISMATCH. Without memory, beyond a limit, and where all places are of generations that run: STALE. */
 enum gen_verdict gen_open(struct gen_table *t, const char *tenant, const char *principal,
                           const uint8_t request_id[GEN_REQUEST_ID_SIZE], uint64_t attempt,
                           const uint8_t prompt_hash[TD_HASH_SIZE], const int32_t *held, uint32_t held_count,
-                          uint32_t reply_capacity, uint64_t now_us, struct generation **out);
+                          uint32_t reply_capacity, struct generation **out);
 int gen_append(struct generation *g, int32_t id); /* -TD_ERR_LIMIT: capacity */
 /* May one more token be decoded now? False once parked: the scheduler then swaps the sequence out or drops its pages. */
 bool gen_may_decode(struct generation *g);

@@ -30,8 +30,8 @@ bool cloud_knows(struct sim *s, const struct request *r)
 {
     struct generation *g;
     uint8_t hash[TD_HASH_SIZE] = {0};
-    if (gen_open(s->cloud.table, tenant, principal, r->receiver.request_id, 1, hash, NULL, 0, 1, s->now_us,
-                 &g) != GEN_NEW)
+    if (gen_open(s->cloud.table, tenant, principal, r->receiver.request_id, 1, hash, NULL, 0, 1, &g) !=
+        GEN_NEW)
         return true;
     gen_forget(s->cloud.table, g);
     return false;
@@ -250,15 +250,15 @@ static void on_open(struct sim *s, struct connection *c, const struct wire_frame
     ids_hash(ids, m->prompt_count, hash);
     struct generation *g;
     enum gen_verdict verdict = gen_open(s->cloud.table, tenant, principal, m->request_id.data, m->attempt,
-                                        hash, ids + m->prompt_count, m->held_count, SIM_REPLY, s->now_us, &g);
+                                        hash, ids + m->prompt_count, m->held_count, SIM_REPLY, &g);
     s->count.verdicts[verdict]++;
     if (verdict == GEN_REPLACE) {
         give_way(s, g);
         verdict = gen_open(s->cloud.table, tenant, principal, m->request_id.data, m->attempt, hash,
-                           ids + m->prompt_count, m->held_count, SIM_REPLY, s->now_us, &g);
+                           ids + m->prompt_count, m->held_count, SIM_REPLY, &g);
         SIM_CHECK(s, verdict == GEN_ADOPT, "a generation that has given way is still there");
     }
-    SIM_CHECK(s, verdict != GEN_MISMATCH, "a re-opened generation does not match");
+    SIM_CHECK(s, verdict != GEN_MISMATCH && verdict != GEN_FULL, "a re-opened generation does not match");
     if (verdict != GEN_STALE)
         note_attempt(s, m->request_id.data, m->attempt);
     if (verdict == GEN_STALE) {

@@ -598,10 +598,36 @@ static void drain_lets_finish_then_fails(void **state)
     scene_close(s);
 }
 
+/* A full table refuses nobody as long as it remembers replies that only might be asked for again: the oldest gives way. */
+static void a_finished_generation_gives_its_place(void **state)
+{
+    (void)state;
+    struct scene *s = scene_open((struct rig_options){0});
+    struct engine *e = s->rig->engine;
+    struct client c[2], more;
+    gen_table_destroy(e->gens);
+    e->gens = gen_table_create(2);
+    for (int i = 0; i < 4; i++) {
+        rig_now++;
+        client_direct(s->rig, &c[0], s->prompt, PROMPT, rig_greedy(3));
+        rig_until(s->rig, c[0].done || c[0].failed);
+        assert_true(c[0].done);
+    }
+    for (int i = 0; i < 2; i++)
+        client_direct(s->rig, &c[i], s->prompt, PROMPT, rig_greedy(100));
+    rig_until(s->rig, c[0].count > 1 && c[1].count > 1);
+    client_direct(s->rig, &more, s->prompt, PROMPT, rig_greedy(3));
+    rig_until(s->rig, more.failed);
+    assert_int_equal(more.fail_code, -TD_ERR_BUSY);
+    rig_until(s->rig, c[0].done && c[1].done);
+    scene_close(s);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(lost_client_comes_back_in_time),
+        cmocka_unit_test(a_finished_generation_gives_its_place),
         cmocka_unit_test(parked_after_64_tokens_and_resumed),
         cmocka_unit_test(parked_upload_of_all_layers_is_wanted_again),
         cmocka_unit_test(parking_makes_room_at_once),

@@ -294,6 +294,37 @@ static void an_erased_tenant_is_forgotten(void **state)
     scene_close(s);
 }
 
+/* While what is under way for an erased tenant ends, others get no blocks to the store, whatever of theirs ends: or it might never be the end. */
+static void nothing_goes_to_the_store_while_a_tenant_is_forgotten(void **state)
+{
+    (void)state;
+    struct scene *s = scene_open();
+    struct client other;
+    struct engine *e = s->rig->engine;
+    struct engine_open open = client_open_of(&other, s->prompt, PROMPT, 0);
+    strcpy(open.tenant, "other");
+    open.direct = true;
+    open.generate = rig_greedy(REPLY);
+    client_send(s->rig, &other, open);
+    struct persist_block *taken = persist_take(e->persist); /* one under way */
+    persist_submit(e->persist, taken);
+    struct engine_forgetting f = {.tenant = "acme"};
+    e->loads_in_flight++; /* and another, which does not end yet */
+    engine_do_forget(e, &f);
+    for (int i = 0; i < 20 && !persist_is_idle(e->persist); i++)
+        rig_turn(s->rig);
+    rig_now += 1;
+    while (e->live_count > 0 && e->live[0]->state != SEQ_CLOSING)
+        rig_turn(s->rig);
+    assert_int_equal(e->live_count, 1);
+    assert_int_equal(e->pending_count, 7);
+    assert_true(persist_is_idle(e->persist));
+    e->loads_in_flight--;
+    rig_until(s->rig, f.done && other.done);
+    assert_int_equal(e->pending_count, 0);
+    scene_close(s);
+}
+
 static struct tier_stats remote_stats(const struct rig *r)
 {
     struct tier_stats stats;
@@ -366,6 +397,7 @@ int main(void)
         cmocka_unit_test(own_blocks_keep_owner_and_quality),
         cmocka_unit_test(no_persist_writes_nothing),
         cmocka_unit_test(an_erased_tenant_is_forgotten),
+        cmocka_unit_test(nothing_goes_to_the_store_while_a_tenant_is_forgotten),
         cmocka_unit_test(blocks_come_from_another_node),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

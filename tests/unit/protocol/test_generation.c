@@ -163,7 +163,7 @@ static enum gen_verdict open_as(struct gen_table *t, const char *principal, cons
                                 uint64_t attempt, const uint8_t *prompt, const int32_t *held,
                                 uint32_t held_count, struct generation **out)
 {
-    return gen_open(t, "tenant", principal, request, attempt, prompt, held, held_count, 100, 0, out);
+    return gen_open(t, "tenant", principal, request, attempt, prompt, held, held_count, 100, out);
 }
 
 static enum gen_verdict open_1(struct gen_table *t, uint64_t attempt, const int32_t *held,
@@ -210,7 +210,7 @@ static void test_new_continue_stale_mismatch(void **state)
     assert_int_equal(open_as(t, "q", request_1, 1, prompt_a, NULL, 0, &again),
                      GEN_NEW); /* another principal's */
     assert_ptr_not_equal(again, g);
-    assert_int_equal(gen_open(t, "u", "p", request_1, 1, prompt_a, NULL, 0, 100, 0, &again),
+    assert_int_equal(gen_open(t, "u", "p", request_1, 1, prompt_a, NULL, 0, 100, &again),
                      GEN_NEW); /* tenant's */
     assert_int_equal(open_as(t, "p", request_2, 1, prompt_a, NULL, 0, &again), GEN_NEW);
     gen_table_destroy(t);
@@ -256,7 +256,7 @@ static void test_detached_decodes_a_little_and_parks(void **state)
     (void)state;
     struct gen_table *t = gen_table_create(8);
     struct generation *g;
-    gen_open(t, "tenant", "p", request_1, 1, prompt_a, NULL, 0, 1000, 0, &g);
+    gen_open(t, "tenant", "p", request_1, 1, prompt_a, NULL, 0, 1000, &g);
     for (int i = 0; i < 200; i++) { /* no bound while it runs */
         assert_true(gen_may_decode(g));
         assert_int_equal(gen_append(g, i), 0);
@@ -288,7 +288,7 @@ static void test_append_up_to_capacity(void **state)
     (void)state;
     struct gen_table *t = gen_table_create(8);
     struct generation *g;
-    assert_int_equal(gen_open(t, "t", "p", request_1, 1, prompt_a, NULL, 0, 2, 0, &g), GEN_NEW);
+    assert_int_equal(gen_open(t, "t", "p", request_1, 1, prompt_a, NULL, 0, 2, &g), GEN_NEW);
     assert_int_equal(gen_append(g, 1), 0);
     assert_int_equal(gen_append(g, 2), 0);
     assert_int_equal(gen_append(g, 3), -TD_ERR_LIMIT);
@@ -361,11 +361,23 @@ static void test_table_is_bounded(void **state)
     assert_null(more);
     gen_finish(g[1], FINISH_STOP, 50);
     gen_finish(g[2], FINISH_STOP, 40);
-    g[2]->owner = &owner;                                    /* older, but the engine still holds it */
-    assert_int_equal(open_1(t, 1, NULL, 0, &more), GEN_NEW); /* took the place of g[1] */
-    uint8_t request[GEN_REQUEST_ID_SIZE] = {12};
+    g[2]->owner = &owner;
+    assert_int_equal(open_1(t, 1, NULL, 0, &more), GEN_FULL);
+    assert_null(more);
+    assert_int_equal(open_1(t, 1, NULL, 0, &more), GEN_FULL); /* one goes, however often somebody asks */
+    gone_count = 0;
+    gen_table_expire(t, 1, gone, NULL);
+    assert_int_equal(gone_count, 1);
+    assert_ptr_equal(gone_owner, &owner); /* of g[2], the older one: whoever holds it hears of it */
+    assert_int_equal(open_1(t, 1, NULL, 0, &more), GEN_NEW);
+    uint8_t request[GEN_REQUEST_ID_SIZE] = {11};
     assert_int_equal(open_as(t, "p", request, 2, prompt_a, NULL, 0, &more), GEN_CONTINUE);
-    request[0] = 11;
+    request[0] = 12;
+    assert_int_equal(open_as(t, "p", request, 2, prompt_a, NULL, 0, &more), GEN_FULL);
+    gen_table_expire(t, 1, gone, NULL);
+    assert_int_equal(open_as(t, "p", request, 2, prompt_a, NULL, 0, &more), GEN_NEW);
+    gen_detach(g[0], 1); /* decodes on: its place is its own */
+    request[0] = 13;
     assert_int_equal(open_as(t, "p", request, 2, prompt_a, NULL, 0, &more), GEN_STALE);
     gen_table_destroy(t);
 }
@@ -377,16 +389,16 @@ static void test_arguments_are_bounded(void **state)
     struct generation *g;
     char name[LIMIT_NAME_SIZE + 2] = {0};
     memset(name, 'n', LIMIT_NAME_SIZE);
-    assert_int_equal(gen_open(t, name, name, request_1, 1, prompt_a, NULL, 0, 4, 0, &g), GEN_NEW);
+    assert_int_equal(gen_open(t, name, name, request_1, 1, prompt_a, NULL, 0, 4, &g), GEN_NEW);
     assert_string_equal(g->principal, name);
     name[LIMIT_NAME_SIZE] = 'n';
-    assert_int_equal(gen_open(t, "t", name, request_1, 1, prompt_a, NULL, 0, 4, 0, &g), GEN_STALE);
-    assert_int_equal(gen_open(t, name, "p", request_1, 1, prompt_a, NULL, 0, 4, 0, &g), GEN_STALE);
+    assert_int_equal(gen_open(t, "t", name, request_1, 1, prompt_a, NULL, 0, 4, &g), GEN_STALE);
+    assert_int_equal(gen_open(t, name, "p", request_1, 1, prompt_a, NULL, 0, 4, &g), GEN_STALE);
     const int32_t held[3] = {0};
-    assert_int_equal(gen_open(t, "t", "p", request_1, 1, prompt_a, held, 3, 2, 0, &g), GEN_STALE);
-    assert_int_equal(gen_open(t, "t", "p", request_1, 1, prompt_a, NULL, 0, LIMIT_PROMPT_TOKENS + 1, 0, &g),
+    assert_int_equal(gen_open(t, "t", "p", request_1, 1, prompt_a, held, 3, 2, &g), GEN_STALE);
+    assert_int_equal(gen_open(t, "t", "p", request_1, 1, prompt_a, NULL, 0, LIMIT_PROMPT_TOKENS + 1, &g),
                      GEN_STALE);
-    assert_int_equal(gen_open(t, "t", "p", request_1, 1, prompt_a, NULL, 0, LIMIT_PROMPT_TOKENS, 0, &g),
+    assert_int_equal(gen_open(t, "t", "p", request_1, 1, prompt_a, NULL, 0, LIMIT_PROMPT_TOKENS, &g),
                      GEN_NEW);
     gen_table_destroy(t);
 }
