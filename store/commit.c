@@ -376,6 +376,9 @@ static int erase_keys(struct store *s, struct store_op *op)
     memcpy(op->key_id, keys.key_id, sizeof op->key_id);
     crypto_wipe(&keys, sizeof keys);
     rc = keys_erase(s->keys, op->tenant, NULL);
+    if (rc ==
+        -TD_ERR_NOTFOUND) /* of those that share the file another was sooner; the records here are still to go */
+        rc = 0;
     op->keys_erased = rc == 0;
     return rc;
 }

@@ -347,9 +347,16 @@ static void unlock_file(struct keys *k, int fd)
         k->io->close(k->io, fd);
 }
 
-/* Make the set what the file says: others may have made tenants and erased some. */
+/* Make the set what the file says: others may have erased tenants and made some. */
 static int take_over(struct keys *k, struct keys *file)
 {
+    for (uint32_t i = 1; i <= k->count; i++) {
+        struct tenant_keys *t = k->tenants[i];
+        if (!t || find_id(file, t->key_id))
+            continue;
+        tenant_free(t);
+        k->tenants[i] = NULL;
+    }
     for (uint32_t i = 1; i <= file->count; i++)
         if (!find_id(k, file->tenants[i]->key_id)) {
             if (k->count == KEYS_TENANTS_MAX)
@@ -357,16 +364,6 @@ static int take_over(struct keys *k, struct keys *file)
             add_tenant(k, file->tenants[i]);
             file->tenants[i] = NULL;
         }
-    for (uint32_t i = 1; i <= k->count; i++) {
-        struct tenant_keys *t = k->tenants[i];
-        bool there = !t;
-        for (uint32_t j = 1; j <= file->count && !there; j++)
-            there = !file->tenants[j] || memcmp(file->tenants[j]->key_id, t->key_id, RECORD_KEY_ID) == 0;
-        if (!there) {
-            tenant_free(t);
-            k->tenants[i] = NULL;
-        }
-    }
     k->generation = file->generation;
     return 0;
 }

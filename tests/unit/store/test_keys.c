@@ -186,7 +186,7 @@ static void test_nodes_share_a_directory(void **state)
 {
     (void)state;
     char *dir = fixture_directory();
-    struct keys *a, *b;
+    struct keys *a, *b, *fresh;
     struct tenant_keys of_a, of_b;
     bool found;
     uint32_t n;
@@ -201,8 +201,19 @@ static void test_nodes_share_a_directory(void **state)
     assert_int_equal(keys_erase(a, keys_find(a, "acme"), NULL), 0);
     assert_int_equal(keys_ensure(b, "third", &n, NULL), 0); /* the next change sees it */
     assert_int_equal(keys_find(b, "acme"), 0);
+    assert_int_equal(keys_ensure(a, "acme", &n, NULL), 0); /* erased by one, and others made since: … */
+    assert_int_equal(keys_ensure(b, "fourth", &n, NULL), 0);
+    assert_int_not_equal(keys_find(b, "acme"), 0);
+    assert_int_equal(keys_erase(a, keys_find(a, "acme"), NULL), 0);
+    assert_int_equal(keys_ensure(a, "fifth", &n, NULL), 0);
+    assert_int_equal(keys_ensure(b, "sixth", &n, NULL), 0); /* … the other must not write its keys again */
+    assert_int_equal(keys_find(b, "acme"), 0);
+    assert_int_not_equal(keys_find(b, "fifth"), 0);
+    assert_int_equal(keys_open(&io_posix, dir, true, master, true, &found, &fresh, NULL), 0);
+    assert_int_equal(keys_find(fresh, "acme"), 0);
+    keys_close(fresh);
     assert_int_equal(keys_rotate(b, other_master, NULL), 0);
-    assert_int_equal(keys_ensure(a, "fourth", &n, NULL), -TD_ERR_AUTH); /* a needs the new master key */
+    assert_int_equal(keys_ensure(a, "seventh", &n, NULL), -TD_ERR_AUTH); /* a needs the new master key */
     keys_close(a);
     keys_close(b);
     fixture_remove(dir);

@@ -333,6 +333,34 @@ static void test_conversations_of_a_principal_newest_first(void **state)
     fixture_remove(dir);
 }
 
+/* Of two nodes that share the keys each erases what lies in its own store. */
+static void test_erase_tenant_at_both_nodes(void **state)
+{
+    (void)state;
+    char *keys = fixture_directory();
+    char *dirs[2] = {fixture_directory(), fixture_directory()};
+    struct store *s[2];
+    struct fixture_block f;
+    struct store_stats stats;
+    fixture_block_make(&f, 1);
+    for (int i = 0; i < 2; i++) {
+        struct store_config c = fixture_config(dirs[i]);
+        c.keys_directory = keys;
+        s[i] = fixture_open(&c);
+        assert_int_equal(fixture_put(s[i], "acme", &f), 0);
+    }
+    for (int i = 0; i < 2; i++) {
+        assert_int_equal(store_erase_tenant(s[i], "acme", NULL), 0);
+        store_stats(s[i], &stats);
+        assert_int_equal(stats.blocks, 0);
+    }
+    for (int i = 0; i < 2; i++) {
+        store_close(s[i]);
+        fixture_remove(dirs[i]);
+    }
+    fixture_remove(keys);
+}
+
 static void test_erase_tenant(void **state)
 {
     (void)state;
@@ -687,6 +715,7 @@ int main(void)
         cmocka_unit_test(test_conversation_versions_within_a_batch),
         cmocka_unit_test(test_conversations_of_a_principal_newest_first),
         cmocka_unit_test(test_erase_tenant),
+        cmocka_unit_test(test_erase_tenant_at_both_nodes),
         cmocka_unit_test(test_one_process_a_directory),
         cmocka_unit_test(test_read_only),
         cmocka_unit_test(test_verify_each_rebuild),
