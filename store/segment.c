@@ -252,7 +252,8 @@ void segment_drop(struct segment_set *set, struct segment *s)
 int segment_unlink(struct segment_set *set, uint64_t id)
 {
     char path[IO_PATH_MAX];
-    return path_of(set, id, path) ? set->io->unlink(set->io, path) : -ENAMETOOLONG;
+    int rc = path_of(set, id, path) ? set->io->unlink(set->io, path) : -ENAMETOOLONG;
+    return rc == -ENOENT ? 0 : rc; /* somebody was quicker */
 }
 
 uint64_t segments_size(struct segment_set *set)

@@ -58,6 +58,32 @@ static void compaction_frees_what_is_dead_and_keeps_the_rest(void **state)
     fixture_remove(dir);
 }
 
+/* A file that somebody has removed is one that no longer takes room, not one that cannot be removed. */
+static void a_segment_that_has_gone_is_no_obstacle(void **state)
+{
+    (void)state;
+    char *dir = fixture_directory(), path[256];
+    struct store_config c = fixture_config(dir);
+    struct store_stats before, after;
+    uint64_t freed = 0;
+    c.segment_size = 64 << 10;
+    struct store *s = fixture_open(&c);
+    put_blocks(s, BLOCKS);
+    for (int i = 0; i < BLOCKS; i++)
+        assert_int_equal(store_delete(s, "acme", &blocks[i].id, NULL, NULL), 0);
+    store_flush(s);
+    store_stats(s, &before);
+    assert_true(before.segments >= 4);
+    snprintf(path, sizeof path, "%s/seg-%016x.td", dir, 1);
+    assert_int_equal(unlink(path), 0);
+    assert_int_equal(store_compact(s, 20, NULL, NULL, &freed, NULL), 0);
+    store_stats(s, &after);
+    assert_true(after.segments <= 2); /* not one less only: the others went as well */
+    assert_true(after.segment_bytes < before.segment_bytes / 2);
+    store_close(s);
+    fixture_remove(dir);
+}
+
 /* ---- pins --------------------------------------------------------------------------------------------------- */
 
 static void pinned_blocks_outlive_eviction(void **state)
@@ -292,6 +318,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(compaction_frees_what_is_dead_and_keeps_the_rest),
+        cmocka_unit_test(a_segment_that_has_gone_is_no_obstacle),
         cmocka_unit_test(pinned_blocks_outlive_eviction),
         cmocka_unit_test(pins_survive_rebuilding_and_go_with_their_tenant),
         cmocka_unit_test(eviction_takes_the_ends_of_chains),
