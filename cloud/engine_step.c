@@ -314,12 +314,14 @@ static int draw(struct engine *e, const struct sequence *s, const struct batch_s
 static void extend_reply(struct engine *e, struct sequence *s, const struct batch_seq *b)
 {
     struct sampled sampled;
-    int rc = draw(e, s, b, &sampled);
-    if (rc == 0)
-        rc = gen_append(s->gen,
+    if (draw(e, s, b, &sampled) < 0) {
+        engine_fail(e, s, -TD_ERR_INTERNAL, "no token could be drawn: the logits are not finite");
+        return;
+    }
+    int rc = gen_append(s->gen,
                         sampled.id); /* before it is sent: an edge never holds a token that the table lacks */
     if (rc < 0) {
-        engine_fail(e, s, rc, "no token could be drawn: the logits are not finite");
+        engine_fail(e, s, rc, "the reply has no room for another token");
         return;
     }
     take_token(e, s, &sampled);

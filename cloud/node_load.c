@@ -218,6 +218,11 @@ static int create_backend(const struct node *n, struct backend **out, struct td_
                                  out, err);
     else if (rc == 0)
         rc = cpu_backend_create(n->model, &config, out, err);
+    if (rc == 0 && !gguf_intact(n->file)) {
+        (*out)->ops->destroy(*out);
+        rc = td_fail(err, -TD_ERR_IO,
+                     "cannot serve %s: it was changed while it was being loaded; start again", s->model);
+    }
     if (rc < 0)
         return rc;
     tell_pages(n, (*out)->page_count);

@@ -63,8 +63,9 @@ static const char *explain(const char *text, char *buffer, size_t size)
         const char *found, *means;
     } reasons[] = {
         {"didn't look good, hostname", "the server's certificate is for another name (TLS name mismatch)"},
-        {"didn't look good, invalidca", "the server's certificate is not trusted: it is not signed by the "
-                                        "given CA (or the server speaks no TLS)"},
+        {"didn't look good, invalidca",
+         "the server's certificate is not trusted: it is not signed by the "
+         "given CA (or it showed none: it speaks no TLS, or the connection was closed on the way)"},
         {"didn't look good, expired", "the server's certificate has expired (or this clock is wrong)"},
         {"didn't look good, notyetvalid",
          "the server's certificate is not valid yet (or this clock is wrong)"},

@@ -2,8 +2,9 @@
  * accessors rely on, is gguf_parse.c.
  *
  * The file is mapped, not read: weights are used in place and pages that are never touched cost nothing. The
- * price is that a file which somebody truncates in place while it is mapped raises SIGBUS; installers
- * therefore replace model files by rename, as gguf_slice does. */
+ * price is that a file which somebody truncates in place while it is mapped raises SIGBUS, and that one which is
+ * written into changes under who computes with it (gguf_intact tells); installers therefore replace model files by
+ * rename, as gguf_slice does. */
 #include "shared/gguf_internal.h"
 
 #include <errno.h>
@@ -63,6 +64,11 @@ bool gguf_has_prefix(struct span s, const char *prefix)
 
 /* --- opening -------------------------------------------------------------------------------------------- */
 
+static uint64_t time_ns(struct timespec t)
+{
+    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
 static int map_file(struct gguf *g, const char *path, struct td_error *err)
 {
     struct stat st;
@@ -91,11 +97,15 @@ static int map_file(struct gguf *g, const char *path, struct td_error *err)
             g->map_size = (size_t)st.st_size;
             g->mapped = true;
             g->identity.size = (uint64_t)st.st_size;
-            g->identity.mtime_ns = (uint64_t)st.st_mtim.tv_sec * 1000000000u + (uint64_t)st.st_mtim.tv_nsec;
+            g->identity.mtime_ns = time_ns(st.st_mtim);
+            g->identity.ctime_ns = time_ns(st.st_ctim);
             g->identity.inode = (uint64_t)st.st_ino;
         }
     }
-    close(fd);
+    if (rc == 0)
+        g->fd = fd;
+    else
+        close(fd);
     return rc;
 }
 
@@ -103,8 +113,10 @@ static int gguf_load(const char *path, const void *data, size_t size, struct ggu
 {
     *out = NULL;
     struct gguf *g = calloc(1, sizeof *g);
-    if (g)
+    if (g) {
+        g->fd = -1;
         g->path = strdup(path);
+    }
     if (!g || !g->path) {
         gguf_close(g);
         return td_fail(err, -TD_ERR_NOMEM, "cannot load %s: out of memory", path[0] ? path : "GGUF data");
@@ -148,10 +160,27 @@ void gguf_close(struct gguf *g)
     free(g->value_order);
     free(g->tensors);
     free(g->tensor_order);
+    free(g->digests);
     if (g->mapped)
         munmap((void *)g->map, g->map_size);
+    if (g->fd >= 0)
+        close(g->fd);
     free(g->path);
     free(g);
+}
+
+bool gguf_is_touched(struct gguf *g)
+{
+    struct stat st;
+    if (g->fd < 0)
+        return false;
+    if (fstat(g->fd, &st) != 0)
+        return true;
+    uint64_t size = (uint64_t)st.st_size, mtime_ns = time_ns(st.st_mtim);
+    bool touched = size != g->identity.size || mtime_ns != g->identity.mtime_ns;
+    g->identity.size = size;
+    g->identity.mtime_ns = mtime_ns;
+    return touched;
 }
 
 /* --- look-ups ------------------------------------------------------------------------------------------- */

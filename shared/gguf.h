@@ -112,6 +112,10 @@ int gguf_slice(struct gguf *g, uint32_t layer_end, const char *out_path, progres
 /* Hash every tensor that is present and compare: a slice with its own table, a whole file with the digests that its sidecar kept from an
  * earlier start (if there are none yet they are taken now). -TD_ERR_CHECKSUM names the first tensor that differs. */
 int gguf_verify(struct gguf *g, progress_fn progress, void *ctx, struct td_error *err);
+/* gguf_intact: are the mapped tensors still those that gguf_digests last saw? For who computes with them, before a use and again before
+ * what came of it counts: whoever writes into the file changes its time first. One look at that time; if it is another, every tensor is
+ * hashed, so a mere touch does no harm. Once false, always false. One thread at a time. */
+bool gguf_intact(struct gguf *g);
 /* Layers whose tensors are present: n_layer for a full file, "tandem.slice.layer_end" for a slice. */
 uint32_t gguf_layers_held(const struct gguf *g);
 

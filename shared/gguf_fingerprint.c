@@ -11,8 +11,8 @@
 
 #define HASH_STEP         (4u << 20) /* bytes between two calls of the progress function */
 #define SIDECAR_MAGIC     "TDGD"
-#define SIDECAR_VERSION   1u
-#define SIDECAR_HEAD_SIZE (4 + 4 + 4 * 8)
+#define SIDECAR_VERSION   2u
+#define SIDECAR_HEAD_SIZE (4 + 4 + 5 * 8)
 #define FINGERPRINT_TAG   "tandem-fingerprint-v1" /* its zero byte is part of it */
 
 /* --- digests -------------------------------------------------------------------------------------------- */
@@ -78,7 +78,8 @@ static void sidecar_head(const struct gguf *g, uint8_t out[SIDECAR_HEAD_SIZE])
     store_le64(out + 8, g->identity.size);
     store_le64(out + 16, g->identity.mtime_ns);
     store_le64(out + 24, g->identity.inode);
-    store_le64(out + 32, g->tensor_count);
+    store_le64(out + 32, g->identity.ctime_ns);
+    store_le64(out + 40, g->tensor_count);
 }
 
 /* Fill `digests` from the sidecar; false if there is none that fits. */
@@ -150,6 +151,10 @@ int gguf_digests(struct gguf *g, uint8_t **out, progress_fn progress, void *ctx,
         free(digests);
         return rc;
     }
+    free(g->digests);
+    g->digests = malloc(size + 1);
+    if (g->digests)
+        memcpy(g->digests, digests, size);
     *out = digests;
     return 0;
 }
@@ -275,4 +280,17 @@ int gguf_verify(struct gguf *g, progress_fn progress, void *ctx, struct td_error
     }
     free(digests);
     return rc;
+}
+
+/* --- a file in use -------------------------------------------------------------------------------------- */
+
+bool gguf_intact(struct gguf *g)
+{
+    if (g->changed)
+        return false;
+    if (!gguf_is_touched(g))
+        return true;
+    g->changed =
+        !g->digests || g->identity.size != g->map_size || check_tensors(g, g->digests, NULL, NULL, NULL) < 0;
+    return !g->changed;
 }

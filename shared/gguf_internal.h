@@ -24,7 +24,7 @@
 #define GGUF_SLICE_LAYER_END "tandem.slice.layer_end" /* u32 */
 
 struct gguf_identity { /* names the bytes of a file without reading them */
-    uint64_t size, mtime_ns, inode;
+    uint64_t size, mtime_ns, inode, ctime_ns;
 };
 
 struct gguf {
@@ -32,7 +32,10 @@ struct gguf {
     size_t map_size;
     bool mapped;
     char *path; /* owned; "" for borrowed bytes */
+    int fd;     /* of the mapped file, -1 without one: its time tells whether somebody writes into it */
     struct gguf_identity identity;
+    uint8_t *digests; /* owned: what gguf_digests said last; NULL before */
+    bool changed;     /* what gguf_intact has found */
 
     struct gguf_value *values;
     size_t value_count;
@@ -50,6 +53,9 @@ struct gguf {
 
 /* gguf_parse_map: fill g from g->map; on failure the caller closes g. */
 int gguf_parse_map(struct gguf *g, struct td_error *err);
+
+/* gguf_is_touched: the file has another size or modification time than at the last call, or when it was opened. */
+bool gguf_is_touched(struct gguf *g);
 
 /* How messages name the file. */
 const char *gguf_label(const struct gguf *g);

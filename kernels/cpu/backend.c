@@ -324,6 +324,11 @@ static void cpu_destroy(struct backend *base)
     free(b);
 }
 
+static int cpu_state(const struct backend *base)
+{
+    return ((const struct cpu_backend *)base)->lost;
+}
+
 static const struct backend_ops cpu_backend_ops = {
     .name = "cpu",
     .numerics = KV_NUMERICS_CPU_V1,
@@ -331,6 +336,7 @@ static const struct backend_ops cpu_backend_ops = {
     .page_read = cpu_page_read,
     .page_write = cpu_page_write,
     .page_copy = cpu_page_copy,
+    .state = cpu_state,
     .destroy = cpu_destroy,
 };
 

@@ -75,6 +75,8 @@ struct cpu_backend {
     const struct cpu_layer *layer;
     uint32_t layer_index, row_count, all_count, kept_count, chunk_count, attention_tasks, cut_splits;
 
+    _Atomic int lost; /* the code since when nothing is computed any more: the weights have changed */
+
     struct cpu_profile *profile; /* borrowed; NULL: nothing is timed */
 };
 

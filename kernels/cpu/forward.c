@@ -8,6 +8,7 @@
  *   x ─norm─▶ act ─q,k,v─▶ wide ─bias, head norms, rope─▶ wide(q), pages(k, v) ─attention─▶ act ─o─▶ wide
  *   x += wide;  x ─norm─▶ act ─gate,up─▶ wide ─swiglu─▶ act ─down─▶ wide;  x += wide */
 #include "kernels/cpu/cpu_backend.h"
+#include "shared/log.h"
 
 #define ROWS_PER_TASK    8
 #define TASKS_PER_THREAD 6
@@ -384,9 +385,8 @@ static void write_outputs(struct cpu_backend *b)
     run_products(b, b->kept_count, 1, (const struct cpu_matrix *const[]){&b->head});
 }
 
-int cpu_forward(struct backend *base, const struct batch *batch)
+static int run_batch(struct cpu_backend *b, const struct batch *batch)
 {
-    struct cpu_backend *b = (struct cpu_backend *)base;
     int rc = batch_check(&b->base, b->rows_max, b->has_head, batch);
     if (rc || batch->count == 0)
         return rc;
@@ -404,4 +404,28 @@ int cpu_forward(struct backend *base, const struct batch *batch)
     write_outputs(b);
     b->batch = NULL;
     return 0;
+}
+
+/* Some weights are read where the file is mapped: what was computed while somebody wrote into it would be kept under the name of what the
+ * model was, by this node and others. So the file is looked at before a step, lest pages are gone, and behind it. */
+static bool weights_intact(struct cpu_backend *b)
+{
+    if (b->lost == 0 && !gguf_intact(b->base.model->file)) {
+        b->lost = -TD_ERR_IO;
+        log_error("cpu",
+                  "%s was changed while it was in use: nothing more is computed with it; start again, and "
+                  "replace model "
+                  "files by renaming, not by writing into them",
+                  gguf_path(b->base.model->file));
+    }
+    return b->lost == 0;
+}
+
+int cpu_forward(struct backend *base, const struct batch *batch)
+{
+    struct cpu_backend *b = (struct cpu_backend *)base;
+    if (!weights_intact(b))
+        return -TD_ERR_IO;
+    int rc = run_batch(b, batch);
+    return rc == 0 && !weights_intact(b) ? -TD_ERR_IO : rc;
 }

@@ -1,6 +1,7 @@
 """A device with a valid token that lies, and clients that do not behave: only they suffer."""
 import os
 import random
+import shutil
 import socket
 import ssl
 import struct
@@ -9,7 +10,7 @@ import httpx
 import pytest
 
 import mini_edge as mini
-from harness import Cloud
+from harness import MODEL, Cloud
 from mini_edge import BLOCK, Closed, MiniEdge, Model
 
 TEXT = "The harbour master counts the boats at dusk. Some are blue, some are green, and one has no colour at all. " * 6
@@ -237,6 +238,35 @@ def test_who_sends_nothing_holds_nobody_up(tmp_path):
 
 
 # ---- a disk that is tampered with ----
+
+
+@pytest.mark.parametrize("how", ["written into", "cut short"])
+def test_a_model_file_changed_while_serving(tmp_path, how):
+    """`cp other.gguf model.gguf` under a running node: nothing that came of it is answered or kept under the old model's name, and the node ends."""
+    model = tmp_path / "m.gguf"
+    shutil.copy(MODEL, model)
+    c = Cloud(tmp_path / "c", model=model)
+    token = c.new_token()
+    c.start()
+    try:
+        truth, _ = completion(c, token, TEXT, cache=False)
+        with open(model, "r+b", buffering=0) as f:
+            if how == "cut short":
+                f.truncate(1 << 20)
+            else:  # every second MiB is another: rows of the embedding, for one
+                for at in range(8 << 20, model.stat().st_size, 2 << 20):
+                    f.seek(at)
+                    f.write(bytes(1 << 20))
+        with pytest.raises(httpx.HTTPError):
+            completion(c, token, "Quite another story. " + TEXT)
+        assert c.process.wait(30) > 0 and "was changed while it was in use" in c.log()
+        shutil.copy(MODEL, model)
+        c.start()
+        text, cached = completion(c, token, "Quite another story. " + TEXT)
+        assert cached == 0 and text == completion(c, token, "Quite another story. " + TEXT, cache=False)[0]
+        assert completion(c, token, TEXT)[0] == truth
+    finally:
+        c.kill()
 
 
 def test_index_cut_short_while_serving(tmp_path):

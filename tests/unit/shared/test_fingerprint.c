@@ -157,9 +157,9 @@ static void tamper_sidecar(bool fix_sum)
 {
     size_t size;
     uint8_t *data = read_file(sidecar_path, &size);
-    assert_int_equal(size, 40 + 8 * 32 + 32); /* FINGERPRINT.md */
-    assert_memory_equal(data, "TDGD\1\0\0\0", 8);
-    data[40] ^= 1;
+    assert_int_equal(size, 48 + 8 * 32 + 32); /* FINGERPRINT.md */
+    assert_memory_equal(data, "TDGD\2\0\0\0", 8);
+    data[48] ^= 1;
     if (fix_sum)
         sha256_once(data, size - 32, data + size - 32);
     write_file(sidecar_path, data, size);
@@ -206,6 +206,71 @@ static void test_sidecar_belongs_to_one_file(void **state)
     free(data);
     fingerprint_of(model_path, got);
     assert_string_equal(got, truth);
+}
+
+/* Other weights of the same size at the same place, once more with the time of those before; clocks of files are coarse. */
+static void write_over(uint8_t salt, bool hide)
+{
+    struct stat before, after;
+    assert_int_equal(stat(model_path, &before), 0);
+    struct timespec times[2] = {before.st_atim, before.st_mtim};
+    do {
+        write_model(salt, "m", 0);
+        assert_int_equal(stat(model_path, &after), 0);
+    } while (after.st_ctim.tv_sec == before.st_ctim.tv_sec &&
+             after.st_ctim.tv_nsec == before.st_ctim.tv_nsec);
+    if (hide)
+        assert_int_equal(utimensat(AT_FDCWD, model_path, times, 0), 0);
+}
+
+static void test_sidecar_of_what_was_written_over(void **state)
+{
+    (void)state;
+    char first[65], second[65], got[65];
+    write_model(0, "m", 0);
+    fingerprint_of(model_path, first);
+    write_over(1, true);
+    fingerprint_of(model_path, got);
+    unlink(sidecar_path);
+    fingerprint_of(model_path, second);
+    assert_string_equal(got, second);
+    assert_string_not_equal(got, first);
+}
+
+static struct gguf *open_hashed(void)
+{
+    uint8_t hash[TD_HASH_SIZE];
+    write_model(0, "m", 0);
+    struct gguf *g = open_model(model_path);
+    assert_int_equal(gguf_fingerprint(g, hash, NULL, NULL, NULL), 0);
+    assert_true(gguf_intact(g));
+    return g;
+}
+
+static void test_a_file_in_use_is_written_into(void **state)
+{
+    (void)state;
+    struct timespec times[2] = {{1, 0}, {1, 5}};
+    struct gguf *g = open_hashed();
+    assert_int_equal(utimensat(AT_FDCWD, model_path, times, 0), 0);
+    assert_true(gguf_intact(g)); /* the same bytes at another time */
+    write_over(1, false);
+    assert_false(gguf_intact(g));
+    write_over(0, false);
+    assert_false(gguf_intact(g)); /* what was computed meanwhile is not made good */
+    gguf_close(g);
+
+    g = open_hashed();
+    assert_int_equal(truncate(model_path, 10), 0);
+    assert_false(gguf_intact(g)); /* and nothing of it is read, which would be the end */
+    gguf_close(g);
+
+    write_model(0, "m", 0);
+    unlink(sidecar_path);
+    g = open_model(model_path);
+    assert_int_equal(utimensat(AT_FDCWD, model_path, times, 0), 0);
+    assert_false(gguf_intact(g)); /* never hashed: nothing to compare with */
+    gguf_close(g);
 }
 
 static void test_works_without_sidecar(void **state)
@@ -402,6 +467,20 @@ static void test_slice_table_is_checked(void **state)
     assert_string_not_equal(model, slice); /* … but another model */
 }
 
+/* Rot leaves the times of a file alone; who writes into it for a test does not, and lets the sidecar know. */
+static void hide_change(const struct timespec times[2])
+{
+    struct stat st;
+    size_t size;
+    assert_int_equal(utimensat(AT_FDCWD, model_path, times, 0), 0);
+    assert_int_equal(stat(model_path, &st), 0);
+    uint8_t *data = read_file(sidecar_path, &size);
+    store_le64(data + 32, (uint64_t)st.st_ctim.tv_sec * 1000000000u + (uint64_t)st.st_ctim.tv_nsec);
+    sha256_once(data, size - 32, data + size - 32);
+    write_file(sidecar_path, data, size);
+    free(data);
+}
+
 static void test_verify_finds_damage(void **state)
 {
     (void)state;
@@ -428,10 +507,9 @@ static void test_verify_finds_damage(void **state)
     uint8_t *at = memmem(data, size, good, sizeof good);
     assert_non_null(at);
     assert_int_equal(pwrite(fd, bad, sizeof bad, at - data), sizeof bad);
-    struct timespec times[2] = {st.st_atim, st.st_mtim}; /* rot leaves the time alone */
-    assert_int_equal(futimens(fd, times), 0);
     close(fd);
     free(data);
+    hide_change((struct timespec[2]){st.st_atim, st.st_mtim});
     g = open_model(model_path);
     assert_int_equal(gguf_verify(g, NULL, NULL, &err), -TD_ERR_CHECKSUM);
     gguf_close(g);
@@ -473,6 +551,8 @@ int main(void)
         cmocka_unit_test_teardown(test_golden, empty_folder),
         cmocka_unit_test_teardown(test_what_counts, empty_folder),
         cmocka_unit_test_teardown(test_sidecar_belongs_to_one_file, empty_folder),
+        cmocka_unit_test_teardown(test_sidecar_of_what_was_written_over, empty_folder),
+        cmocka_unit_test_teardown(test_a_file_in_use_is_written_into, empty_folder),
         cmocka_unit_test_teardown(test_works_without_sidecar, empty_folder),
         cmocka_unit_test_teardown(test_slice_shows_the_model, empty_folder),
         cmocka_unit_test_teardown(test_slice_of_a_slice, empty_folder),
