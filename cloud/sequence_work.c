@@ -289,8 +289,8 @@ void sequence_advance(struct sequence *s, const struct seq_model *m, const struc
         s->complete = end;
         s->recomputed_tokens += job->rows;
         first = job->position - job->position % KV_BLOCK_TOKENS;
-        s->refill_begin = s->refill_end ? TD_MIN(s->refill_begin, first) : first;
-        s->refill_end = TD_MAX(s->refill_end, sequence_blocks(end) * KV_BLOCK_TOKENS);
+        s->refill_begin = s->refill_end ? s->refill_begin : first; /* they come in order */
+        s->refill_end = sequence_blocks(end) * KV_BLOCK_TOKENS;
         s->ingested_dirty = true;
         break;
     case JOB_IDS:

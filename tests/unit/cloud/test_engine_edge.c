@@ -277,6 +277,8 @@ static void stalled_kv_is_recomputed(void **state)
             rig_send_kv(&s->edge, &s->client, 1, 64 * blocks, PROMPT, KV_L0); /* too late: dropped */
             finish(s);
             assert_int_equal(s->client.done_event.done.recomputed_tokens, PROMPT - blocks * 64);
+            assert_int_equal(s->client.ingested.ingested.refill_begin, blocks * 64);
+            assert_int_equal(s->client.ingested.ingested.refill_end, (PROMPT + 63) / 64 * 64);
             scene_close(s);
         }
 }
