@@ -475,6 +475,17 @@ int keys_erase(struct keys *k, uint32_t tenant, struct td_error *err)
     return rc;
 }
 
+/* Which key the file is under decides: what failed may have been the sync of a directory that names the new file already. */
+static bool file_is_under(const struct keys *k, const uint8_t master[CRYPTO_KEY_SIZE])
+{
+    struct keys *file = NULL;
+    bool found;
+    if (keys_open(k->io, k->directory, false, master, true, &found, &file, NULL) < 0)
+        return false;
+    keys_close(file);
+    return found;
+}
+
 bool keys_master_is(struct keys *k, const uint8_t master[CRYPTO_KEY_SIZE])
 {
     pthread_mutex_lock(&k->update);
@@ -492,7 +503,7 @@ int keys_rotate(struct keys *k, const uint8_t new_master[CRYPTO_KEY_SIZE], struc
     memcpy(old, k->master, sizeof old);
     memcpy(k->master, new_master, sizeof k->master);
     rc = file_save(k, NULL, 0);
-    if (rc < 0)
+    if (rc < 0 && !file_is_under(k, new_master))
         memcpy(k->master, old, sizeof old);
     end_change(k, fd);
     crypto_wipe(old, sizeof old);

@@ -141,10 +141,11 @@ int store_rotate_master_file(struct store *s, const char *path, struct td_error 
     rc = rc < 0 ? rc : read_file(next, key, err);
     if (rc == 0) {
         rc = store_rotate_master(s, key, err);
-        if (rc < 0)
-            unlink(next);
-        else
+        if (rc == 0)
             rc = take_over(next, path, err);
+        else if (!keys_master_is(s->keys,
+                                 key)) /* else either key may be the one after a loss of power: both stay */
+            unlink(next);
     }
     crypto_wipe(key, sizeof key);
     return rc;

@@ -168,7 +168,8 @@ static int parts_read(const uint8_t *in, struct record_head *h)
         struct record_part *p = &h->parts[i];
         p->first_size = load_le32(in + AT_PARTS + 8 * i);
         p->second_size = load_le32(in + AT_PARTS + 8 * i + 4);
-        if (p->first_size > PART_SIZE_MAX || p->second_size > PART_SIZE_MAX)
+        bool one_piece = h->type == RECORD_CONVERSATION; /* its reader makes room for the first */
+        if (p->first_size > PART_SIZE_MAX || p->second_size > (one_piece ? 0 : PART_SIZE_MAX))
             return -TD_ERR_FORMAT;
         sum += record_part_sealed_size(p);
     }

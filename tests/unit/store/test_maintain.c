@@ -1,6 +1,7 @@
 /* maintain: compaction, pins and the rotation of the master key, each with what must be the same before and after. */
 #include "shared/log.h"
 #include "store_fixture.h"
+#include <errno.h>
 #include <sys/stat.h>
 
 #define BLOCKS 24
@@ -314,6 +315,37 @@ static void a_rotation_that_was_cut_off_is_finished(void **state)
     fixture_remove(dir);
 }
 
+static int broken_syncs;
+static int sync_directory_breaks(struct io *io, const char *path)
+{
+    return broken_syncs > 0 && broken_syncs-- ? -EIO : io_posix.sync_directory(io, path);
+}
+
+/* The new keys.td stands there, and whether for good is not known: no key may go that one of the two needs. */
+static void a_rotation_whose_sync_fails_loses_no_key(void **state)
+{
+    (void)state;
+    char *dir = fixture_directory(), path[256], next[300];
+    struct store_config c = fixture_config(dir);
+    struct io io = io_posix;
+    struct store *s;
+    io.sync_directory = sync_directory_breaks;
+    snprintf(path, sizeof path, "%s/store.key", dir);
+    snprintf(next, sizeof next, "%s.new", path);
+    write_key(path, c.master_key);
+    c.master_key_path = path;
+    assert_int_equal(store_open_with(&c, &(struct store_env){.io = &io}, &s, NULL), 0);
+    put_blocks(s, 1);
+    broken_syncs = 1;
+    assert_true(store_rotate_master_file(s, path, NULL) < 0);
+    store_close(s);
+    s = fixture_open(&c); /* with the key that lies beside the old one */
+    assert_true(fixture_block_reads(s, "acme", &blocks[0]));
+    assert_int_equal(access(next, F_OK), -1);
+    store_close(s);
+    fixture_remove(dir);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -325,6 +357,7 @@ int main(void)
         cmocka_unit_test(quotas_are_kept),
         cmocka_unit_test(a_new_master_key_opens_what_the_old_one_wrote),
         cmocka_unit_test(a_rotation_that_was_cut_off_is_finished),
+        cmocka_unit_test(a_rotation_whose_sync_fails_loses_no_key),
     };
     log_set_level(LOG_ERROR);
     return cmocka_run_group_tests(tests, NULL, NULL);
