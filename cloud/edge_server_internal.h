@@ -43,6 +43,7 @@ struct edge_command { /* a frame, ready for the engine */
     union {
         struct {
             uint32_t epoch, count, rows_patience_ms, rows_patience_token_us, kv_patience_ms;
+            bool resumes;
             struct plan_range ranges[LIMIT_RANGES];
         } plan;
         struct {

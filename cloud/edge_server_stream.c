@@ -15,6 +15,7 @@ static int make_plan(struct edge_command *cmd, const Tandem__Plan *m)
     cmd->plan.rows_patience_ms = m->rows_patience_ms;
     cmd->plan.rows_patience_token_us = m->rows_patience_token_us;
     cmd->plan.kv_patience_ms = m->kv_patience_ms;
+    cmd->plan.resumes = m->resumes;
     for (size_t i = 0; i < m->n_ranges; i++) {
         const Tandem__Range *r = m->ranges[i];
         if (r->codec > UINT8_MAX || r->hidden_dtype > UINT8_MAX)
@@ -104,7 +105,9 @@ static int command_run(struct edge_stream *s, struct edge_command *cmd)
     case EDGE_PLAN:
         rc = engine_patience(e, sequence, cmd->plan.rows_patience_ms, cmd->plan.rows_patience_token_us,
                              cmd->plan.kv_patience_ms);
-        return rc < 0 ? rc : engine_plan(e, sequence, cmd->plan.epoch, cmd->plan.ranges, cmd->plan.count);
+        return rc < 0 ? rc
+                      : engine_plan(e, sequence, cmd->plan.epoch, cmd->plan.ranges, cmd->plan.count,
+                                    cmd->plan.resumes);
     case EDGE_HIDDEN:
         return engine_hidden(e, sequence, cmd->hidden.epoch, cmd->hidden.first_token, cmd->hidden.count,
                              cmd->hidden.layer, cmd->hidden.dtype, payload, cmd->payload_size);

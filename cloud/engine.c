@@ -230,7 +230,7 @@ static void run_command(struct engine *e, struct engine_command *c)
         break;
     case COMMAND_PLAN:
         if (s)
-            engine_do_plan(e, s, c->plan.epoch, c->plan.ranges, c->plan.count);
+            engine_do_plan(e, s, c->plan.epoch, c->plan.ranges, c->plan.count, c->plan.resumes);
         break;
     case COMMAND_START:
         if (s)
@@ -454,12 +454,13 @@ int engine_patience(struct engine *e, uint64_t sequence, uint32_t rows_ms, uint3
 }
 
 int engine_plan(struct engine *e, uint64_t sequence, uint32_t epoch, const struct plan_range *ranges,
-                uint32_t count)
+                uint32_t count, bool resumes)
 {
     struct engine_command *c = new_command(COMMAND_PLAN, sequence);
     if (!c)
         return -TD_ERR_FULL;
     c->plan.epoch = epoch;
+    c->plan.resumes = resumes;
     c->plan.count = count; /* too many are refused by the sequence, with its words */
     memcpy(c->plan.ranges, ranges, TD_MIN(count, LIMIT_RANGES) * sizeof *ranges);
     return push(e, c);

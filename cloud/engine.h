@@ -136,7 +136,7 @@ void engine_destroy(struct engine *e);
 /* Commands, any thread. 0 or -TD_ERR_FULL / -TD_ERR_CLOSED (then taken-over memory is freed). Events for a sequence come only after its engine_open returned. */
 int engine_open(struct engine *e, struct engine_open *open, uint64_t *sequence);
 int engine_plan(struct engine *e, uint64_t sequence, uint32_t epoch, const struct plan_range *ranges,
-                uint32_t count);
+                uint32_t count, bool resumes);
 /* How long the plan that follows waits for rows and pieces: PLAN in tandem.proto. */
 int engine_patience(struct engine *e, uint64_t sequence, uint32_t rows_ms, uint32_t rows_token_us,
                     uint32_t kv_ms);

@@ -8,12 +8,12 @@
 #include <stdlib.h>
 
 void engine_do_plan(struct engine *e, struct sequence *s, uint32_t epoch, const struct plan_range *ranges,
-                    uint32_t count)
+                    uint32_t count, bool resumes)
 {
     struct td_error err;
     s->upload_us = e->clock();
     s->idle = false;
-    int rc = sequence_plan(s, &e->model, epoch, ranges, count, &err);
+    int rc = sequence_plan(s, &e->model, epoch, ranges, count, resumes, &err);
     if (rc < 0) {
         metric_add(e->metrics.rejected, 1);
         engine_fail(e, s, rc, err.text);

@@ -71,6 +71,7 @@ struct engine_command {
         } patience;
         struct {
             uint32_t epoch, count;
+            bool resumes;
             struct plan_range ranges[LIMIT_RANGES];
         } plan;
         struct {
@@ -295,7 +296,7 @@ bool engine_swap_arrived(struct engine *e, struct sequence *s, bool wait);
 
 /* engine_ingest.c */
 void engine_do_plan(struct engine *e, struct sequence *s, uint32_t epoch, const struct plan_range *ranges,
-                    uint32_t count);
+                    uint32_t count, bool resumes);
 void engine_do_hidden(struct engine *e, uint64_t handle, uint32_t epoch, uint32_t layer,
                       struct seq_hidden *message);
 void engine_take_pieces(struct engine *e); /* what ingest has decoded, and pieces that wait for a page */

@@ -60,6 +60,9 @@ static bool find_job(struct engine *e, struct sequence *s, uint64_t now_us, stru
     *job = sequence_next(s, &e->model, now_us, e->config.kv_stall_ms * UINT64_C(1000));
     if (s->complete / KV_BLOCK_TOKENS > s->published)
         engine_publish(e, s);
+    if (s->may_resume)
+        engine_emit_ingested(e,
+                             s); /* not behind a step: the sooner its edge knows, the more it can still do */
     if (s->device_wanted)
         return ask_device(e, s, now_us);
     engine_meet_limit(e, s, job);
@@ -93,7 +96,8 @@ static bool somebody_sends(const struct engine *e)
 {
     for (uint32_t i = 0; i < e->live_count; i++)
         if (e->live[i]->state == SEQ_RUNNING && e->live[i]->planned &&
-            sequence_wants_data(e->live[i], &e->model))
+            (sequence_wants_data(e->live[i], &e->model) ||
+             (e->live[i]->may_resume && e->live[i]->high < e->live[i]->plan_end)))
             return true;
     return false;
 }

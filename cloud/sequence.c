@@ -240,6 +240,7 @@ void sequence_void_plan(struct sequence *s)
     s->away = false;
     s->ids_until = UINT32_MAX;
     s->pieces_lost = true;
+    s->may_resume = false;
 }
 
 void sequence_ask_again(struct sequence *s)

@@ -127,7 +127,8 @@ struct sequence {
     uint32_t ids_until; /* positions below are computed from ids, whatever the plan says */
     /* rows stayed away: from here on, in the record too, all is computed from ids; UINT32_MAX: not so */
     uint32_t left_from;
-    bool rows_came;                            /* under this plan */
+    bool may_resume; /* left, and nothing else has ended the plan: the edge may take it up again */
+    bool rows_came;  /* under this plan */
     uint64_t rows_patience_us, kv_patience_us; /* as the edge wishes; 0: none, stall_us */
     uint32_t rows_patience_token_us;           /* more for each token that has not run */
     bool pieces_lost;                          /* no more pieces will come */
@@ -188,8 +189,10 @@ int sequence_unseal(struct sequence *s, const uint8_t key[CRYPTO_KEY_SIZE]);
 void sequence_truncate(struct sequence *s, uint32_t keep_count);
 
 /* ---- data of the edge: 0; -TD_ERR_PROTOCOL with the reason in err: the peer broke the rules. */
+/* resumes: of an edge that knows that the rest of its prompt was left to the cloud, or left it itself, and helps again from a token on that has not run.
+ * Where the cloud has got beyond that token it goes on alone (sequence_leave, under the new epoch). */
 int sequence_plan(struct sequence *s, const struct seq_model *m, uint32_t epoch,
-                  const struct plan_range *ranges, uint32_t count, struct td_error *err);
+                  const struct plan_range *ranges, uint32_t count, bool resumes, struct td_error *err);
 void sequence_plan_blocks(struct sequence *s); /* what the plan at hand says of blocks that are not whole */
 /* Takes the payload over. Old, repeated and unwanted rows are dropped (consumed). */
 int sequence_hidden(struct sequence *s, const struct seq_model *m, uint32_t epoch, uint32_t layer,

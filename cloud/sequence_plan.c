@@ -216,16 +216,45 @@ void sequence_plan_blocks(struct sequence *s)
         plan_block(s, b);
 }
 
+/* Rows are to come again. What ran meanwhile ran from ids: the plan must say so of all of it, as a record can only name whole blocks. Where the cloud had left
+ * by itself, KV that had not come does not come any more. */
+static bool resume(struct sequence *s, const struct plan_range *ranges, uint32_t count)
+{
+    const struct plan_range *old = plan_at(s->ranges, s->range_count, s->high),
+                            *r = plan_at(ranges, count, s->high);
+    bool left = s->ids_until == UINT32_MAX, from_ids = left || !old || old->layers == 0;
+    bool late = from_ids && (!r || (r->layers > 0 && r->first_token < s->high));
+    if (late || s->is_private || (left && !s->may_resume)) {
+        if (!left)
+            sequence_leave(s);
+        return false;
+    }
+    if (!left)
+        return true;
+    s->pieces_lost = s->may_resume = false;
+    s->left_from = UINT32_MAX;
+    s->hidden_next = s->high;
+    s->ids_until = 0;
+    for (uint32_t i = s->complete / KV_BLOCK_TOKENS; i < sequence_blocks(s->high); i++)
+        s->blocks[i].closed |= s->blocks[i].missing > 0;
+    return true;
+}
+
 int sequence_plan(struct sequence *s, const struct seq_model *m, uint32_t epoch,
-                  const struct plan_range *ranges, uint32_t count, struct td_error *err)
+                  const struct plan_range *ranges, uint32_t count, bool resumes, struct td_error *err)
 {
     if (s->ids_until == UINT32_MAX && s->is_private)
         s->epoch = TD_MAX(s->epoch, epoch); /* it came too late: the device will be asked for another */
-    if (s->ids_until == UINT32_MAX || (s->planned && epoch <= s->epoch))
+    if ((s->ids_until == UINT32_MAX && !resumes) || (s->planned && epoch <= s->epoch))
         return 0; /* resumed, or an older plan than the one at hand */
     int rc = check_plan(s, m, ranges, count, err);
     if (rc < 0)
         return rc;
+    if (resumes && !resume(s, ranges, count)) {
+        s->epoch = epoch; /* heard, and of no use */
+        s->ingested_dirty = true;
+        return 0;
+    }
     struct plan_range kept[LIMIT_RANGES];
     s->plan_begin = takes_effect(s, m, ranges, count);
     uint32_t kept_count = s->plan_begin > s->high ? keep_rows(s, ranges, count, kept) : 0;
@@ -239,7 +268,7 @@ int sequence_plan(struct sequence *s, const struct seq_model *m, uint32_t epoch,
     set_ranges(s, ranges, count);
     s->epoch = epoch;
     s->planned = true;
-    s->rows_came = false;
+    s->rows_came = resumes; /* they are not waited for as long as at the beginning */
     s->ids_until = 0;
     s->ingested_dirty = true;
     sequence_plan_blocks(s);
@@ -261,6 +290,7 @@ void sequence_leave(struct sequence *s)
         s->left_from = from;
     }
     sequence_void_plan(s);
+    s->may_resume = !s->is_private;
     s->ingested_dirty = true;
 }
 

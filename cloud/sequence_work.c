@@ -297,6 +297,7 @@ void sequence_advance(struct sequence *s, const struct seq_model *m, const struc
         s->recomputed_tokens += s->range_count ? count_planned_rows(s, job->position, end) : 0;
         close_rows(s, job->position, end);
         s->high = s->complete = end;
+        s->ingested_dirty |= s->range_count > 0 && !job->decode; /* an edge that has left may come again */
         break;
     case JOB_HIDDEN:
     case JOB_LAST:

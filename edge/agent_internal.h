@@ -169,7 +169,14 @@ struct flight {
     bool patient;          /* the cloud was told how long to wait for rows */
     bool left;             /* the cloud has stopped waiting for rows, and does the rest from ids */
     bool leaving;          /* the last plan leaves the rest to the cloud, which may not have heard of it */
-    struct api_plan shown; /* for timings */
+    struct given_up {      /* the rest of the prompt is the cloud's, but may be taken up again */
+        bool now;
+        struct plan plan;   /* that was left */
+        uint64_t sent_size; /* bulk on the link when it was; acknowledged: the link has recovered */
+        uint32_t resumes;
+        uint32_t resumed_epoch; /* what the cloud says of earlier plans is of no account; 0: none */
+    } given_up;
+    struct api_plan shown;            /* for timings */
     Tandem__Ingested ingested;        /* the last of this stream */
     bool rows_need_f32, no_edge;      /* what went wrong before on this flight */
     struct pipeline_job *work;        /* NULL: none */

@@ -11,6 +11,7 @@
 /* computing so many takes as long as reading a block, until that has been measured */
 #define READ_TOKENS_UNKNOWN 1.5
 #define RECONSIDER_US       20000u /* between two looks at a plan under way */
+#define RESUMES_MAX         4u     /* of one prompt: where help does not last it is worth little */
 /* what is under way takes longer than this: a new connection gets a plan there sooner */
 #define BACKLOG_US 400000u
 
@@ -93,12 +94,24 @@ void plan_settle(struct flight *f)
     f->record_count = plan_without_kv(f->record, f->record_count, m->refill_begin, m->refill_end);
 }
 
+/* To be called before what is under way is void. */
+static void give_up(struct flight *f)
+{
+    const struct estimates *e = &f->agent->estimates;
+    f->given_up.now = true;
+    f->given_up.plan = f->plan;
+    f->given_up.sent_size = e->acked_size + e->unacked_size;
+    f->reconsidered_us =
+        clock_mono_us(); /* what the cloud has done since comes in one go where the link stood still */
+}
+
 /* Below `from` the record is what it was before the last plan, if the cloud had not heard of that one in time. */
 void plan_left(struct flight *f)
 {
     const Tandem__Ingested *m = &f->ingested;
     struct plan_range merged[LIMIT_RANGES];
-    if (m->left_begin >= m->left_end || f->left || f->record_count == 0)
+    if (m->left_begin >= m->left_end || f->left || f->record_count == 0 ||
+        m->epoch < f->given_up.resumed_epoch)
         return;
     bool unheard = !f->merged && f->before_count > 0;
     const struct plan_range *base = unheard ? f->before : f->record;
@@ -113,6 +126,7 @@ void plan_left(struct flight *f)
     f->merged = f->left = true;
     f->leaving = false;
     f->shown.left_tokens = rest.count;
+    give_up(f);
     plan_stop(f);
 }
 
@@ -320,6 +334,10 @@ static int send_plan(struct flight *f)
     plan.rows_patience_token_us = (uint32_t)patience.rows_token_us;
     plan.kv_patience_ms = (uint32_t)(patience.kv_us * 1e-3);
     f->patient = plan.rows_patience_ms > 0;
+    plan.resumes = f->given_up.resumed_epoch == f->epoch;
+    if (plan.resumes && f->patient) /* what the device has to catch up on first */
+        plan.rows_patience_ms += (uint32_t)(1e-3 * plan_model_edge_us(&state.model, f->plan.compute_begin,
+                                                                      f->plan.send_begin, f->plan.layers));
     plan.epoch = f->epoch;
     plan.n_ranges = f->plan.range_count;
     plan.ranges = pointers;
@@ -553,9 +571,49 @@ static bool restart_link(struct agent *a, uint64_t now_us)
     return true;
 }
 
+/* The rest of the prompt was left to the cloud, which knows it, and all that was sent before has arrived since: the link, or whoever stumbled, is up again. */
+static bool may_resume(const struct flight *f)
+{
+    const struct agent *a = f->agent;
+    bool known = f->left || f->ingested.epoch == f->epoch;
+    if (!f->given_up.now || !known || f->given_up.resumes >= RESUMES_MAX || a->layers_wanted != PLANNER_AUTO)
+        return false;
+    return f->state == FLIGHT_OPEN && f->acked && f->work && !f->no_edge && !f->is_private && !f->finished &&
+           !f->local.made && f->receiver.count == 0 && f->ingested.run_tokens < f->turn.ids_count &&
+           a->estimates.acked_size >= f->given_up.sent_size;
+}
+
+/* True: it was taken up again, or could not be told. */
+static bool resume(struct flight *f)
+{
+    struct planner_state state;
+    struct plan fresh;
+    struct plan_progress at = {.computed = f->rows_until, .run = f->ingested.run_tokens};
+    fill_state(f, &state);
+    if (!planner_resume(&state, &f->given_up.plan, f->record, f->record_count, &at, &fresh))
+        return false;
+    plan_stop(f);
+    fresh.model = state.model;
+    f->plan = fresh;
+    f->given_up.now = f->left = false;
+    f->given_up.resumes++;
+    f->given_up.resumed_epoch = f->epoch;
+    f->shown.left_tokens -= TD_MIN(f->turn.ids_count - fresh.send_begin, f->shown.left_tokens);
+    if (carry_plan_out(f, fresh.send_begin, fresh.send_begin) < 0)
+        flight_wait_again(f);
+    return true;
+}
+
 bool plan_reconsider(struct flight *f, uint64_t now_us)
 {
     struct agent *a = f->agent;
+    if (may_resume(f) && now_us - f->reconsidered_us >= RECONSIDER_US) {
+        f->reconsidered_us = now_us;
+        if (resume(f))
+            return f->state == FLIGHT_OPEN;
+    }
+    if (f->given_up.now && f->left)
+        return f->state == FLIGHT_OPEN && f->receiver.count == 0;
     if (f->leaving && f->state == FLIGHT_OPEN && f->ingested.epoch != f->epoch) {
         restart_link(a, now_us); /* the cloud has not heard of it yet */
         return true;
@@ -576,6 +634,7 @@ bool plan_reconsider(struct flight *f, uint64_t now_us)
     if (!told && restart_link(a, now_us))
         return true;
     count_left(f, &at);
+    give_up(f);
     plan_stop(f);
     left.model = state.model;
     f->plan = left;

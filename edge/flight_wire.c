@@ -89,7 +89,8 @@ int wire_send_open(struct flight *f)
     f->open_count = prompt + held;
     f->open_times++;
     f->sent_epoch = 0;
-    f->left = false;
+    f->left = f->given_up.now = false;
+    f->given_up.resumed_epoch = 0;
     f->ingested = (Tandem__Ingested)TANDEM__INGESTED__INIT;
     if (f->is_private)
         return send_private_open(f, &open);

@@ -418,3 +418,58 @@ bool planner_reconsider(const struct planner_state *s, const struct plan *plan,
     out->chosen = true;
     return score(s, &leave) < PLANNER_SWITCH * score(s, &on);
 }
+
+/* ---- taken up again ---- */
+
+static struct plan_times foretell_rest(const struct planner_state *s, const struct plan_range *rest,
+                                       uint32_t count, const struct plan_progress *at, uint32_t from)
+{
+    struct plan_progress then = {.computed = from,
+                                 .rows = at->run,
+                                 .run = at->run,
+                                 .kv = from,
+                                 .catch_up = from - TD_MIN(at->computed, from)};
+    return plan_model_run(&s->model, rest, count, &then);
+}
+
+/* What the cloud has begun when it hears of a plan that is made now. How much of it fits a step it knows from the rows that it was sent, of fewer layers. */
+static uint32_t begun_until(const struct planner_state *s, uint32_t layers, uint32_t run)
+{
+    double layer_us = TD_MAX(s->model.cloud.base_ns + s->model.cloud.slope_ns * run, 1.0) * 1e-3;
+    double tokens = PLANNER_STEP_US / ((s->layer_count - layers) * layer_us) +
+                    2 * s->model.delay_us / (s->layer_count * layer_us);
+    uint32_t blocks = (run + (uint32_t)TD_MIN(tokens, 1e9) + KV_BLOCK_TOKENS - 1) / KV_BLOCK_TOKENS;
+    return blocks * KV_BLOCK_TOKENS;
+}
+
+bool planner_resume(const struct planner_state *s, const struct plan *left, const struct plan_range *record,
+                    uint32_t record_count, const struct plan_progress *at, struct plan *out)
+{
+    uint32_t end = s->prompt_count, run = at->run, best = 0;
+    if (left->layers == 0 || left->layers >= s->layer_count || s->private_layers > 0 || record_count == 0)
+        return false;
+    uint32_t first = begun_until(s, left->layers, run);
+    if (first >= end || plan_range_end(&record[record_count - 1]) != end)
+        return false;
+    struct plan_range rest[2] = {{.first_token = run, .count = end - run}};
+    *out = *left;
+    out->times = foretell_rest(s, rest, 1, at, run);
+    double limit = PLANNER_RESUME * score(s, &out->times);
+    uint32_t step = ((end - first) / (KV_BLOCK_TOKENS * PLANNER_CANDIDATES) + 1) * KV_BLOCK_TOKENS;
+    for (uint32_t from = first; from < end; from += step) {
+        rest[0].count = from - run;
+        rest[1] = (struct plan_range){from, end - from, left->layers, left->codec, left->hidden_dtype};
+        struct plan_times times = foretell_rest(s, rest, 2, at, from);
+        if (score(s, &times) >= limit)
+            continue;
+        limit = score(s, &times);
+        best = from;
+        out->times = times;
+    }
+    rest[1] = (struct plan_range){best, end - best, left->layers, left->codec, left->hidden_dtype};
+    out->range_count = best ? plan_merge(record, record_count, &rest[1], 1, best, out->ranges) : 0;
+    out->compute_begin = TD_MIN(at->computed, best);
+    out->send_begin = best;
+    out->chosen = true;
+    return out->range_count > 0;
+}

@@ -27,7 +27,11 @@
  *      0 ... cached ......... restore_begin ......... restore_end ......... prompt
  *                 | the cloud, from ids  | sent from what is held | split at k  |
  *
- * While the prompt is under way the same questions are asked again (planner_reconsider): go on, or leave what has not arrived to the cloud. */
+ * While the prompt is under way the same questions are asked again (planner_reconsider): go on, or leave what has not arrived to the cloud; and where that has
+ * happened (planner_resume): take the rest up again. The device has the KV of what it has run, and ids cost nothing, so it can begin anew at any block:
+ *
+ *      0 ...... left ............ from ............ prompt
+ *        as before | the cloud, from ids | split at k as before  | */
 #ifndef TANDEM_EDGE_PLANNER_H
 #define TANDEM_EDGE_PLANNER_H
 #include "edge/plan_model.h"
@@ -39,6 +43,8 @@
 #define PLANNER_AUTO            UINT32_MAX
 #define PLANNER_GAIN            0.97 /* of the time with k = 0: what a plan must stay below */
 #define PLANNER_SWITCH          0.90 /* of the time of going on: what a change under way must stay below */
+#define PLANNER_RESUME          0.9 /* of the cloud's going on alone: what taking a prompt up again must stay below */
+#define PLANNER_STEP_US         150000.0 /* that the cloud computes at a time; a plan takes effect behind it */
 #define PLANNER_COST_PATIENCE   1.24
 #define PLANNER_PATIENCE_CHUNKS 1.1
 #define PLANNER_PATIENCE_OFF                                                                                 \
@@ -125,5 +131,10 @@ struct planner_patience planner_patience(const struct planner_state *s, const st
  * ids, and KV that had not arrived (from at->kv on) is not sent any more. Everything that waits to be sent is void then. */
 bool planner_reconsider(const struct planner_state *s, const struct plan *plan,
                         const struct plan_progress *at, struct plan *out);
+/* A plan whose rest was left to the cloud, by either side, on a link that is sound again. True: *out is better by PLANNER_RESUME than the cloud's going on
+ * alone: as `record` below out->send_begin, which the cloud will not have reached when it hears of it, and from there on as the plan before, rows and KV.
+ * left: the plan that was given up; record: what the cloud has and does instead, to the prompt's end; at: computed and run count. */
+bool planner_resume(const struct planner_state *s, const struct plan *left, const struct plan_range *record,
+                    uint32_t record_count, const struct plan_progress *at, struct plan *out);
 
 #endif

@@ -91,6 +91,12 @@ class Link:
             subprocess.run(["ip", "-n", namespace, "link", "set", "link0", "mtu", str(packets or (1500 if mbit < 100 else 9000))], check=True)
         self.rate(mbit, delay_ms)
 
+    def stall(self, for_s):
+        """Nothing is forwarded meanwhile."""
+        self.relay.send_signal(signal.SIGSTOP)
+        time.sleep(for_s)
+        self.relay.send_signal(signal.SIGCONT)
+
     def stats(self):
         return [int(n) for n in self.ask("stats").split()]
 
@@ -223,13 +229,16 @@ class Bench:
         connection.request("POST", "/v1/chat/completions", json.dumps(body), {"Content-Type": "application/json", "Authorization": f"Bearer {self.token}"})
         return connection
 
-    def ask(self, mode, prompt, limit_s=STOP_FIRST_S, drop=None, **extra):
-        """One run. Times in ms from the request on; cut: it took longer than limit_s and counts as that. drop: (seconds, Mbit/s); extra: as in open."""
+    def ask(self, mode, prompt, limit_s=STOP_FIRST_S, drop=None, stall=None, **extra):
+        """One run. Times in ms from the request on; cut: it took longer than limit_s and counts as that. drop: (seconds, Mbit/s); stall: (seconds, for so
+        many seconds); extra: as in open."""
         cpu, relay, link, started = self.cloud.cpu_s(), cpu_s(self.link.relay.pid), self.link.stats(), time.monotonic()
         times, result = [], {"cut": False, "timings": {}}
         connection = self.open(mode, prompt, **extra)
         if drop:
             threading.Timer(drop[0], self.link.rate, (drop[1], self.at[1])).start()
+        if stall:
+            threading.Timer(stall[0], self.link.stall, (stall[1],)).start()
         try:
             response = connection.getresponse()
             if response.status != 200:
@@ -395,6 +404,31 @@ def drop(o):
         bench.stop()
     if o.json:
         print(json.dumps({"drop": rows}))
+
+
+def stumble(o):
+    """The link stands still for --stumble ms when the planner has done a quarter, a half, three quarters of what it usually takes."""
+    bench, rows = Bench(o, ["planner", "cloud-only", "edge-only"]), []
+    try:
+        for mbit, delay, prompt in [(r, d, p) for r in o.rates or [300] for d in o.delays or [20] for p in o.prompts or [2048]]:
+            bench.shape(mbit, delay)
+            alone = min(bench.ask(m, prompt)["ttft"] for m in ("cloud-only", "edge-only"))
+            for _ in range(WARM):
+                usual = bench.ask("planner", prompt)
+            for part in (0.25, 0.5, 0.75):
+                runs = [(bench.ask("planner", prompt), bench.ask("planner", prompt, stall=(part * usual["ttft"] / 1e3, o.stumble / 1e3))) for _ in range(o.repeats)]
+                row = {"link_mbit": mbit, "delay_ms": delay, "prompt": prompt, "stall_ms": o.stumble, "at_ms": round(part * usual["ttft"]), "alone_ms": round(alone)}
+                for i, name in enumerate(("sound", "stumbled")):
+                    row[name] = [round(r[i]["ttft"]) for r in runs]
+                plans = [r[1]["timings"]["plan"] for r in runs]
+                rows.append({**row, "plans": [p["plans"] for p in plans], "left_tokens": [p["left_to_cloud_tokens"] for p in plans]})
+                if not o.json:
+                    print("{link_mbit} Mbit/s, {delay_ms} ms, {prompt} tokens, still for {stall_ms} ms after {at_ms}: TTFT {stumbled} against {sound}; better side {alone_ms}; "
+                          "plans {plans}, tokens left to the cloud {left_tokens}".format(**rows[-1]), flush=True)
+    finally:
+        bench.stop()
+    if o.json:
+        print(json.dumps({"stumble": rows}))
 
 
 # ---- the link kept full ----
@@ -585,6 +619,7 @@ def main():
     p = argparse.ArgumentParser(prog="links.sh", description="Tandem over shaped links; see the head of tests/bench/links.sh.")
     kind = p.add_mutually_exclusive_group()
     kind.add_argument("--drop", type=float, metavar="MBIT", help="the rate falls to this in the middle of a prompt")
+    kind.add_argument("--stumble", type=float, metavar="MS", help="the link stands still for so long in the middle of a prompt")
     for name, text in (("quick", "fewer shapes, repeats and splits; paced; under half an hour"), ("smoke", "one shape, two repeats; under 90 s"),
                        ("goodput", "how much of a full uplink is payload"), ("cancel", "how soon CANCEL works on a full uplink"),
                        ("restore", "a conversation that the cloud has lost, sent from the device")):
@@ -605,12 +640,12 @@ def main():
     for name in ("edge-ns", "cloud-ns"):
         p.add_argument("--x-" + name, dest=name.replace("-", "_"), required=True, help=argparse.SUPPRESS)
     o = p.parse_args()
-    o.repeats = o.repeats or (2 if o.quick or o.drop or o.goodput else 3 if o.cancel or o.restore else 10)
+    o.repeats = o.repeats or (2 if o.quick or o.drop or o.stumble or o.goodput else 3 if o.cancel or o.restore else 10)
     if o.quick:
         os.environ.setdefault("TANDEM_PACED_LAYER_US", QUICK_PACE_US)
         o.svg = o.svg or "links.svg"
     stand_out()
-    (goodput if o.goodput else restore if o.restore else cancel if o.cancel else drop if o.drop else compare)(o)
+    (goodput if o.goodput else restore if o.restore else cancel if o.cancel else drop if o.drop else stumble if o.stumble else compare)(o)
 
 
 if __name__ == "__main__":

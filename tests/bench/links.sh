@@ -7,6 +7,7 @@
 #   links.sh --rates 100 --delays 20 --prompts 512,2048 --fixed 8,15 --repeats 5     these
 #   links.sh --rates 100 --prompts 2048 --cost          --prefer cloud-cost too
 #   links.sh --drop 1            the rate falls from 100 to 1 Mbit/s in the middle of a prompt (paced)
+#   links.sh --stumble 250       the link stands still for 250 ms in the middle of a prompt
 #   links.sh --goodput           how much of a full uplink is payload, of KV that the device holds already
 #   links.sh --restore           a conversation that the cloud has lost: sent by the device, or computed again
 #   links.sh --cancel            how soon a CANCEL works on a full uplink

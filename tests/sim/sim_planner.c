@@ -129,8 +129,9 @@ static void take(struct sim *s, struct message *m)
         answer(s, true);
         hear_tokens(s);
     } else if (m->kind == PLAN_FRAME) {
-        if (sequence_plan(q, &model, m->epoch, m->ranges, m->count, &err) < 0)
+        if (sequence_plan(q, &model, m->epoch, m->ranges, m->count, m->resumes, &err) < 0)
             fail(s, err.text);
+        s->refused += m->resumes && q->ids_until == UINT32_MAX;
         q->rows_patience_us = m->rows_patience_us;
         q->kv_patience_us = m->kv_patience_us;
         answer(s, false);
@@ -280,7 +281,9 @@ static void void_queues(struct sim *s)
 
 static void carry_out(struct sim *s, uint32_t rows_begin, uint32_t kv_begin)
 {
-    struct message m = {.kind = PLAN_FRAME, .epoch = ++s->epoch, .count = s->plan.range_count, .size = 100};
+    s->epoch++;
+    struct message m = {.kind = PLAN_FRAME, .epoch = s->epoch, .count = s->plan.range_count, .size = 100};
+    m.resumes = s->resumed_epoch == s->epoch;
     if (pick(s, 3)) { /* any patience is right, if not wise */
         m.rows_patience_us = (uint32_t)(1 + pick(s, 200) * MS);
         m.kv_patience_us = (uint32_t)(1 + pick(s, 200) * MS);
@@ -381,10 +384,33 @@ static void plan_fresh(struct sim *s)
     carry_out(s, 0, 0);
 }
 
+/* The rest was left to the cloud: help again, now and then also where that is of no use. */
+static void resume(struct sim *s)
+{
+    struct planner_state state;
+    struct plan fresh;
+    bool known = s->left || s->last.epoch == s->epoch;
+    if (!s->given_up || !known || !s->up || !s->acked || s->held > 0 || s->made > 0 ||
+        s->last.run >= s->prompt)
+        return;
+    fill_state(s, &state);
+    struct plan_progress at = {.computed = s->position, .run = s->last.run};
+    if (pick(s, 4) == 0)
+        state.model.edge.base_ns *= 0.01, state.model.rate_bytes_per_us *= 100;
+    if (!planner_resume(&state, &s->left_plan, s->record, s->record_count, &at, &fresh))
+        return;
+    s->plan = fresh;
+    s->given_up = s->left = false;
+    s->resumed_epoch = s->epoch + 1;
+    s->resumed++;
+    carry_out(s, fresh.send_begin, fresh.send_begin);
+}
+
 static void reconsider(struct sim *s)
 {
     struct planner_state state;
     struct plan left;
+    resume(s);
     if (!s->up || !s->acked || s->last.epoch != s->epoch || TD_MIN(s->last.hidden, s->last.kv) >= s->prompt)
         return;
     fill_state(s, &state);
@@ -392,6 +418,8 @@ static void reconsider(struct sim *s)
         .computed = s->position, .rows = s->last.hidden, .run = s->last.run, .kv = s->last.kv};
     if (!planner_reconsider(&state, &s->plan, &at, &left))
         return;
+    s->given_up = true;
+    s->left_plan = s->plan;
     s->plan = left;
     s->leaves++;
     carry_out(s, at.rows, at.kv);
@@ -401,8 +429,10 @@ static void reconsider(struct sim *s)
 static void hear_left(struct sim *s, const struct answer *a)
 {
     struct plan_range merged[LIMIT_RANGES];
-    if (a->left_begin >= a->left_end || s->left)
+    if (a->left_begin >= a->left_end || s->left || a->epoch < s->resumed_epoch)
         return;
+    s->given_up = true;
+    s->left_plan = s->plan;
     bool unheard = !s->merged && s->before_count > 0;
     uint32_t base_count = unheard ? s->before_count : s->record_count, from = a->left_begin;
     const struct plan_range *base = unheard ? s->before : s->record;
@@ -503,7 +533,8 @@ static void link_works(struct sim *s)
 /* A new stream, with what the client has; the cloud's earlier one is fenced. */
 static void open_stream(struct sim *s)
 {
-    s->left = s->acked = s->listens = false;
+    s->left = s->given_up = s->acked = s->listens = false;
+    s->resumed_epoch = 0;
     s->confirmed = s->held;
     push(
         s, &s->control,
@@ -666,7 +697,8 @@ static bool goes_on(const struct sim *s)
 }
 
 struct totals {
-    uint32_t leaves, breaks, impatient, made, made_offline, handed_back, replaced, conflicts;
+    uint32_t leaves, breaks, impatient, resumed, refused, made, made_offline, handed_back, replaced,
+        conflicts;
 };
 
 static void run(uint64_t seed, struct totals *t)
@@ -681,6 +713,7 @@ static void run(uint64_t seed, struct totals *t)
     }
     reply_check(&s);
     t->leaves += s.leaves, t->breaks += s.breaks, t->impatient += s.impatient;
+    t->resumed += s.resumed, t->refused += s.refused;
     t->made += s.made, t->made_offline += s.made_offline, t->handed_back += s.handed_back;
     t->replaced += s.replaced, t->conflicts += s.conflicts;
     s.up = true;
@@ -703,8 +736,9 @@ int main(int argc, char **argv)
         return 1;
     for (uint64_t i = 0; i < runs; i++)
         run(seed + i, &t);
-    printf("%llu runs: %u breaks, %u plans left to the cloud, %u taken by it\n", (unsigned long long)runs,
-           t.breaks, t.leaves, t.impatient);
+    printf(
+        "%llu runs: %u breaks, %u plans left to the cloud, %u taken by it, %u taken up again (%u too late)\n",
+        (unsigned long long)runs, t.breaks, t.leaves, t.impatient, t.resumed, t.refused);
     printf("devices made %u tokens, %u of them without the cloud, and handed back %u times; %u generations "
            "gave way, %u "
            "conflicts\n",

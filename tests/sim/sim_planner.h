@@ -25,6 +25,7 @@ struct message {
     enum kind kind;
     uint32_t epoch, first, count, layer, block, rows_patience_us, kv_patience_us;
     uint8_t codec, is_value;
+    bool resumes;
     double size;
     uint64_t arrives_us;
     struct plan_range ranges[LIMIT_RANGES];
@@ -58,6 +59,9 @@ struct sim {
     struct plan_range record[LIMIT_RANGES], before[LIMIT_RANGES];
     uint32_t record_count, before_count, epoch, position, kv_next, rows_begin, prompt, held, chunk_end;
     bool merged, sending, acked, planned, left;
+    bool given_up; /* the rest is the cloud's, but may be taken up again */
+    struct plan left_plan;
+    uint32_t resumed_epoch; /* older news of the cloud is of no account */
     struct answer last;
     /* path: on its way; inbox: there, while a step runs */
     struct queue_of control, rows, pieces, path, inbox;
@@ -72,7 +76,7 @@ struct sim {
     struct form forms[TOKENS_MAX], settled[TOKENS_MAX];
     /* disturbed: the cloud gave up waiting, or lost its prompt before the second token */
     bool is_settled, disturbed;
-    uint32_t leaves, breaks, impatient;
+    uint32_t leaves, breaks, impatient, resumed, refused;
 
     /* the reply: sim_planner_reply.c */
     enum planner_local local;

@@ -42,7 +42,7 @@ static inline void open_edge(struct scene *s)
 
 static inline void plan(struct scene *s, uint32_t epoch, const struct plan_range *ranges, uint32_t count)
 {
-    assert_int_equal(engine_plan(s->rig->engine, s->client.sequence, epoch, ranges, count), 0);
+    assert_int_equal(engine_plan(s->rig->engine, s->client.sequence, epoch, ranges, count, false), 0);
 }
 
 static inline void plan_one(struct scene *s, uint32_t epoch, uint32_t first, uint8_t codec, uint8_t dtype)

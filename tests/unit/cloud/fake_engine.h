@@ -23,7 +23,7 @@ struct fake_command {
     uint32_t epoch, count, first_token, layer, block_index, dtype, keep_count;
     size_t size;
     uint8_t first_byte;
-    bool finished;
+    bool finished, resumes;
 };
 
 struct engine { /* one, static */
@@ -181,9 +181,9 @@ int engine_patience(struct engine *e, uint64_t sequence, uint32_t rows_ms, uint3
 }
 
 int engine_plan(struct engine *e, uint64_t sequence, uint32_t epoch, const struct plan_range *ranges,
-                uint32_t count)
+                uint32_t count, bool resumes)
 {
-    struct fake_command c = {.sequence = sequence, .epoch = epoch, .count = count};
+    struct fake_command c = {.sequence = sequence, .epoch = epoch, .count = count, .resumes = resumes};
     (void)e;
     memcpy(c.ranges, ranges, count * sizeof *ranges);
     return fake_command(&c, "plan");

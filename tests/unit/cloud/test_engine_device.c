@@ -79,7 +79,7 @@ static void run_edge(struct rig *r, struct client *c, const int32_t *ids, uint32
         free(k);
     }
     client_send(r, c, open);
-    assert_int_equal(engine_plan(r->engine, c->sequence, 1, &range, 1), 0);
+    assert_int_equal(engine_plan(r->engine, c->sequence, 1, &range, 1, false), 0);
     assert_int_equal(engine_start(r->engine, c->sequence, &generate), 0);
     rig_send_kv(&edge, c, 1, 0, count, codec);
     rig_send_hidden(&edge, c, 1, 0, count, HIDDEN_F32);

@@ -312,6 +312,43 @@ static void rows_that_stay_away_are_not_waited_for(void **state)
     scene_close(s);
 }
 
+/* The edge that was left helps again from a block on that has not run; late: the cloud has got beyond it, and goes on alone. */
+static void an_edge_that_was_left_may_help_again(void **state)
+{
+    (void)state;
+    for (int late = 0; late < 2; late++) {
+        struct scene *s = scene_open(1, (struct rig_options){.token_budget = 16});
+        open_edge(s);
+        engine_patience(s->rig->engine, s->client.sequence, 20, 0, 0);
+        plan_one(s, 1, 0, KV_L0, HIDDEN_F32);
+        start(s, rig_greedy(REPLY));
+        size_t size = rig_send_hidden(&s->edge, &s->client, 1, 0, 64, HIDDEN_F32);
+        rig_until(s->rig, s->client.ingested.ingested.left_begin == 64);
+        rig_until(s->rig, s->client.ingested.ingested.run_tokens > 64);
+        const struct sequence *sequence = engine_find(s->rig->engine, s->client.sequence);
+        assert_true(sequence->high <
+                    128); /* nothing of the second block's end: its KV came from nobody but the cloud */
+        uint32_t from = late ? 64 : 128;
+        struct plan_range ranges[] = {{0, 64, 1, KV_L0, HIDDEN_F32},
+                                      {64, from - 64, 0, 0, 0},
+                                      {from, PROMPT - from, 1, KV_L0, HIDDEN_F32}};
+        struct plan_range whole = {0, PROMPT, 1, KV_L0, HIDDEN_F32};
+        assert_int_equal(
+            engine_plan(s->rig->engine, s->client.sequence, 2, late ? &whole : ranges, late ? 1 : 3, true),
+            0);
+        size += rig_send_hidden(&s->edge, &s->client, 2, from, PROMPT - from, HIDDEN_F32);
+        size += rig_send_kv(&s->edge, &s->client, 2, from, PROMPT, KV_L0);
+        rig_until(s->rig, s->client.ingested.ingested.epoch == 2);
+        bool left = s->client.ingested.ingested.left_begin < s->client.ingested.ingested.left_end;
+        assert_int_equal(left, late);
+        finish(s);
+        /* KV of the first block had not come, and some rows of the second ran before the plan was another */
+        assert_int_equal(s->client.done_event.done.recomputed_tokens, late ? PROMPT : 64 + 16);
+        rig_until(s->rig, s->client.consumed_size == size);
+        scene_close(s);
+    }
+}
+
 /* What ran is from the edge's rows, and stays so in what the cloud says that it computed from what. */
 static void the_record_says_where_the_rows_ended(void **state)
 {
@@ -522,6 +559,7 @@ int main(void)
         cmocka_unit_test(new_plan_begins_behind_a_block_under_way),
         cmocka_unit_test(stalled_kv_is_recomputed),
         cmocka_unit_test(rows_that_stay_away_are_not_waited_for),
+        cmocka_unit_test(an_edge_that_was_left_may_help_again),
         cmocka_unit_test(the_record_says_where_the_rows_ended),
         cmocka_unit_test(pieces_are_waited_for_as_long_as_the_edge_says),
         cmocka_unit_test(idle_upload_is_recomputed),

@@ -43,7 +43,7 @@ static void plan_and_start(struct scene *s, struct client *c)
 {
     struct plan_range all = {0, PROMPT, 0, 0, 0};
     struct engine_generate generate = rig_sampling(REPLY, 99);
-    assert_int_equal(engine_plan(s->rig->engine, c->sequence, 1, &all, 1), 0);
+    assert_int_equal(engine_plan(s->rig->engine, c->sequence, 1, &all, 1, false), 0);
     assert_int_equal(engine_start(s->rig->engine, c->sequence, &generate), 0);
 }
 
@@ -203,7 +203,7 @@ static void adopted_tokens_have_no_logprobs(void **state)
     generate.sampling.want_logprobs = true;
     struct client first, again;
     open_attempt(s, &first, held);
-    assert_int_equal(engine_plan(s->rig->engine, first.sequence, 1, &all, 1), 0);
+    assert_int_equal(engine_plan(s->rig->engine, first.sequence, 1, &all, 1, false), 0);
     assert_int_equal(engine_start(s->rig->engine, first.sequence, &generate), 0);
     rig_until(s->rig, first.done);
     assert_int_equal(first.sampled_count, REPLY - held);
@@ -290,7 +290,7 @@ static void adopted_prompt_may_be_split(void **state)
         memcpy(open.request_id, s->request_id, sizeof open.request_id);
         open.no_cache = true;
         client_send(s->rig, &c, open);
-        engine_plan(s->rig->engine, c.sequence, 1, &range, 1);
+        engine_plan(s->rig->engine, c.sequence, 1, &range, 1, false);
         engine_start(s->rig->engine, c.sequence, &generate);
         if (layers == 1)
             rig_send_hidden(&edge, &c, 1, 0, total, HIDDEN_F32);
@@ -309,7 +309,7 @@ static void begin_upload(struct scene *s, struct client *c, const struct plan_ra
 {
     struct engine_generate generate = rig_sampling(reply, 99);
     open_attempt(s, c, 0);
-    engine_plan(s->rig->engine, c->sequence, 1, range, 1);
+    engine_plan(s->rig->engine, c->sequence, 1, range, 1, false);
     engine_start(s->rig->engine, c->sequence, &generate);
 }
 
@@ -371,7 +371,7 @@ static void parked_upload_of_all_layers_is_wanted_again(void **state)
         rig_until(s->rig, !again || c->opened);
         for (uint32_t i = 0; again && i < 20; i++)
             rig_turn(s->rig);
-        engine_plan(s->rig->engine, c->sequence, 1 + again, &range, 1);
+        engine_plan(s->rig->engine, c->sequence, 1 + again, &range, 1, false);
         engine_start(s->rig->engine, c->sequence, &generate);
         rig_send_hidden(&edge, c, 1 + again, PROMPT - 1, 1, HIDDEN_F32);
         rig_send_kv(&edge, c, 1 + again, 0, PROMPT, KV_L0);
@@ -422,7 +422,7 @@ static void upload_goes_on_where_it_broke_off(void **state)
             assert_int_equal(second.open_event.opened.hidden_tokens, rows);
             assert_int_equal(second.open_event.opened.kv_tokens, pieces * KV_BLOCK_TOKENS);
             assert_int_equal(second.open_event.opened.epoch, 1);
-            engine_plan(s->rig->engine, second.sequence, 2, &range, 1);
+            engine_plan(s->rig->engine, second.sequence, 2, &range, 1, false);
             if (rows < PROMPT)
                 rig_send_hidden(&edge, &second, 2, rows, PROMPT - rows, HIDDEN_INT8);
             rig_send_kv(&edge, &second, 2, pieces * KV_BLOCK_TOKENS, PROMPT, KV_L1);

@@ -176,7 +176,7 @@ static void pieces_wait_until_there_is_a_page(void **state)
     client_send(r, &second, client_open_of(&second, ids, PROMPT, 0));
     struct plan_range range = {0, PROMPT, 1, KV_L0, HIDDEN_F32};
     struct engine_generate generate = rig_greedy(REPLY);
-    engine_plan(r->engine, second.sequence, 1, &range, 1);
+    engine_plan(r->engine, second.sequence, 1, &range, 1, false);
     engine_start(r->engine, second.sequence, &generate);
     rig_until(r, first.count > 240); /* six pages are its own by now */
     assert_int_equal(rig_stats(r).running, 2);
@@ -210,7 +210,7 @@ static void staging_of_a_principal_is_bounded(void **state)
     struct engine_generate generate = rig_greedy(REPLY);
     client_send(r, &hog, client_open_of(&hog, ids, PROMPT, 0));
     client_send(r, &c, client_open_of(&c, ids, PROMPT, 0));
-    engine_plan(r->engine, c.sequence, 1, &range, 1);
+    engine_plan(r->engine, c.sequence, 1, &range, 1, false);
     engine_start(r->engine, c.sequence, &generate);
     rig_turn(r);
     struct sequence *s = engine_find(r->engine, hog.sequence);
@@ -315,7 +315,7 @@ static void full_command_queue_is_an_answer(void **state)
     uint64_t sequence;
     assert_int_equal(engine_open(r->engine, &open, &sequence), -TD_ERR_FULL);
     assert_int_equal(engine_hidden(r->engine, 1, 1, 0, 1, 1, HIDDEN_F32, malloc(8), 8), -TD_ERR_FULL);
-    assert_int_equal(engine_plan(r->engine, 1, 1, &range, 1), -TD_ERR_FULL);
+    assert_int_equal(engine_plan(r->engine, 1, 1, &range, 1, false), -TD_ERR_FULL);
     assert_int_equal(engine_start(r->engine, 1, &generate), -TD_ERR_FULL);
     assert_int_equal(engine_cancel(r->engine, 1, false, 0), -TD_ERR_FULL);
     assert_int_equal(engine_detach(r->engine, 1), -TD_ERR_FULL);

@@ -385,13 +385,13 @@ static void a_plan_that_comes_meanwhile_ends_it(void **state)
     struct plan_range ids = {.count = PROMPT},
                       both[] = {{.count = FIRST}, {FIRST, PROMPT - FIRST, 1, KV_RAW, HIDDEN_F32}};
     client_send(n->rig, &c, client_open_of(&c, n->prompt, PROMPT, 0));
-    assert_int_equal(engine_plan(n->rig->engine, c.sequence, 1, &ids, 1), 0);
+    assert_int_equal(engine_plan(n->rig->engine, c.sequence, 1, &ids, 1, false), 0);
     assert_int_equal(engine_start(n->rig->engine, c.sequence, &generate), 0);
     do
         paced_turn(n->rig);
     while (only_sequence(n)->load_id == 0 || only_sequence(n)->high == 0);
     assert_true(only_sequence(n)->high < FIRST && only_sequence(n)->load_end == 7);
-    assert_int_equal(engine_plan(n->rig->engine, c.sequence, 2, both, 2), 0);
+    assert_int_equal(engine_plan(n->rig->engine, c.sequence, 2, both, 2, false), 0);
     while (only_sequence(n)->epoch != 2)
         paced_turn(n->rig);
     assert_int_equal(only_sequence(n)->load_id, 0);

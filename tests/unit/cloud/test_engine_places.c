@@ -17,7 +17,7 @@ static void stall(struct scene *s, struct client *c, const char *principal, bool
     struct plan_range range = {0, PROMPT, generate ? s->edge.layers : 0, generate ? KV_L0 : 0, HIDDEN_F32};
     struct engine_generate greedy = rig_greedy(REPLY);
     client_send(s->rig, c, open_as(c, principal, s->prompt, PROMPT));
-    assert_int_equal(engine_plan(s->rig->engine, c->sequence, 1, &range, 1), 0);
+    assert_int_equal(engine_plan(s->rig->engine, c->sequence, 1, &range, 1, false), 0);
     if (generate)
         assert_int_equal(engine_start(s->rig->engine, c->sequence, &greedy), 0);
 }

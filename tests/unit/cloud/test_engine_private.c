@@ -57,7 +57,7 @@ static void open_private(struct scene *s, uint8_t seed)
 static void plan_from(struct scene *s, uint32_t epoch, uint32_t first)
 {
     struct plan_range range = {first, PROMPT - first, s->edge.layers, KV_L0, HIDDEN_F32};
-    assert_int_equal(engine_plan(s->rig->engine, s->client.sequence, epoch, &range, 1), 0);
+    assert_int_equal(engine_plan(s->rig->engine, s->client.sequence, epoch, &range, 1, false), 0);
 }
 
 static void start(struct scene *s, struct engine_generate generate)
@@ -177,7 +177,7 @@ static void plans_that_leave_something_to_ids_are_refused(void **state)
     struct scene *s = scene_open(1, (struct rig_options){0});
     for (size_t i = 0; i < TD_COUNT(bad); i++) {
         open_private(s, 1);
-        engine_plan(s->rig->engine, s->client.sequence, 1, bad[i], bad[i][1].count ? 2 : 1);
+        engine_plan(s->rig->engine, s->client.sequence, 1, bad[i], bad[i][1].count ? 2 : 1, false);
         start(s, rig_greedy(REPLY));
         rig_until(s->rig, s->client.failed);
         assert_int_equal(s->client.fail_code, -TD_ERR_PROTOCOL);

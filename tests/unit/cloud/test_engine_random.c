@@ -113,7 +113,7 @@ static void send_plan(struct world *w, struct user *u)
         first = end;
     }
     shuffle(u);
-    assert_int_equal(engine_plan(w->rig->engine, u->client.sequence, ++u->epoch, ranges, count), 0);
+    assert_int_equal(engine_plan(w->rig->engine, u->client.sequence, ++u->epoch, ranges, count, false), 0);
 }
 
 /* --- one user ------------------------------------------------------------------------------------- */

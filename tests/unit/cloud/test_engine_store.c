@@ -216,7 +216,7 @@ static void own_blocks_keep_owner_and_quality(void **state)
         struct plan_range range = {0, PROMPT, 1, codec, HIDDEN_F32};
         struct engine_generate generate = rig_sampling(REPLY, 5);
         client_send(s->rig, &c, client_open_of(&c, s->prompt, PROMPT, 0));
-        engine_plan(s->rig->engine, c.sequence, 1, &range, 1);
+        engine_plan(s->rig->engine, c.sequence, 1, &range, 1, false);
         engine_start(s->rig->engine, c.sequence, &generate);
         rig_send_hidden(&edge, &c, 1, 0, PROMPT, HIDDEN_F32);
         rig_send_kv(&edge, &c, 1, 0, PROMPT, codec);

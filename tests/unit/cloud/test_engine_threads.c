@@ -101,7 +101,7 @@ static void ask_through_edge(struct user *u, uint32_t request)
     struct client *c = &w->client;
     struct plan_range range = {0, PROMPT, 1, KV_L0, HIDDEN_F32};
     struct engine_generate generate = rig_greedy(REPLY);
-    assert_int_equal(engine_plan(u->rig->engine, c->sequence, 1, &range, 1), 0);
+    assert_int_equal(engine_plan(u->rig->engine, c->sequence, 1, &range, 1, false), 0);
     assert_int_equal(engine_start(u->rig->engine, c->sequence, &generate), 0);
     for (uint32_t at = 0; at < PROMPT; at += 50)
         rig_send_hidden(&edge, c, 1, at, 50, HIDDEN_F32);

@@ -652,6 +652,41 @@ static void a_link_that_breaks_down_leaves_the_rest_to_the_cloud(void **state)
     assert_false(planner_reconsider(&s, &left, &at, &p)); /* nothing is left to leave */
 }
 
+/* Left at 576 of 2,048 tokens on a link that is sound again: help comes back behind what the cloud has begun, and not where that is of no use. */
+static void what_was_left_is_taken_up_again(void **state)
+{
+    (void)state;
+    struct planner_state s = choosing(100, 20, 2048, 31700, 31700);
+    struct plan p, fresh;
+    planner_plan(&s, &p);
+    struct plan_range record[] = {{0, 576, p.layers, p.codec, p.hidden_dtype}, {576, 2048 - 576, 0, 0, 0}};
+    struct plan_progress at = {.computed = 704, .run = 576};
+    assert_true(planner_resume(&s, &p, record, 2, &at, &fresh));
+    uint32_t from = fresh.send_begin, begun = (uint32_t)(150000 / ((30 - p.layers) * 31.7 * 1.6));
+    assert_true(from >= 576 + begun && from < 1024 && from % KV_BLOCK_TOKENS == 0);
+    assert_int_equal(fresh.range_count, 3);
+    assert_memory_equal(&fresh.ranges[0], &record[0], sizeof record[0]);
+    assert_int_equal(plan_range_end(&fresh.ranges[1]), from);
+    assert_int_equal(fresh.ranges[1].layers, 0);
+    assert_int_equal(plan_range_end(&fresh.ranges[2]), 2048);
+    assert_int_equal(fresh.ranges[2].layers, p.layers);
+    assert_int_equal(fresh.ranges[2].codec, p.codec);
+    struct plan_range alone = {576, 2048 - 576, 0, 0, 0};
+    struct plan_progress now = {.rows = 576, .run = 576};
+    struct plan_times on = plan_model_run(&s.model, &alone, 1, &now);
+    assert_true(fresh.times.t16_us < 0.8 * on.t16_us);
+    struct planner_state slow = s;
+    slow.model.rate_bytes_per_us = 1.0 / 8;
+    assert_false(planner_resume(&slow, &p, record, 2, &at, &fresh));
+    at.run = at.computed = 1984; /* as good as done */
+    assert_false(planner_resume(&s, &p, record, 2, &at, &fresh));
+    at.run = 576, at.computed = 0; /* the device catches up first */
+    assert_true(planner_resume(&s, &p, record, 2, &at, &fresh));
+    assert_int_equal(fresh.compute_begin, 0);
+    s.private_layers = 4;
+    assert_false(planner_resume(&s, &p, record, 2, &at, &fresh));
+}
+
 /* 1.1 chunks and a way; up to a tenth of what the device saves the cloud, 0.08 of it in a prompt of 2,048 tokens, 0.05 in one of 512. */
 static void patience_is_what_is_foretold_and_some_more(void **state)
 {
@@ -724,6 +759,7 @@ int main(void)
         cmocka_unit_test(the_soonest_of_private_plans_is_taken),
         cmocka_unit_test(a_restore_on_a_link_that_breaks_down_is_left),
         cmocka_unit_test(a_link_that_breaks_down_leaves_the_rest_to_the_cloud),
+        cmocka_unit_test(what_was_left_is_taken_up_again),
         cmocka_unit_test(patience_is_what_is_foretold_and_some_more),
         cmocka_unit_test(a_slow_device_leaves_the_rest_to_the_cloud),
         cmocka_unit_test(reading_from_the_disk_takes_its_time),
