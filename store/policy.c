@@ -20,10 +20,33 @@
 
 /* ---- entries ---------------------------------------------------------------------------------------------- */
 
+/* Linear hashing: of the buckets that there is room for, as many are used as entries were ever made, so that memory is touched, and counts, as entries
+ * come, and no call pays for moving them all. bucket_mask: the least 2^n - 1 that reaches the last of those used. */
 static uint32_t *bucket_of(const struct policy *p, uint32_t tenant, const struct kv_block_id *id)
 {
     uint64_t x = (load_le64(id->bytes) ^ load_le64(id->bytes + 8) ^ tenant) * 0x9e3779b97f4a7c15u;
-    return &p->buckets[(x ^ x >> 32) & p->bucket_mask];
+    uint32_t i = (uint32_t)(x ^ x >> 32) & p->bucket_mask;
+    return &p->buckets[i < p->bucket_count ? i : i & p->bucket_mask >> 1];
+}
+
+/* One bucket more, which takes its part of another. */
+static void add_bucket(struct policy *p)
+{
+    uint32_t added = p->bucket_count++;
+    if (added > p->bucket_mask)
+        p->bucket_mask = 2 * p->bucket_mask + 1;
+    uint32_t *link = &p->buckets[added & p->bucket_mask >> 1];
+    while (*link) {
+        uint32_t index = *link;
+        struct policy_entry *e = entry_at(p, index);
+        if (bucket_of(p, e->tenant, &e->id) != &p->buckets[added]) {
+            link = &e->hash_next;
+            continue;
+        }
+        *link = e->hash_next;
+        e->hash_next = p->buckets[added];
+        p->buckets[added] = index;
+    }
 }
 
 static uint32_t find(const struct policy *p, uint32_t tenant, const struct kv_block_id *id)
@@ -206,6 +229,8 @@ static uint32_t take_entry(struct policy *p)
         p->memory_size += ENTRIES_A_PAGE * sizeof **page;
     }
     p->entries_made++;
+    if (p->bucket_count < p->entries_made)
+        add_bucket(p);
     return index;
 }
 
@@ -581,7 +606,7 @@ void policy_stats(const struct policy *p, struct policy_stats *out)
         .refused = p->refused,
         .evicted = p->evicted,
         .expired = p->expired,
-        .memory_size = p->memory_size,
+        .memory_size = p->memory_size + p->bucket_count * sizeof *p->buckets,
     };
 }
 
@@ -595,15 +620,13 @@ int policy_create(const struct policy_config *config, struct policy **out)
     p->blocks_max = config->blocks_max ? config->blocks_max : BLOCKS_MAX_DEFAULT;
     p->entries_made = 1; /* 0 is none */
     p->entries_max = 2 * p->blocks_max + POLICY_GHOSTS_MIN + 1;
-    size_t page_count = p->entries_max / ENTRIES_A_PAGE + 1, bucket_count = ENTRIES_A_PAGE;
-    while (bucket_count < p->entries_max)
-        bucket_count *= 2;
-    p->bucket_mask = (uint32_t)(bucket_count - 1);
+    size_t page_count = p->entries_max / ENTRIES_A_PAGE + 1;
+    size_t bucket_count = p->entries_max + 1; /* at most */
+    p->bucket_count = 1;
     p->pages = calloc(page_count, sizeof *p->pages);
     p->buckets = calloc(bucket_count, sizeof *p->buckets);
     p->tenants = calloc(POLICY_TENANTS_MAX, sizeof *p->tenants);
-    p->memory_size = sizeof *p + page_count * sizeof *p->pages + bucket_count * sizeof *p->buckets +
-                     POLICY_TENANTS_MAX * sizeof *p->tenants;
+    p->memory_size = sizeof *p + page_count * sizeof *p->pages + POLICY_TENANTS_MAX * sizeof *p->tenants;
     if (!p->pages || !p->buckets || !p->tenants) {
         policy_destroy(p);
         return -TD_ERR_NOMEM;

@@ -49,7 +49,7 @@ struct policy {
     uint64_t now_ms, sequence, limit_size, size;
     struct policy_entry **pages;
     uint32_t entries_max, entries_made, free_entry;
-    uint32_t *buckets, bucket_mask;
+    uint32_t *buckets, bucket_count, bucket_mask; /* in use: see policy.c */
     uint32_t blocks, blocks_max, ghosts, pinned, request;
     uint32_t newest, stage_oldest[LEARN_STAGES]; /* of the entries in that stage */
     struct policy_heads leaves;
