@@ -171,18 +171,21 @@ static int put(struct demoter *d, const struct candidate *c, struct tier_block *
     return rc;
 }
 
-static int demote(struct demoter *d, const struct candidate *c)
+/* *hopeless: of this block, as it is, no copy at the level can be made. */
+static int demote(struct demoter *d, const struct candidate *c, bool *hopeless)
 {
     struct store *s = d->store;
     struct tenant_keys keys;
     struct tier_block *block, *small;
     int rc = keys_get(s->keys, c->tenant, &keys);
     const struct kv_level *level = rc < 0 ? NULL : level_of(d, keys.name);
+    *hopeless = rc == 0 && !level;
     rc = rc < 0 ? rc : !level ? -TD_ERR_BLOCKED : store_read_block(s, keys.name, &c->id, &block);
     crypto_wipe(&keys, sizeof keys);
     if (rc < 0)
         return rc;
     small = encode_block(d, level, &block->block, &rc);
+    *hopeless = !small && rc != -TD_ERR_NOMEM;
     rc = small ? put(d, c, small, block->block.quality) : rc;
     tier_block_release(small);
     tier_block_release(block);
@@ -204,12 +207,10 @@ static void *demote_main(void *arg)
         d->count--;
         d->working = true;
         pthread_mutex_unlock(&d->lock);
-        int rc = demote(d, &c);
-        if (rc < 0) {
-            bool retry_later =
-                rc == -TD_ERR_FULL || rc == -TD_ERR_NOMEM; /* nothing is wrong with the block */
-            evict_not_demoted(d->store, c.tenant, &c.id, retry_later);
-            end(d, &c, retry_later);
+        bool hopeless = false;
+        if (demote(d, &c, &hopeless) < 0) {
+            bool is_held = evict_not_demoted(d->store, c.tenant, &c.id, !hopeless);
+            end(d, &c, is_held && !hopeless);
         }
         pthread_mutex_lock(&d->lock);
         d->working = false;

@@ -61,11 +61,12 @@ void evict_note(struct store *s, const struct entry *e, bool held)
     pthread_mutex_unlock(&s->policy_lock);
 }
 
-void evict_not_demoted(struct store *s, uint32_t tenant, const struct kv_block_id *id, bool retry)
+bool evict_not_demoted(struct store *s, uint32_t tenant, const struct kv_block_id *id, bool retry)
 {
     struct table_shard *shard = table_lock(&s->blocks, id->bytes);
     const struct entry *e = table_find(&s->blocks, shard, tenant, id->bytes);
-    if (e && e->segment_id) {
+    bool is_held = e && e->segment_id;
+    if (is_held) {
         struct policy_block b = policy_block_of(e);
         b.lossless &= retry;
         pthread_mutex_lock(&s->policy_lock);
@@ -74,6 +75,7 @@ void evict_not_demoted(struct store *s, uint32_t tenant, const struct kv_block_i
         pthread_mutex_unlock(&s->policy_lock);
     }
     table_unlock(shard);
+    return is_held;
 }
 
 void evict_take_back(struct store *s, const struct entry *e)

@@ -98,6 +98,8 @@ json_t *operator_stats(struct store *s)
     json_t *root = json_object();
     for (size_t i = 0; i < TD_COUNT(counts); i++)
         json_object_set_new(root, counts[i].name, json_integer((json_int_t)counts[i].value));
+    if (n.limit_bytes == UINT64_MAX)
+        json_object_set_new(root, "limit_bytes", json_null());
     json_object_set_new(root, "writes_off", json_boolean(n.writes_off));
     json_object_set_new(root, "tenants", tenants);
     return root;

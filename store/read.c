@@ -62,9 +62,8 @@ static bool same_place(const struct entry *e, const struct record_place *p)
     return e->segment_id == p->segment_id && e->offset == p->offset;
 }
 
-/* Is the entry's record still the one at `place`? */
-static bool place_is_current(struct store *s, uint8_t type, uint32_t tenant, const uint8_t id[32],
-                             const struct record_place *place)
+bool read_place_is_current(struct store *s, uint8_t type, uint32_t tenant, const uint8_t id[32],
+                           const struct record_place *place)
 {
     struct table *t = store_table(s, type);
     struct table_shard *shard = table_lock(t, id);
@@ -175,10 +174,11 @@ int store_find(struct store *s, const char *tenant, const struct kv_block_id *id
 static int judge_failure(struct store *s, uint32_t tenant, const struct kv_block_id *id,
                          const struct found *f, int rc)
 {
+    if (rc != -TD_ERR_NOMEM && !read_place_is_current(s, RECORD_BLOCK, tenant, id->bytes, &f->place))
+        return -TD_ERR_AGAIN;
+    counter_add(&s->counters.read_failures, NULL, 1);
     if (rc == -TD_ERR_NOMEM)
         return rc;
-    if (!place_is_current(s, RECORD_BLOCK, tenant, id->bytes, &f->place))
-        return -TD_ERR_AGAIN;
     if (rc == -TD_ERR_IO) /* forgotten, so that it can be put again; but its segment may have it still */
         segment_suspect(&s->segments, f->place.segment_id);
     read_drop_damaged(s, RECORD_BLOCK, tenant, id->bytes, &f->place);
@@ -293,7 +293,8 @@ int store_read_block(struct store *s, const char *tenant, const struct kv_block_
             rc = read_block_once(s, &keys, number, id, out);
         crypto_wipe(&keys, sizeof keys);
     }
-    counter_add(rc == 0 ? &s->counters.reads : &s->counters.read_failures, NULL, 1);
+    if (rc == 0)
+        counter_add(&s->counters.reads, NULL, 1);
     return rc == 0 ? 0 : -TD_ERR_NOTFOUND;
 }
 
@@ -335,10 +336,14 @@ static int read_conversation_once(struct store *s, const struct tenant_keys *key
         return rc;
     }
     rc = conversation_from_disk(s, keys, &f, id, plain, size);
-    if (rc == 0 || rc == -TD_ERR_NOMEM || rc == -TD_ERR_IO)
-        return rc; /* an error of the moment must not make room for a new conversation of that id */
-    if (!place_is_current(s, RECORD_CONVERSATION, tenant, id, &f.place))
+    if (rc == 0)
+        return 0;
+    bool is_of_the_moment = rc == -TD_ERR_NOMEM || rc == -TD_ERR_IO;
+    if (!is_of_the_moment && !read_place_is_current(s, RECORD_CONVERSATION, tenant, id, &f.place))
         return -TD_ERR_AGAIN;
+    counter_add(&s->counters.read_failures, NULL, 1);
+    if (is_of_the_moment)
+        return rc; /* and must not make room for a new conversation of that id */
     read_drop_damaged(s, RECORD_CONVERSATION, tenant, id, &f.place);
     return -TD_ERR_NOTFOUND;
 }
@@ -349,6 +354,7 @@ int read_conversation(struct store *s, const struct tenant_keys *keys, uint32_t 
     int rc = -TD_ERR_AGAIN;
     for (int i = 0; i < READ_ATTEMPTS && rc == -TD_ERR_AGAIN; i++)
         rc = read_conversation_once(s, keys, tenant, id, version, updated_us, plain, size);
-    counter_add(rc == 0 ? &s->counters.reads : &s->counters.read_failures, NULL, 1);
+    if (rc == 0)
+        counter_add(&s->counters.reads, NULL, 1);
     return rc == -TD_ERR_AGAIN ? -TD_ERR_NOTFOUND : rc;
 }

@@ -42,6 +42,7 @@ int store_read_sealed(struct store *s, const char *tenant, const struct kv_block
     uint32_t number = keys_find(s->keys, tenant);
     struct table_shard *shard = table_lock(&s->blocks, id->bytes);
     const struct entry *e = number ? table_find(&s->blocks, shard, number, id->bytes) : NULL;
+    bool waits = e && e->pending && e->pending->kind != OP_DELETE;
     if (e && e->segment_id && !e->pending) {
         place = (struct record_place){e->segment_id, e->offset, e->stored_size};
         lsn = e->lsn;
@@ -49,14 +50,17 @@ int store_read_sealed(struct store *s, const char *tenant, const struct kv_block
     table_unlock(shard);
     int rc = place.segment_id ? keys_get(s->keys, number, &keys) : -TD_ERR_NOTFOUND;
     if (rc < 0)
-        return -TD_ERR_NOTFOUND;
+        return waits ? -TD_ERR_AGAIN : -TD_ERR_NOTFOUND;
     rc = read_open(s, &keys, &place, RECORD_BLOCK, id->bytes, lsn, &r);
     crypto_wipe(&keys, sizeof keys);
-    if (rc < 0)
-        return -TD_ERR_NOTFOUND;
-    rc = read_whole(s, &r, record, size);
-    read_close(s, &r);
-    return rc < 0 && rc != -TD_ERR_NOMEM ? -TD_ERR_NOTFOUND : rc;
+    if (rc == 0) {
+        rc = read_whole(s, &r, record, size);
+        read_close(s, &r);
+    }
+    if (rc == 0 || rc == -TD_ERR_NOMEM)
+        return rc;
+    return read_place_is_current(s, RECORD_BLOCK, number, id->bytes, &place) ? -TD_ERR_NOTFOUND
+                                                                             : -TD_ERR_AGAIN;
 }
 
 /* ---- in ----------------------------------------------------------------------------------------------------- */

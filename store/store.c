@@ -147,7 +147,8 @@ static int open_steps(struct store *s, const struct store_config *c, const struc
                       struct td_error *err)
 {
     bool keys_found;
-    int rc = s->read_only ? 0 : make_directory(s, err);
+    int rc = c->read_only ? 0 : make_directory(s, err);
+    configure(s, c); /* the directory is there now: its file system says how large it is */
     rc = rc < 0 ? rc : take_lock(s, err);
     rc = rc < 0 ? rc : open_keys(s, c, &keys_found, err);
     rc = rc < 0 ? rc : recover(s, env, keys_found, err);
@@ -191,7 +192,6 @@ int store_open_with(const struct store_config *config, const struct store_env *e
         return td_fail(err, rc, "cannot open store %s: %s", config->directory, td_status_text(rc));
     }
     register_metrics(&s->metrics);
-    configure(s, config);
     rc = open_steps(s, config, env, err);
     if (rc < 0) {
         deinit(s);

@@ -103,7 +103,7 @@ int store_set_tenant(struct store *s, const char *tenant, uint64_t quota_size, u
 
 /* ---- sealed blocks: what leaves the directory, for a remote tier or a file, as it lies in the segment ---- */
 /* The record's head and body, CRC checked, still sealed; malloc'ed, the caller's. The head names the block: see store_sealed_mask.
- * -TD_ERR_NOTFOUND also while it waits for the writer. */
+ * -TD_ERR_AGAIN: it waits for the writer, or was replaced meanwhile. */
 int store_read_sealed(struct store *s, const char *tenant, const struct kv_block_id *id, uint8_t **record,
                       size_t *size);
 /* Open such a record, which may be hostile: it must be of this tenant and id, or it is -TD_ERR_NOTFOUND. Works with any store that has the
@@ -138,7 +138,7 @@ int store_flush(struct store *s);
 /* ---- command line ---- */
 struct store_stats {
     uint64_t blocks, block_bytes, conversations, segments, segment_bytes, dead_bytes;
-    uint64_t limit_bytes;  /* of segments */
+    uint64_t limit_bytes;  /* of segments; UINT64_MAX: the file system does not say how large it is */
     uint64_t hits, misses; /* of store_find */
     /* blocks that went to make room, or for their age; not those that went with a whole segment */
     uint64_t evictions;

@@ -241,8 +241,8 @@ int evict_open(struct store *s);
 void evict_note(struct store *s, const struct entry *e, bool held);
 /* The policy may have let this block go, and it stays. Its shard is locked; what is no block on disk is left alone. */
 void evict_take_back(struct store *s, const struct entry *e);
-/* It was to be demoted, and cannot be; retry: not now. */
-void evict_not_demoted(struct store *s, uint32_t tenant, const struct kv_block_id *id, bool retry);
+/* It was to be demoted, and cannot be; retry: not now. Is it held still? */
+bool evict_not_demoted(struct store *s, uint32_t tenant, const struct kv_block_id *id, bool retry);
 void evict_pin(struct store *s, uint32_t tenant, const uint8_t id[32], bool pinned);
 /* Where something has to go for what comes, a block whose parent is not there is not worth it: no request can get to it. */
 bool evict_admits(struct store *s, const struct store_op *op);
@@ -291,6 +291,9 @@ int read_part(struct store *s, const struct read_head *r, uint32_t part, uint8_t
 struct tier_block *read_block_for(const struct record_head *h);
 int read_open_body(const uint8_t key[CRYPTO_KEY_SIZE], const struct record_head *h, const uint8_t *page,
                    struct tier_block *b);
+/* Is the entry's record still the one at `place`? */
+bool read_place_is_current(struct store *s, uint8_t type, uint32_t tenant, const uint8_t id[32],
+                           const struct record_place *place);
 /* The entry's record is damaged: forget it if it is still the one at `place`. */
 void read_drop_damaged(struct store *s, uint8_t type, uint32_t tenant, const uint8_t id[32],
                        const struct record_place *place);

@@ -10,9 +10,11 @@
 #include <stdlib.h>
 #include <time.h>
 
-#define NAME_SIZE   (5 + 2 * 32 + 1) /* "td:b:" and hex */
-#define MGET_MAX    500              /* ids of one MGET; several are pipelined */
-#define ENTRIES_MAX ((size_t)MGET_MAX * 128)
+#define NAME_SIZE      (5 + 2 * 32 + 1) /* "td:b:" and hex */
+#define MGET_MAX       500              /* ids of one MGET; several are pipelined */
+#define ENTRIES_MAX    ((size_t)MGET_MAX * 128)
+#define WRITE_ATTEMPTS 5
+#define WRITE_PAUSE_MS 10 /* two commits of the disk */
 
 struct ask {
     struct ask *next;
@@ -320,7 +322,7 @@ static bool is_as_found(const uint8_t *record, const struct store_block_info *in
     return record_head_parse(record, &h) == 0 && memcmp(&h.quality, &info->quality, sizeof h.quality) == 0;
 }
 
-static int write_block(struct redis *r, struct redis_link *l, const struct write *w)
+static int write_once(struct redis *r, struct redis_link *l, const struct write *w)
 {
     struct store_block_info info;
     uint8_t name[32], *record = NULL;
@@ -344,6 +346,17 @@ static int write_block(struct redis *r, struct redis_link *l, const struct write
     }
     if (end_exchange(r, l, rc) == 0)
         known_there(r->known, w->tenant, &w->id, &info);
+    return rc;
+}
+
+/* What takes the block's place between the look and the read, on the disk soon or already, is written instead. */
+static int write_block(struct redis *r, struct redis_link *l, const struct write *w)
+{
+    int rc = write_once(r, l, w);
+    for (int i = 1; i < WRITE_ATTEMPTS && rc == -TD_ERR_AGAIN; i++) {
+        nanosleep(&(struct timespec){.tv_nsec = WRITE_PAUSE_MS * 1000000}, NULL);
+        rc = write_once(r, l, w);
+    }
     return rc;
 }
 

@@ -3,6 +3,7 @@
 #define TANDEM_TESTS_STORE_FIXTURE_H
 #include "shared/kv_record.h"
 #include "store/store_internal.h"
+#include "store/tier.h"
 #include <dirent.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -180,6 +181,24 @@ static inline int fixture_put(struct store *s, const char *tenant, const struct 
     if (rc == 0)
         assert_int_equal(d.calls, 1);
     return rc < 0 ? rc : d.status;
+}
+
+/* As demotion does, with what it has made of an exact block. */
+static inline int fixture_put_demoted(struct store *s, const char *tenant, const struct fixture_block *small,
+                                      struct fixture_done *done)
+{
+    struct tier_block *b = tier_block_create(FIXTURE_LAYERS, sizeof small->bytes);
+    size_t at = 0;
+    b->block = small->block;
+    b->block.pieces = b->pieces;
+    for (int i = 0; i < 2 * FIXTURE_LAYERS; i++) {
+        memcpy(b->data + at, small->pieces[i].data, small->pieces[i].size);
+        b->pieces[i] = (struct span){b->data + at, small->pieces[i].size};
+        at += small->pieces[i].size;
+    }
+    int rc = store_put_demoted(s, keys_find(s->keys, tenant), b, quality_exact, fixture_on_done, done);
+    tier_block_release(b);
+    return rc;
 }
 
 static inline int fixture_conv_put(struct store *s, const char *tenant, const char *principal, const char *id,

@@ -224,23 +224,12 @@ static void a_better_copy_replaces_it_and_never_the_reverse(void **state)
     fixture_remove(dir);
 }
 
-/* The copy was made of a record that is not there any more, or not for long. */
 static int put_demoted(struct store *s, const struct fixture_block *small, struct fixture_done *done)
 {
-    struct tier_block *b = tier_block_create(FIXTURE_LAYERS, sizeof small->bytes);
-    size_t at = 0;
-    b->block = small->block;
-    b->block.pieces = b->pieces;
-    for (int i = 0; i < 2 * FIXTURE_LAYERS; i++) {
-        memcpy(b->data + at, small->pieces[i].data, small->pieces[i].size);
-        b->pieces[i] = (struct span){b->data + at, small->pieces[i].size};
-        at += small->pieces[i].size;
-    }
-    int rc = store_put_demoted(s, keys_find(s->keys, "acme"), b, quality_exact, fixture_on_done, done);
-    tier_block_release(b);
-    return rc;
+    return fixture_put_demoted(s, "acme", small, done);
 }
 
+/* The copy was made of a record that is not there any more, or not for long. */
 static void what_came_meanwhile_wins(void **state)
 {
     (void)state;
@@ -310,6 +299,75 @@ static void what_has_gone_does_not_come_back(void **state)
     fixture_remove(dir);
 }
 
+/* An I/O layer that calls `on_read` at the next read, and `on_sync` at the next fsync. */
+static struct io watched;
+static struct store *watched_store;
+static _Atomic(void (*)(struct store *)) on_read, on_sync;
+
+static int64_t watched_pread(struct io *io, int fd, void *data, size_t size, uint64_t offset)
+{
+    (void)io;
+    void (*call)(struct store *) = atomic_exchange(&on_read, NULL);
+    if (call)
+        call(watched_store);
+    return io_posix.pread(&io_posix, fd, data, size, offset);
+}
+
+static int watched_fsync(struct io *io, int fd)
+{
+    (void)io;
+    void (*call)(struct store *) = atomic_exchange(&on_sync, NULL);
+    if (call)
+        call(watched_store);
+    return io_posix.fsync(&io_posix, fd);
+}
+
+static struct store *open_watched(const struct store_config *c)
+{
+    watched = io_posix;
+    watched.pread = watched_pread;
+    watched.fsync = watched_fsync;
+    assert_int_equal(store_open_with(c, &(struct store_env){.io = &watched}, &watched_store, NULL), 0);
+    return watched_store;
+}
+
+static void lose_first(struct store *s)
+{
+    lose_place(s, &blocks[0]);
+}
+
+static void what_goes_while_its_copy_is_synced_does_not_come_back(void **state)
+{
+    (void)state;
+    char *dir = fixture_directory();
+    struct store_config c = fixture_config(dir);
+    struct fixture_done done = {0, 1};
+    struct store_stats stats;
+    uint64_t records;
+    c.commit_interval_ms = 1000000; /* until a flush */
+    struct store *s = open_watched(&c);
+    put_chain(s, "acme", 2);
+    assert_int_equal(put_demoted(s, &demoted[0], &done), 0);
+    assert_int_equal(put_demoted(s, &demoted[1], &done), 0);
+    atomic_store(&on_sync, lose_first);
+    store_flush(s);
+    assert_null(atomic_load(&on_sync));
+    assert_int_equal(done.calls, 2);
+    store_stats(s, &stats);
+    assert_int_equal(stats.demotions, 1);
+    assert_int_equal(stats.blocks, 1);
+    assert_false(fixture_block_reads(s, "acme", &demoted[0]));
+    assert_true(fixture_block_reads(s, "acme", &demoted[1]));
+    store_close(s);
+    assert_int_equal(store_rebuild(&c, NULL, NULL, &records, NULL), 0);
+    s = fixture_open(&c);
+    assert_true(
+        fixture_block_reads(s, "acme", &blocks[0])); /* only the entry had gone; the later copy is void */
+    assert_true(fixture_block_reads(s, "acme", &demoted[1]));
+    store_close(s);
+    fixture_remove(dir);
+}
+
 static void a_damaged_record_is_a_miss(void **state)
 {
     (void)state;
@@ -317,6 +375,7 @@ static void a_damaged_record_is_a_miss(void **state)
     struct store_demotion_tenant tenants[] = {{.name = "acme"}};
     struct store_demotion demotion = fixture_demotion(tenants, 1);
     struct store_config c = fixture_config(dir);
+    struct store_stats stats;
     uint8_t byte = 0;
     c.demotion = &demotion;
     struct store *s = fixture_open(&c);
@@ -331,6 +390,9 @@ static void a_damaged_record_is_a_miss(void **state)
     close(fd);
     assert_int_equal(collect(s, "acme", 2), 1);
     assert_false(fixture_block_reads(s, "acme", &demoted[0]));
+    store_stats(s, &stats);
+    assert_int_equal(stats.damaged, 1);
+    assert_int_equal(stats.read_failures, 1); /* that it is not there any more is none */
     assert_true(fixture_block_reads(s, "acme", &demoted[1]));
     store_close(s);
     fixture_remove(dir);
@@ -373,6 +435,73 @@ static void a_writer_that_is_behind_is_come_back_to(void **state)
     assert_true(fixture_block_reads(s, "acme", &demoted[0]));
     store_close(s);
     fixture_remove(dir);
+}
+
+static struct store_op other; /* a put by somebody else */
+
+static void writing_fails(struct store *s)
+{
+    s->write_retry_us = UINT64_MAX;
+    s->write_error = -TD_ERR_IO;
+}
+
+static void disk_is_full(struct store *s)
+{
+    s->write_retry_us = UINT64_MAX;
+    s->write_error = -TD_ERR_DISKFULL;
+}
+
+static void replace(struct store *s)
+{
+    struct table_shard *shard = table_lock(&s->blocks, blocks[0].id.bytes);
+    struct entry *e = table_find(&s->blocks, shard, keys_find(s->keys, "acme"), blocks[0].id.bytes);
+    assert_null(e->pending);
+    e->pending = &other;
+    table_unlock(shard);
+}
+
+static void recover_from(struct store *s)
+{
+    s->write_error = 0;
+    struct table_shard *shard = table_lock(&s->blocks, blocks[0].id.bytes);
+    struct entry *e = table_find(&s->blocks, shard, keys_find(s->keys, "acme"), blocks[0].id.bytes);
+    e->pending = NULL;
+    table_unlock(shard);
+}
+
+/* Between the read of a block and the put of its copy writing begins to fail, or the block is put anew: it stays as it is, and is demoted when that is over. */
+static void troubles_of_the_moment_are_come_back_to(void **state)
+{
+    (void)state;
+    static void (*const troubles[])(struct store *) = {writing_fails, disk_is_full, replace};
+    for (size_t i = 0; i < TD_COUNT(troubles); i++) {
+        char *dir = fixture_directory();
+        struct store_demotion_tenant tenants[] = {{.name = "acme"}};
+        struct store_demotion demotion = fixture_demotion(tenants, 1);
+        struct store_config c = fixture_config(dir);
+        struct store_stats stats;
+        c.demotion = &demotion;
+        struct store *s = open_watched(&c);
+        put_chain(s, "acme", 1);
+        store_stats(s, &stats);
+        assert_int_equal(store_set_tenant(s, "acme", stats.block_bytes, 0), 0); /* near it, not over it */
+        atomic_store(&on_read, troubles[i]);
+        assert_int_equal(demote_all(s), 0);
+        assert_null(atomic_load(&on_read));
+        recover_from(s);
+        store_stats(s, &stats);
+        assert_int_equal(stats.demotions, 0);
+        assert_true(fixture_block_reads(s, "acme", &blocks[0]));
+        for (int tries = 0; tries < 1000 && stats.demotions == 0; tries++) { /* not at once */
+            usleep(10000);
+            assert_int_equal(demote_all(s), 0);
+            store_stats(s, &stats);
+        }
+        assert_int_equal(stats.demotions, 1);
+        assert_true(fixture_block_reads(s, "acme", &demoted[0]));
+        store_close(s);
+        fixture_remove(dir);
+    }
 }
 
 enum { STREAM = 5000 };
@@ -530,8 +659,10 @@ int main(void)
         cmocka_unit_test(a_better_copy_replaces_it_and_never_the_reverse),
         cmocka_unit_test(what_came_meanwhile_wins),
         cmocka_unit_test(what_has_gone_does_not_come_back),
+        cmocka_unit_test(what_goes_while_its_copy_is_synced_does_not_come_back),
         cmocka_unit_test(a_damaged_record_is_a_miss),
         cmocka_unit_test(a_writer_that_is_behind_is_come_back_to),
+        cmocka_unit_test(troubles_of_the_moment_are_come_back_to),
         cmocka_unit_test(collecting_ends_while_blocks_come),
         cmocka_unit_test(a_full_disk_holds_more),
     };

@@ -9,7 +9,7 @@
 
 #define WAIT_US 20000000 /* the most that anything is waited for */
 
-static const struct tiers_want want = {KV_ACCEPT_EXACT, KV_NUMERICS_CPU_V1, 0, FIXTURE_LAYERS};
+static struct tiers_want want = {KV_ACCEPT_EXACT, KV_NUMERICS_CPU_V1, 0, FIXTURE_LAYERS};
 
 struct node {
     char *directory;
@@ -18,6 +18,7 @@ struct node {
 };
 
 static const struct store_demotion *demotion; /* of nodes that are opened next */
+static struct io *node_io;
 
 /* keys_of: the node that it shares the tenants' keys with. */
 static void node_open(struct node *n, uint16_t port, const char *password, const struct node *keys_of)
@@ -26,7 +27,10 @@ static void node_open(struct node *n, uint16_t port, const char *password, const
     struct store_config c = fixture_config(n->directory);
     c.keys_directory = keys_of ? keys_of->directory : n->directory;
     c.demotion = demotion;
-    n->store = fixture_open(&c);
+    if (node_io)
+        assert_int_equal(store_open_with(&c, &(struct store_env){.io = node_io}, &n->store, NULL), 0);
+    else
+        n->store = fixture_open(&c);
     struct tier_redis_config remote = {.host = "127.0.0.1",
                                        .port = port,
                                        .password = password,
@@ -197,6 +201,60 @@ static void the_server_keeps_the_best_copy(void **state)
     store_flush(a.store);
     assert_int_equal(store_find(a.store, "acme", &f.id, &info), 0);
     assert_int_equal(info.quality.fidelity, KV_L0); /* … and is again */
+    node_close(&b);
+    node_close(&a);
+    redis_stop(&redis);
+}
+
+static struct store *demoting;
+static struct fixture_block demoted;
+static atomic_bool demote_at_read;
+static struct fixture_done demotion_done;
+
+static int64_t demoting_pread(struct io *io, int fd, void *data, size_t size, uint64_t offset)
+{
+    (void)io;
+    if (atomic_exchange(&demote_at_read, false)) {
+        fixture_put_demoted(demoting, "acme", &demoted, &demotion_done);
+        store_flush(demoting);
+    }
+    return io_posix.pread(&io_posix, fd, data, size, offset);
+}
+
+/* Between the look and the read of who writes to the server: the smaller copy goes there, and is what the server says that it has. */
+static void a_block_that_is_demoted_on_its_way_is_written_as_it_is_then(void **state)
+{
+    (void)state;
+    struct real_redis redis = {.port = 0};
+    struct node a, b;
+    struct fixture_block f;
+    struct tiers_found found;
+    enum tier_kind from;
+    struct io io = io_posix;
+    io.pread = demoting_pread;
+    redis_start(&redis);
+    node_io = &io;
+    node_open(&a, redis.port, NULL, NULL);
+    node_io = NULL;
+    until(!stats_of(&a).sick);
+    fixture_block_make(&f, 1);
+    fixture_block_demoted(&f, "l1", &demoted);
+    demoting = a.store;
+    assert_int_equal(fixture_put(a.store, "acme", &f), 0);
+    atomic_store(&demote_at_read, true);
+    put(&a, "acme", &f); /* the disk has it: only who writes to the server reads */
+    until(stats_of(&a).puts + stats_of(&a).put_failures == 1);
+    assert_int_equal(stats_of(&a).puts, 1);
+    assert_int_equal(demotion_done.calls, 1);
+    assert_int_equal(demotion_done.status, 0);
+    node_open(&b, redis.port, NULL, &a);
+    until(!stats_of(&b).sick);
+    assert_int_equal(look_up(&b, "acme", &f, &found), -TD_ERR_NOTFOUND);
+    want.accept = KV_ACCEPT_ANY;
+    assert_int_equal(look_up(&b, "acme", &demoted, &found), 0);
+    assert_int_equal(get(&b, "acme", &demoted, &from), 0);
+    want.accept = KV_ACCEPT_EXACT;
+    assert_int_equal(from, TIER_REMOTE);
     node_close(&b);
     node_close(&a);
     redis_stop(&redis);
@@ -483,6 +541,7 @@ int main(void)
     const struct CMUnitTest real[] = {
         cmocka_unit_test(blocks_travel_between_nodes),
         cmocka_unit_test(the_server_keeps_the_best_copy),
+        cmocka_unit_test(a_block_that_is_demoted_on_its_way_is_written_as_it_is_then),
         cmocka_unit_test(the_server_sees_nothing),
         cmocka_unit_test(stopped_hung_and_emptied_servers_are_misses),
         cmocka_unit_test(passwords),

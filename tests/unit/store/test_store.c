@@ -50,6 +50,14 @@ static void test_metrics_and_stats(void **state)
     assert_int_equal(fixture_put(s, "acme", &f), 0);
     store_find(s, "acme", &f.id, &info);
     assert_true(fixture_block_reads(s, "acme", &f));
+    struct tier_block *b;
+    uint8_t *body;
+    size_t size;
+    uint64_t version;
+    struct kv_block_id unknown = {{1}};
+    assert_int_equal(store_read_block(s, "acme", &unknown, &b), -TD_ERR_NOTFOUND);
+    assert_int_equal(store_read_block(s, "nobody", &f.id, &b), -TD_ERR_NOTFOUND);
+    assert_int_equal(store_conv_get(s, "acme", "ann", "none", &version, &body, &size), -TD_ERR_NOTFOUND);
     assert_int_equal(fixture_conv_put(s, "acme", "ann", "c", 0, "x"), 0);
     assert_true(metric_value(hits) == hits_before + 1);
     assert_true(metric_value(misses) == misses_before + 1);
@@ -59,12 +67,33 @@ static void test_metrics_and_stats(void **state)
     assert_int_equal(stats.segments, 1);
     assert_int_equal(stats.puts, 2);
     assert_int_equal(stats.reads, 1);
+    assert_int_equal(stats.read_failures, 0); /* what is not there was not read */
     assert_true(stats.block_bytes > 2 * FIXTURE_LAYERS * FIXTURE_PIECE);
     assert_true(stats.segment_bytes >= stats.block_bytes + 3 * RECORD_PAGE);
     assert_int_equal(stats.queue_bytes, 0);
     assert_true(stats.fsyncs >= 2);
     assert_false(stats.writes_off);
     store_close(s);
+    fixture_remove(dir);
+}
+
+/* Also of a directory that the store makes: nine tenths of the file system that it is on. */
+static void test_limit_by_default(void **state)
+{
+    (void)state;
+    char *dir = fixture_directory(), path[512];
+    struct store_config c = fixture_config(dir);
+    struct store_stats stats;
+    uint64_t total, free_size;
+    snprintf(path, sizeof path, "%s/new", dir);
+    c.directory = path;
+    c.limit_size = 0;
+    assert_int_equal(io_posix.space(&io_posix, dir, &total, &free_size), 0);
+    struct store *s = fixture_open(&c);
+    store_stats(s, &stats);
+    assert_int_equal(stats.limit_bytes, total / 10 * 9);
+    store_close(s);
+    fixture_remove(strdup(path));
     fixture_remove(dir);
 }
 
@@ -706,6 +735,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_block_round_trip),
         cmocka_unit_test(test_metrics_and_stats),
+        cmocka_unit_test(test_limit_by_default),
         cmocka_unit_test(test_put_refuses_what_is_no_block),
         cmocka_unit_test(test_tenants_do_not_share),
         cmocka_unit_test(test_better_replaces_worse_never_the_reverse),
