@@ -7,6 +7,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <strings.h>
+#include <time.h>
+
+#define AGAIN_NS 10000000 /* until an answer that found no memory is tried again */
 
 struct admin_store {
     struct net_loop *loop;
@@ -133,7 +136,10 @@ static void *work(void *arg)
 {
     struct admin_store *a = arg;
     a->result = a->work(a, &a->err);
-    net_loop_post(a->loop, answer, a); /* refused only without memory: then the client's patience ends it */
+    int rc;
+    while ((rc = net_loop_post(a->loop, answer, a)) < 0 &&
+           rc != -TD_ERR_CLOSED) /* or nobody could ask again */
+        nanosleep(&(struct timespec){.tv_nsec = AGAIN_NS}, NULL);
     return NULL;
 }
 

@@ -247,6 +247,17 @@ static int decode_prompt_ids(struct edge_turn *t)
     return 0;
 }
 
+/* The client's own ids, exactly. A copy: who is behind another request is prepared once more. */
+static int take_prompt_ids(struct edge_turn *t)
+{
+    t->ids = malloc(t->prompt_id_count * sizeof *t->ids);
+    if (!t->ids)
+        return -TD_ERR_NOMEM;
+    memcpy(t->ids, t->prompt_ids, t->prompt_id_count * sizeof *t->ids);
+    t->ids_count = (uint32_t)t->prompt_id_count;
+    return 0;
+}
+
 static int prepare_completion(struct edge_turn *t)
 {
     char *text = NULL;
@@ -258,14 +269,10 @@ static int prepare_completion(struct edge_turn *t)
     if (rc < 0)
         return rc;
     bool unchanged = size == t->text_size && memcmp(text, t->text, size) == 0;
-    if (by_ids && unchanged) { /* the client's own ids, exactly */
-        t->ids = t->prompt_ids;
-        t->ids_count = (uint32_t)t->prompt_id_count;
-        t->prompt_ids = NULL;
-        t->prompt_id_count = 0;
-    } else {
+    if (by_ids && unchanged)
+        rc = take_prompt_ids(t);
+    else
         rc = tokenise(t, text, size);
-    }
     wipe_free(text, size);
     if (rc == 0 && t->ids_count == 0)
         return td_fail(&t->err, -TD_ERR_ARG, "the prompt is empty");

@@ -153,6 +153,12 @@ def test_window_is_kept(cloud):
     edge.close()
 
 
+def test_who_does_not_greet_is_sent_away(cloud):
+    edge = MiniEdge(cloud, cloud.token, hello=False)
+    assert "no HELLO" in said(edge)
+    edge.close()
+
+
 def test_later_attempt_fences_the_earlier(cloud):
     edge, request = MiniEdge(cloud, cloud.token), bytes(range(16))
     first = edge.open(IDS, attempt=5, request_id=request)

@@ -267,8 +267,14 @@ static void completions_are_filtered_also_as_ids(void **state)
     assert_non_null(strstr(prompt_text(&t), "mail [EMAIL_1]"));
     edge_turn_free(&t);
     /* Ids without anything to hide stay exactly as they are, however odd. */
-    int32_t odd[] = {5, 5, 6, 5};
+    int32_t odd[4], whole[4];
+    for (int i = 0; i < 4; i++) /* letters, where the tokeniser has a token for two of them */
+        assert_int_equal(encode(f, (const char[2]){"here"[i]}, &odd[i], 1), 1);
+    assert_true(encode(f, "here", whole, 4) < 4);
     assert_int_equal(prepare_completion(f, &t, NULL, odd, 4), 0);
+    assert_int_equal(t.ids_count, 4);
+    assert_memory_equal(t.ids, odd, sizeof odd);
+    assert_int_equal(edge_turn_prepare(&t), 0); /* once more, behind another request under its key */
     assert_int_equal(t.ids_count, 4);
     assert_memory_equal(t.ids, odd, sizeof odd);
     edge_turn_free(&t);
