@@ -144,8 +144,8 @@ class Program:
 class Bench:
     """All programs; modes: name -> the Program that is asked."""
 
-    def __init__(self, o, names, edge_extra=()):
-        self.o, self.programs, self.modes = o, [], {}
+    def __init__(self, o, names, edge_extra=(), cloud_extra=()):
+        self.o, self.programs, self.modes, self.cloud_extra = o, [], {}, cloud_extra
         self.names, self.edge_extra, self.at = names, [*edge_extra], None
         if os.environ.get("TANDEM_PACED_LAYER_US"):
             links_model.main(o.model, o.dir / "thin.gguf")
@@ -173,7 +173,7 @@ class Bench:
 
     def shape(self, mbit, delay_ms, packets=None):
         """Another link: the edges begin anew on it, as what they know of the old one is no part of the question."""
-        edges = [self.modes[n] for n in self.names if n != "edge-only" and n in self.modes]
+        edges = [p for p in self.programs if p is not self.cloud and p is not self.modes.get("edge-only")]
         for edge in edges:
             edge.stop()
             self.programs.remove(edge)
@@ -185,7 +185,7 @@ class Bench:
 
     def start_cloud(self, name, core, port, admin, namespace, extra, address):
         command = [self.o.bin / "tandem-cloud", "--model", self.o.model, "--listen-port", port, "--admin-port", admin, "--tokens-file", self.o.dir / "tokens",
-                   "--store", self.o.dir / f"{name}-store", "--store-key-file", self.o.dir / f"{name}.key", "--store-ram", "0", "--kv-memory", 1 << 30, *extra]
+                   "--store", self.o.dir / f"{name}-store", "--store-key-file", self.o.dir / f"{name}.key", "--store-ram", "0", "--kv-memory", 1 << 30, *self.cloud_extra, *extra]
         self.programs.append(Program(self.o, name, core, command, port, address, namespace))
         return self.programs[-1]
 
@@ -205,6 +205,23 @@ class Bench:
             program.stop()
         self.link.relay.stdin.close()
         self.link.relay.wait()
+
+    def revive(self):
+        """After a fault: what has ended is started again; the edges with the next shape."""
+        self.at = None
+        for name in ("cloud", "edge-only"):
+            old = self.cloud if name == "cloud" else self.modes["edge-only"]
+            if old.process.poll() is None:
+                continue
+            self.programs.remove(old)
+            if name == "cloud":
+                self.cloud = self.start_cloud(*self.cloud_arguments)
+            else:
+                self.modes["edge-only"] = self.start_local()
+
+    def resident_mib(self):
+        """Of all programs that are measured."""
+        return sum(int(pathlib.Path(f"/proc/{p.process.pid}/statm").read_text().split()[1]) for p in self.programs if p.process.poll() is None) * 4096 >> 20
 
     def settle(self):
         """Until nobody works any more; 3 s at most."""
@@ -349,6 +366,85 @@ def compare(o):
     if o.svg:
         pathlib.Path(o.svg).write_text(links_report.chart(results))
         print(f"chart: {o.svg}", file=sys.stderr)
+
+
+# ---- every link, with computing as it is, in half an hour ----
+
+def whole_plan():
+    """[(shape, repeats, fixed splits too?)], link after link; 20 ms, what matters most, first."""
+    repeats = {128: 4, 512: 3, 2048: 2, 4096: 1}
+    return [((r, d, p), repeats[p], r >= 20 and (d, p) == (20, 2048)) for d in (20, 2, 100) for r in RATES for p in repeats]
+
+
+def whole_cell(bench, shape, repeats, fixed, limits, until):
+    """{mode: [run, ...]}. Where the planner looks late, some pairs more, as scatter makes every twentieth late."""
+    mbit, delay, prompt = shape
+    if (mbit, delay) != bench.at:
+        bench.shape(mbit, delay)
+        for mode in ("edge-only", "cloud-only", *["planner"] * WARM):
+            bench.ask(mode, 512)
+    if prompt not in limits:
+        limits[prompt] = max(STOP * bench.ask("edge-only", prompt)["t16"] / 1e3, 0.5)
+    order = [m for m in bench.modes if fixed or not m.startswith("k")]
+    for mode in [m for m in order if m.startswith("k")]:
+        bench.ask(mode, 512, limits[prompt])
+    runs, i = {m: [] for m in order}, 0
+    while i < repeats or (i < repeats + (4 if prompt <= 512 else 1) and time.monotonic() < until
+                          and max(pair(shape, runs, w)["ratio"] for w in ("ttft", "t16")) > 1.03):
+        for mode in order[i % len(order):] + order[:i % len(order)]:
+            runs[mode].append(bench.ask(mode, prompt, limits[prompt]))
+        i += 1
+    return runs
+
+
+def results_of(results, failed, started):
+    """What --json prints and --save keeps."""
+    out = {"paced_layer_us": float(os.environ.get("TANDEM_PACED_LAYER_US") or 0), "seconds": round(time.monotonic() - started), "failed": failed}
+    for name, what in (("pairs", "ttft"), ("pairs_t16", "t16")):
+        out[name] = [pair(s, runs, what) for s, runs in results]
+        out[name + "_mean"] = round(math.exp(statistics.mean(math.log(p["ratio"]) for p in out[name])), 4) if results else None
+    out["runs"] = [dict(zip(("link_mbit", "delay_ms", "prompt"), s), modes=runs) for s, runs in results]
+    return out
+
+
+def whole(o):
+    """Each cell's results are kept as they come (--save); one that fails is named and does not end the run."""
+    fixed = [8, 15] if o.fixed is None else o.fixed
+    bench = Bench(o, ["planner", "cloud-only", "edge-only"] + [f"k{k}" for k in fixed if k > 0], ["--kv-disk", "256M"], ["--store-size", "1G"])
+    plan = [c for c in whole_plan() if all(not only or v in only for v, only in zip(c[0], (o.rates, o.delays, o.prompts)))]
+    results, failed, limits, started = [], [], {}, time.monotonic()
+    until = started + o.minutes * 60
+    try:
+        for i, (shape, repeats, splits) in enumerate(plan):
+            name = "{} Mbit/s, {} ms, {} tokens".format(*shape)
+            if time.monotonic() > until:
+                failed.append(f"{name}: no time left")
+                continue
+            try:
+                runs = whole_cell(bench, shape, repeats, splits, limits, until)
+                results.append((shape, runs))
+                if not o.json:
+                    print(links_report.lines(shape, runs, pair(shape, runs, "ttft"), pair(shape, runs, "t16")), flush=True)
+            except Exception as e:  # whatever it is: the other cells are worth having
+                failed.append(f"{name}: {type(e).__name__}: {e}")
+                bench.revive()
+            if o.save:
+                part = pathlib.Path(f"{o.save}.part")
+                part.write_text(json.dumps(results_of(results, failed, started)))
+                part.replace(o.save)
+            ratios = " ".join(f"{pair(shape, results[-1][1], w)['ratio']:.3f}" for w in ("ttft", "t16")) if results and results[-1][0] == shape else "failed"
+            print(f"{time.monotonic() - started:5.0f} s  {i + 1}/{len(plan)}  {name}: {ratios}   {bench.resident_mib()} MiB", file=sys.stderr, flush=True)
+    finally:
+        bench.stop()
+    out = results_of(results, failed, started)
+    if o.json:
+        print(json.dumps(out))
+    elif results:
+        print(links_report.summary(out["pairs"], out["pairs_t16"], out["paced_layer_us"]))
+    for line in failed:
+        print(line, file=sys.stderr)
+    if o.svg and results:
+        pathlib.Path(o.svg).write_text(links_report.chart(results))
 
 
 # ---- a link that breaks down under a prompt ----
@@ -621,6 +717,7 @@ def main():
     kind.add_argument("--drop", type=float, metavar="MBIT", help="the rate falls to this in the middle of a prompt")
     kind.add_argument("--stumble", type=float, metavar="MS", help="the link stands still for so long in the middle of a prompt")
     for name, text in (("quick", "fewer shapes, repeats and splits; paced; under half an hour"), ("smoke", "one shape, two repeats; under 90 s"),
+                       ("whole", "every rate and delay with 128 to 4,096 tokens, computing as it is; --minutes"),
                        ("goodput", "how much of a full uplink is payload"), ("cancel", "how soon CANCEL works on a full uplink"),
                        ("restore", "a conversation that the cloud has lost, sent from the device")):
         kind.add_argument("--" + name, action="store_true", help=text)
@@ -628,6 +725,8 @@ def main():
     p.add_argument("--delays", type=numbers, metavar="MS,...", help="one way")
     p.add_argument("--prompts", type=numbers, metavar="TOKENS,...")
     p.add_argument("--fixed", type=lambda t: numbers(t) if t else [], metavar="K,...", help="fixed splits to measure too; '' for none")
+    p.add_argument("--minutes", type=float, default=27, help="--whole: no cell begins later")
+    p.add_argument("--save", metavar="FILE", help="--whole: what --json prints, after each cell")
     p.add_argument("--cost", action="store_true", help="--prefer cloud-cost too")
     p.add_argument("--repeats", type=int, default=0, metavar="N")
     p.add_argument("--json", action="store_true")
@@ -645,7 +744,7 @@ def main():
         os.environ.setdefault("TANDEM_PACED_LAYER_US", QUICK_PACE_US)
         o.svg = o.svg or "links.svg"
     stand_out()
-    (goodput if o.goodput else restore if o.restore else cancel if o.cancel else drop if o.drop else stumble if o.stumble else compare)(o)
+    (whole if o.whole else goodput if o.goodput else restore if o.restore else cancel if o.cancel else drop if o.drop else stumble if o.stumble else compare)(o)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,8 @@
 #
 #   links.sh                     every shape: 1 to 1000 Mbit/s, 2 to 100 ms, 128 to 4,096 tokens, ten repeats, all splits (hours)
 #   links.sh --quick             54 shapes, two repeats (one of the long prompts at other delays than 20 ms), fixed splits of one; paced computing unless told otherwise; a chart, ./links.svg; under half an hour
+#   links.sh --whole --save F    72 shapes with computing as it is: all rates, 2, 20 and 100 ms, 128, 512, 2,048 and 4,096 tokens, 4 to 1 pairs and some more where one looks late; fixed
+#                                splits of some; half an hour (--minutes); F has what was measured so far. --rates, --delays, --prompts: parts of it
 #   links.sh --smoke             one shape, two repeats; under 90 s
 #   links.sh --rates 100 --delays 20 --prompts 512,2048 --fixed 8,15 --repeats 5     these
 #   links.sh --rates 100 --prompts 2048 --cost          --prefer cloud-cost too
