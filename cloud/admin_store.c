@@ -7,9 +7,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <strings.h>
-#include <time.h>
-
-#define AGAIN_NS 10000000 /* until an answer that found no memory is tried again */
 
 struct admin_store {
     struct net_loop *loop;
@@ -136,10 +133,7 @@ static void *work(void *arg)
 {
     struct admin_store *a = arg;
     a->result = a->work(a, &a->err);
-    int rc;
-    while ((rc = net_loop_post(a->loop, answer, a)) < 0 &&
-           rc != -TD_ERR_CLOSED) /* or nobody could ask again */
-        nanosleep(&(struct timespec){.tv_nsec = AGAIN_NS}, NULL);
+    net_loop_post_wait(a->loop, answer, a);
     return NULL;
 }
 

@@ -22,8 +22,7 @@ static void *drain(void *arg)
 {
     struct node *n = arg;
     engine_drain(n->engine, NODE_DRAIN_MS);
-    while (net_loop_post(n->service.loop, on_drained, n) == -TD_ERR_FULL)
-        usleep(10000);
+    net_loop_post_wait(n->service.loop, on_drained, n);
     return NULL;
 }
 

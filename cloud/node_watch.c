@@ -72,8 +72,7 @@ static void stop_signal(struct node *n, unsigned *count)
         _exit(1);
     }
     log_info("cloud", "stopping: running replies have %u s to finish", NODE_DRAIN_MS / 1000);
-    while (net_loop_post(n->service.loop, node_begin_drain, n) == -TD_ERR_FULL)
-        nanosleep(&(struct timespec){.tv_nsec = 10000000}, NULL);
+    net_loop_post_wait(n->service.loop, node_begin_drain, n);
 }
 
 static void *watch(void *arg)

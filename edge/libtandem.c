@@ -550,8 +550,7 @@ void tandem_close(struct tandem *t)
     if (!t)
         return;
     atomic_store(&t->closing, true);
-    while (net_loop_post(t->loop, end_all, t) == -TD_ERR_FULL)
-        nanosleep(&(struct timespec){.tv_nsec = READY_POLL_NS}, NULL);
+    net_loop_post_wait(t->loop, end_all, t);
     pthread_join(t->thread, NULL);
     release(t);
 }

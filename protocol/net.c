@@ -9,8 +9,10 @@
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <time.h>
 
 #define LOG_LINES_PER_MINUTE 10u
+#define POST_AGAIN_NS        2000000
 
 struct post {
     void (*fn)(void *arg);
@@ -148,6 +150,14 @@ int net_loop_post(struct net_loop *l, void (*fn)(void *arg), void *arg)
         free(p);
     else
         lws_cancel_service(l->context);
+    return code;
+}
+
+int net_loop_post_wait(struct net_loop *l, void (*fn)(void *arg), void *arg)
+{
+    int code;
+    while ((code = net_loop_post(l, fn, arg)) < 0 && code != -TD_ERR_CLOSED)
+        nanosleep(&(struct timespec){.tv_nsec = POST_AGAIN_NS}, NULL);
     return code;
 }
 

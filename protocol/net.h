@@ -1,4 +1,4 @@
-/* net: the libwebsockets binding. One net_loop = one lws context = one thread; everything here except net_loop_post and net_loop_stop is
+/* net: the libwebsockets binding. One net_loop = one lws context = one thread; everything here except net_loop_post* and net_loop_stop is
  * called on that thread, and callbacks come on it. Serves HTTP/1.1 (JSON bodies, SSE), WSS (sub-protocol tandem.v1) and connects out as a WSS client.
  *
  * Facts that shape it (see ARCHITECTURE.md): lws_write masks a client's buffer in place, so frames are produced into the loop's own scratch;
@@ -17,6 +17,8 @@ int net_loop_run(struct net_loop *l);      /* until net_loop_stop */
 void net_loop_stop(struct net_loop *l);    /* any thread, or a signal handler */
 /* Run fn(arg) on the loop's thread soon. Any thread. Bounded: -TD_ERR_FULL, -TD_ERR_CLOSED. */
 int net_loop_post(struct net_loop *l, void (*fn)(void *arg), void *arg);
+/* The same of what must not get lost: waits for room and for memory, so not on the loop's thread. 0 or -TD_ERR_CLOSED. */
+int net_loop_post_wait(struct net_loop *l, void (*fn)(void *arg), void *arg);
 
 struct net_timer; /* fires once; may be started again from its callback */
 struct net_timer *net_timer_create(struct net_loop *l, void (*fn)(void *ctx), void *ctx);

@@ -11,6 +11,7 @@ struct heard { /* by the callbacks' thread; the semaphore is posted at the end *
     struct tandem *cancel_from;
     uint64_t id;
     unsigned ends;
+    pthread_t thread;
 };
 
 static void on_text(void *context, const char *text, size_t size)
@@ -28,6 +29,7 @@ static void on_end(void *context, const struct tandem_result *result)
     struct heard *h = context;
     h->result = *result;
     h->ends++;
+    h->thread = pthread_self();
     snprintf(h->error, sizeof h->error, "%s", result->error);
     snprintf(h->conversation, sizeof h->conversation, "%s", result->conversation);
     snprintf(h->finish, sizeof h->finish, "%s", result->finish);
@@ -208,6 +210,7 @@ static void closing_ends_what_is_under_way(void **state)
     for (size_t i = 0; i < TD_COUNT(h); i++) {
         assert_int_equal(h[i].ends, 1);
         assert_int_equal(h[i].result.code, -TANDEM_ERR_CLOSED);
+        assert_false(pthread_equal(h[i].thread, pthread_self())); /* as all callbacks */
         sem_destroy(&h[i].ended);
     }
 }

@@ -1,6 +1,7 @@
 /* The network loop by itself: posts from other threads, timers, and the end. */
 #include "protocol/net_internal.h"
 #include <pthread.h>
+#include <semaphore.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <time.h>
@@ -83,6 +84,43 @@ static void test_posts_and_timers(void **state)
     net_timer_destroy(timer);
 }
 
+static sem_t gate;
+
+static void on_gate(void *arg)
+{
+    (void)arg;
+    sem_wait(&gate);
+}
+
+static void *post_and_wait(void *arg)
+{
+    (void)arg;
+    return (void *)(intptr_t)net_loop_post_wait(loop, on_post, (void *)(intptr_t)1000000);
+}
+
+static void test_what_must_not_get_lost_waits_for_room(void **state)
+{
+    (void)state;
+    pthread_t waiter;
+    void *code;
+    int count = 0;
+    atomic_store(&posted, 0);
+    sem_init(&gate, 0, 0);
+    assert_int_equal(net_loop_post(loop, on_gate, NULL), 0);
+    while (net_loop_post(loop, on_post, (void *)(intptr_t)1) == 0)
+        count++;
+    assert_int_equal(pthread_create(&waiter, NULL, post_and_wait, NULL), 0);
+    usleep(10000);
+    sem_post(&gate);
+    pthread_join(waiter, &code);
+    assert_int_equal((intptr_t)code, 0);
+    assert_true(reaches(&posted, 1000000 + count));
+    net_loop_stop(loop);
+    pthread_join(thread, NULL);
+    net_loop_destroy(loop);
+    sem_destroy(&gate);
+}
+
 static void on_signal(int number)
 {
     (void)number;
@@ -120,6 +158,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup(test_posts_and_timers, set_up),
+        cmocka_unit_test_setup(test_what_must_not_get_lost_waits_for_room, set_up),
         cmocka_unit_test_setup(test_stopped_by_a_signal, set_up),
         cmocka_unit_test(test_never_run),
     };
