@@ -38,6 +38,8 @@ struct io {
     /* Take the exclusive lock on a file that is made if need be (not when read_only) and holds the holder's process id.
      * Returns a descriptor that keeps the lock until it is closed; -EWOULDBLOCK with *holder (0: unknown) when taken. */
     int (*lock)(struct io *io, const char *path, bool read_only, pid_t *holder);
+    /* The same on a directory, which nobody removes by mistake. Not every file system has it: other codes than -EWOULDBLOCK say nothing. */
+    int (*lock_directory)(struct io *io, const char *path);
 };
 extern struct io io_posix;
 

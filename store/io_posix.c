@@ -59,11 +59,15 @@ static int64_t posix_allocated(struct io *io, int fd)
     return fstat(fd, &st) < 0 ? -errno : (int64_t)st.st_blocks * 512;
 }
 
-/* fdatasync writes what is needed to read the data back, the length included. */
+/* fdatasync writes what is needed to read the data back, the length included. A file that somebody has removed is on the disk, too, until it is
+ * closed: nobody will find it. */
 static int posix_fsync(struct io *io, int fd)
 {
     (void)io;
-    return result(fdatasync(fd));
+    struct stat st;
+    int rc = result(fdatasync(fd));
+    rc = rc < 0 ? rc : result(fstat(fd, &st));
+    return rc < 0 ? rc : st.st_nlink == 0 ? -ENOENT : 0;
 }
 
 static int posix_truncate(struct io *io, int fd, uint64_t size)
@@ -175,6 +179,17 @@ static int posix_lock(struct io *io, const char *path, bool read_only, pid_t *ho
     return fd;
 }
 
+static int posix_lock_directory(struct io *io, const char *path)
+{
+    (void)io;
+    int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (fd < 0 || flock(fd, LOCK_EX | LOCK_NB) == 0)
+        return result(fd);
+    int rc = -errno;
+    close(fd);
+    return rc;
+}
+
 struct io io_posix = {
     .open = posix_open,
     .close = posix_close,
@@ -194,4 +209,5 @@ struct io io_posix = {
     .list = posix_list,
     .space = posix_space,
     .lock = posix_lock,
+    .lock_directory = posix_lock_directory,
 };

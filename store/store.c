@@ -58,6 +58,20 @@ static int make_directory(struct store *s, struct td_error *err)
                   : 0;
 }
 
+/* Who removes the lock file of a running program, as a stale one, would let a second in beside it. */
+static int take_directory(struct store *s, struct td_error *err)
+{
+    int fd = s->io->lock_directory(s->io, s->directory);
+    if (fd == -EWOULDBLOCK)
+        return td_fail(
+            err, -TD_ERR_BUSY,
+            "cannot open store %s: another program holds it, although its lock file was removed; stop that "
+            "program or ask it instead",
+            s->directory);
+    s->directory_fd = fd < 0 ? -1 : fd;
+    return 0;
+}
+
 static int take_lock(struct store *s, struct td_error *err)
 {
     char path[IO_PATH_MAX];
@@ -66,7 +80,7 @@ static int take_lock(struct store *s, struct td_error *err)
         return td_fail(err, -TD_ERR_ARG, "cannot open the store: its path is too long");
     s->lock_fd = s->io->lock(s->io, path, s->read_only, &holder);
     if (s->lock_fd >= 0)
-        return 0;
+        return take_directory(s, err);
     if (s->lock_fd == -EWOULDBLOCK)
         return td_fail(err, -TD_ERR_BUSY,
                        "cannot open store %s: process %ld holds it; stop that program or ask it instead",
@@ -106,6 +120,8 @@ static void deinit(struct store *s)
     pthread_mutex_destroy(&s->policy_lock);
     keys_close(s->keys);
     group_close(s);
+    if (s->directory_fd >= 0)
+        s->io->close(s->io, s->directory_fd);
     if (s->lock_fd >= 0)
         s->io->close(s->io, s->lock_fd);
     free(s->rows);
@@ -174,6 +190,7 @@ int store_open_with(const struct store_config *config, const struct store_env *e
         return td_fail(err, rc < 0 ? rc : -TD_ERR_NOMEM, "cannot open store %s: %s", config->directory,
                        td_status_text(rc < 0 ? rc : -TD_ERR_NOMEM));
     s->lock_fd = -1;
+    s->directory_fd = -1;
     pthread_mutex_init(&s->policy_lock, NULL);
     s->io = env->io;
     int length = snprintf(s->directory, sizeof s->directory, "%s", config->directory);

@@ -130,7 +130,7 @@ struct store {
     bool read_only;
     _Atomic uint64_t limit_size; /* may change while the writer runs */
     uint64_t segment_size, ballast_size, commit_interval_us;
-    int lock_fd;
+    int lock_fd, directory_fd; /* the locks: on the file, which names the holder, and on the directory; -1 */
     struct keys *keys;
     struct table blocks, conversations, pins;
     struct segment_set segments;

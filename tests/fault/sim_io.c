@@ -518,6 +518,12 @@ static int sim_lock(struct io *io, const char *path, bool read_only, pid_t *hold
     return sim_open(io, path, O_RDWR | O_CREAT);
 }
 
+static int sim_lock_directory(struct io *io, const char *path)
+{
+    (void)io, (void)path;
+    return -ENOTSUP;
+}
+
 void sim_init(struct sim *s, const char *directory, uint64_t seed)
 {
     memset(s, 0, sizeof *s);
@@ -540,6 +546,7 @@ void sim_init(struct sim *s, const char *directory, uint64_t seed)
         .list = sim_list,
         .space = sim_space,
         .lock = sim_lock,
+        .lock_directory = sim_lock_directory,
     };
     s->directory = directory;
     s->rng = seed * 0x9e3779b97f4a7c15u + 1;

@@ -438,6 +438,11 @@ static void test_one_process_a_directory(void **state)
     assert_non_null(strstr(err.text, dir));
     read_only.read_only = true;
     assert_int_equal(store_open(&read_only, &second, &err), -TD_ERR_BUSY);
+    char path[256];
+    snprintf(path, sizeof path, "%s/lock", dir);
+    assert_int_equal(unlink(path), 0); /* by whom it looks like one left behind */
+    assert_int_equal(store_open(&c, &second, &err), -TD_ERR_BUSY);
+    assert_non_null(strstr(err.text, "its lock file was removed"));
     store_close(s);
     s = fixture_open(&c);
     store_close(s);
