@@ -131,8 +131,8 @@ static void join(struct engine *e, struct sequence *s)
     uint32_t first = s->high / KV_BLOCK_TOKENS, read = s->load_end - first;
     engine_meet_stop(s);
     sequence_skip(s, s->load_end);
-    s->cached_tokens += read * KV_BLOCK_TOKENS;
-    s->read_tokens += read * KV_BLOCK_TOKENS;
+    s->cached_tokens = TD_MIN(s->cached_tokens + read * KV_BLOCK_TOKENS, s->prompt_count);
+    s->read_tokens = TD_MIN(s->read_tokens + read * KV_BLOCK_TOKENS, s->cached_tokens);
     metric_add(e->metrics.prefix_hits, read * KV_BLOCK_TOKENS);
     metric_add(e->metrics.load_declined, first - s->load_first);
 }

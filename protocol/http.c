@@ -199,7 +199,14 @@ static int on_head(struct lws *wsi)
     if (!x)
         return -1;
     bool alive = true;
-    if (admit(x)) {
+    x->dispatching = true; /* a refusal that finds no memory frees it, but not yet */
+    bool admitted = admit(x);
+    x->dispatching = false;
+    if (x->dead) {
+        release(x);
+        return -1;
+    }
+    if (admitted) {
         if (x->has_body) {
             net_timer_start(&x->timer, x->listener->loop->idle_us);
             if (strcasecmp(x->head.expect, "100-continue") == 0 && x->chunked) {

@@ -364,6 +364,28 @@ static void both_ends_meet(void **state)
     node_close(n);
 }
 
+/* A reply that is gone on with: of its held tokens' blocks, which are read like the prompt's, none counts as a part of the prompt. */
+static void what_both_ends_read_is_the_prompts_at_most(void **state)
+{
+    (void)state;
+    enum { OWN = 100, HELD = PROMPT - OWN };
+    struct node *n = node_open();
+    struct client c;
+    ask_twice(n, 100, &c);
+    forget_memory(n);
+    struct engine_open open = client_open_of(&c, n->prompt, OWN, HELD);
+    open.direct = true;
+    open.generate = rig_sampling(HELD + REPLY, 5);
+    client_send(n->rig, &c, open);
+    while (!c.done && !c.failed)
+        paced_turn(n->rig);
+    assert_true(c.done);
+    assert_true(c.done_event.done.prefill_tokens < PROMPT); /* some of it was read */
+    assert_int_equal(c.done_event.done.cached_tokens, OWN);
+    assert_in_range(c.done_event.done.read_tokens, 1, OWN);
+    node_close(n);
+}
+
 static struct sequence *only_sequence(struct node *n)
 {
     assert_int_equal(n->rig->engine->live_count, 1);
@@ -488,6 +510,7 @@ int main(void)
         cmocka_unit_test(a_disk_that_is_known_to_be_slow_costs_nothing),
         cmocka_unit_test(a_disk_that_is_silent_costs_its_slack),
         cmocka_unit_test(both_ends_meet),
+        cmocka_unit_test(what_both_ends_read_is_the_prompts_at_most),
         cmocka_unit_test(a_plan_that_comes_meanwhile_ends_it),
         cmocka_unit_test(steps_end_where_they_meet),
         cmocka_unit_test(both_ends_of_what_is_not_in_memory),
