@@ -14,7 +14,7 @@
  * for the window, so that something queues.
  *
  * On the way at most: rate x (min RTT + LIMIT_UNACKED_MARGIN_US). The margin lets a faster link show itself, and bounds the
- * queue that bulk builds in front of a CANCEL. Until the rate has stopped growing, twice the round trip is allowed.
+ * queue that bulk builds in front of a CANCEL. Until the rate has stopped growing, twice the round trip is allowed, as long as nothing queues.
  *
  * The minimum RTT must be seen with an empty path, yet may not live for ever (paths change, and a minimum that is too small
  * would starve the link). So when it is old, bulk pauses until all is acknowledged and a ping is sent first; that costs one
@@ -98,12 +98,19 @@ size_t rate_frame_size(const struct rate *r)
     return (size_t)TD_MAX(TD_MIN(size, (uint64_t)LIMIT_BULK_FRAME_MAX), (uint64_t)LIMIT_BULK_FRAME_MIN);
 }
 
+/* At the beginning, unless what is on the way queues: then it is the link that limits, and more would only lie in front of a CANCEL. */
+static bool may_double(const struct rate *r)
+{
+    uint64_t queue_us = TD_MAX((uint64_t)LIMIT_UNACKED_MARGIN_US, r->min_rtt_us) / 2;
+    return r->startup && r->rtt_us <= r->min_rtt_us + queue_us;
+}
+
 uint64_t rate_window(const struct rate *r)
 {
     uint64_t believed = rate_believed(r);
     uint64_t window = RATE_WINDOW_START;
     if (believed > 0)
-        window = bytes_in(believed, r->min_rtt_us * (r->startup ? 2 : 1) + LIMIT_UNACKED_MARGIN_US);
+        window = bytes_in(believed, r->min_rtt_us * (may_double(r) ? 2 : 1) + LIMIT_UNACKED_MARGIN_US);
     return TD_MAX(window, 2 * (uint64_t)rate_frame_size(r));
 }
 

@@ -194,6 +194,24 @@ static void test_search_is_quick(void **state)
     }
 }
 
+/* Two round trips and the margin may be on the way while the rate grows; one, once what is there queues. */
+static void test_a_queue_ends_the_doubling(void **state)
+{
+    (void)state;
+    struct rate r;
+    rate_init(&r, 0);
+    r.best = MBIT, r.min_rtt_us = r.rtt_us = 40 * MS;
+    assert_int_equal(rate_window(&r), MBIT * 120 / 1000);
+    r.rtt_us = 60 * MS;
+    assert_int_equal(rate_window(&r), MBIT * 120 / 1000);
+    r.rtt_us = 60 * MS + 1;
+    assert_int_equal(rate_window(&r), MBIT * 80 / 1000);
+    r.min_rtt_us = 200 * MS, r.rtt_us = 300 * MS; /* a long path: half of it */
+    assert_int_equal(rate_window(&r), MBIT * 440 / 1000);
+    r.startup = false;
+    assert_int_equal(rate_window(&r), MBIT * 240 / 1000);
+}
+
 static void test_cancel_arrives_soon(void **state)
 {
     (void)state;
@@ -544,6 +562,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_path_is_full_and_its_queue_short),
         cmocka_unit_test(test_search_is_quick),
+        cmocka_unit_test(test_a_queue_ends_the_doubling),
         cmocka_unit_test(test_cancel_arrives_soon),
         cmocka_unit_test(test_idleness_does_not_lower_the_estimate),
         cmocka_unit_test(test_credit_does_not_lower_the_estimate),
