@@ -410,13 +410,14 @@ static int run_batch(struct cpu_backend *b, const struct batch *batch)
  * model was, by this node and others. So the file is looked at before a step, lest pages are gone, and behind it. */
 static bool weights_intact(struct cpu_backend *b)
 {
-    if (b->lost == 0 && !gguf_intact(b->base.model->file)) {
+    const struct gguf *file = b->base.model->file; /* a model made in memory has none */
+    if (b->lost == 0 && file && !gguf_intact(file)) {
         b->lost = -TD_ERR_IO;
         log_error("cpu",
                   "%s was changed while it was in use: nothing more is computed with it; start again, and "
                   "replace model "
                   "files by renaming, not by writing into them",
-                  gguf_path(b->base.model->file));
+                  gguf_path(file));
     }
     return b->lost == 0;
 }
