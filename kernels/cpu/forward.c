@@ -410,7 +410,7 @@ static int run_batch(struct cpu_backend *b, const struct batch *batch)
  * model was, by this node and others. So the file is looked at before a step, lest pages are gone, and behind it. */
 static bool weights_intact(struct cpu_backend *b)
 {
-    const struct gguf *file = b->base.model->file; /* a model made in memory has none */
+    struct gguf *file = b->base.model->file; /* a model made in memory has none */
     if (b->lost == 0 && file && !gguf_intact(file)) {
         b->lost = -TD_ERR_IO;
         log_error("cpu",
