@@ -253,7 +253,7 @@ static void unpacked_pieces_are_bounded(void **state)
     client_direct(r, &first, other, 100, rig_greedy(100));
     rig_until(r, first.count > 1);
     client_send(r, &second, client_open_of(&second, ids, PROMPT, 0));
-    engine_plan(r->engine, second.sequence, 1, &range, 1);
+    engine_plan(r->engine, second.sequence, 1, &range, 1, false);
     engine_start(r->engine, second.sequence, &generate);
     rig_send_kv(&edge, &second, 1, 0, 64, KV_L0); /* K and V of the first block */
     rig_turn(r);
