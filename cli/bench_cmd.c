@@ -106,10 +106,16 @@ static const struct config_option OPTIONS[] = {
 static const struct config_spec SPEC = {
     .program = "tandem bench",
     .env_prefix = "TANDEM_BENCH",
-    .summary = "How fast this machine runs a model. Others, each with its own --help: tandem bench codec, "
-               "store, trace.",
-    .usage = "engine --model FILE [options]",
-    .examples = "  tandem bench engine --model model.gguf --threads 2 --prompt 512 --gen 64 --json\n",
+    .summary = "How fast this machine runs a model (engine; the options below). codec, store and trace have "
+               "their own --help.",
+    .usage = "engine --model FILE|--shape NAME [options]\n"
+             "codec --model FILE --text FILE... [options]\n"
+             "store --store DIR [options]\n"
+             "trace FILE... [options]",
+    .examples = "  tandem bench engine --model model.gguf --threads 2 --prompt 512 --gen 64 --json\n"
+                "  tandem bench codec --model model.gguf --text english.txt code.txt --write\n"
+                "  tandem bench store --store /var/lib/tandem --size 4G\n"
+                "  tandem bench trace conversation_trace.jsonl\n",
     .options = OPTIONS,
     .option_count = TD_COUNT(OPTIONS),
 };
@@ -212,10 +218,7 @@ int cli_bench(int argc, char **argv)
     if (cli_load(&SPEC, argc, argv, &s, &config, &rest, &rest_count, &code) != 0)
         return code;
     if (rest_count != 1 || strcmp(rest[0], "engine") != 0 || (!s.model[0] && !s.shape[0]))
-        fprintf(stderr,
-                "usage: tandem bench engine --model FILE | --shape NAME [--device cpu|cuda:N] [--threads N] "
-                "[--prompt TOKENS] [--gen TOKENS] [--batch N] [--json]\n"
-                "       tandem bench codec --model FILE --text FILE... [--write] [--json]\n");
+        code = cli_usage(&SPEC);
     else
         code = engine(&s);
     config_free(config);

@@ -291,7 +291,7 @@ int cli_bench_codec(int argc, char **argv)
     if (cli_load(&SPEC, argc, argv, &s, &config, &rest, &rest_count, &code) != 0)
         return code;
     if (!s.model[0] || !s.text[0])
-        fprintf(stderr, "usage: tandem bench codec --model FILE --text FILE... [--write] [--json]\n");
+        code = cli_usage(&SPEC);
     else
         code = codec(&s, rest, rest_count);
     config_free(config);

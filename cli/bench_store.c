@@ -20,6 +20,7 @@ static const struct config_option OPTIONS[] = {
      .type = CONFIG_SIZE,
      .offset = FIELD(size),
      .fallback = "1G",
+     .min = 1 << 20,
      .metavar = "SIZE",
      .help = "bytes that each part writes and reads"},
     {.name = "entries",
@@ -127,7 +128,7 @@ int cli_bench_store(int argc, char **argv)
                                     .progress = cli_progress,
                                     .ctx = (char[]){"measuring"}};
     if (rest_count != 0 || !s.directory[0])
-        fprintf(stderr, "usage: tandem bench store --store DIR [--size SIZE] [--json]\n");
+        code = cli_usage(&SPEC);
     else if (store_bench(&o, &r, &err) < 0)
         code = cli_fail("bench store", &err);
     else

@@ -202,8 +202,7 @@ int cli_bench_trace(int argc, char **argv)
     if (cli_load(&SPEC, argc, argv, &s, &config, &rest, &rest_count, &code) != 0)
         return code;
     if (rest_count < 1 || rest_count > FILES_MAX || (s.svg[0] && rest_count > 1))
-        fprintf(stderr,
-                "usage: tandem bench trace FILE... [--sizes LIST] [--policy NAME] [--json] [--svg FILE]\n");
+        code = cli_usage(&SPEC);
     else if (!parse_sizes(s.sizes, &plan))
         fprintf(
             stderr,

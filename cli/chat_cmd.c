@@ -1,20 +1,19 @@
 /* tandem chat: a conversation on the terminal. Each turn sends only the new message and the conversation's id; the
- * agent and the cloud keep the rest, so /exit and a later --conversation ID go on where it stopped, without prefilling it again. */
-#include "cli/cli.h"
+ * agent and the cloud keep the rest, so /exit and a later --conversation ID go on where it stopped, without prefilling it again.
+ *
+ * Ctrl-C while a reply comes asks the server to end it there (POST .../stop, on a second connection): the stream then ends as at a stop string, and what
+ * was said is the turn. Before the first word, or pressed again, it drops the connection instead, and nothing of the turn is kept. At the prompt it ends
+ * the program, as it does after a reply that was not asked for at a prompt; then the exit code is CLI_INTERRUPTED. */
+#include "cli/chat_cmd.h"
 #include <errno.h>
-#include <stdio.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <unistd.h>
 
-#define LINE_TAIL_MAX (1u << 20) /* one SSE line */
+#define CLI_INTERRUPTED 130
+#define MESSAGE_MAX     (8u << 20) /* of standard input: what a server takes */
+#define LINE_TAIL_MAX   (1u << 20) /* one SSE line */
 
-struct chat_settings {
-    struct cli_server server;
-    const char *conversation, *system, *model;
-    int64_t max_tokens, seed;
-    double temperature;
-    bool stats, explain;
-};
 #define FIELD(name) offsetof(struct chat_settings, name)
 static const struct config_option OPTIONS[] = {
     CLI_SERVER_OPTIONS(struct chat_settings, server),
@@ -65,54 +64,71 @@ static const struct config_option OPTIONS[] = {
      .type = CONFIG_BOOL,
      .offset = FIELD(explain),
      .help = "after each reply: the plan, what it was made by, and what happened"},
+    {.name = "json",
+     .type = CONFIG_BOOL,
+     .offset = FIELD(json),
+     .help = "one JSON object a reply, when it is whole: the text, the conversation's id, usage, timings"},
 };
 static const struct config_spec SPEC = {
     .program = "tandem chat",
     .env_prefix = "TANDEM_CHAT",
-    .summary = "Talk to a model: one question, or without MESSAGE line by line.",
+    .summary = "Talk to a model: one question (-: all of standard input), or without MESSAGE line by line.",
     .usage = "[options] [MESSAGE]",
     .examples = "  tandem chat\n"
                 "  tandem chat --stats 'Name three rivers.'\n"
                 "  tandem chat --conversation conv-1f0c…\n"
-                "In the chat: /save FILE, /id, /new, /help, /exit\n",
+                "  tandem chat - <letter.txt\n"
+                "In the chat: /save FILE, /id, /new, /help, /exit; Ctrl-C ends the reply\n",
     .options = OPTIONS,
     .option_count = TD_COUNT(OPTIONS),
 };
 
-struct chat {
-    const struct chat_settings *settings;
-    char conversation[80];
-    FILE *transcript; /* memory stream of what was said, for /save */
-    char *transcript_text;
-    size_t transcript_size;
-    char *line; /* SSE line so far */
-    size_t line_size;
-    json_t *usage, *timings;
-    char error[TD_ERROR_TEXT_SIZE];
-};
+static volatile sig_atomic_t interrupts; /* since the last prompt, or the last reply's beginning */
+
+static void on_interrupt(int signal_number)
+{
+    (void)signal_number;
+    interrupts++;
+}
+
+/* No SA_RESTART: reading a line ends, too. */
+static void catch_interrupts(void)
+{
+    struct sigaction action = {.sa_handler = on_interrupt};
+    sigemptyset(&action.sa_mask);
+    sigaction(SIGINT, &action, NULL);
+}
+
+/* ---- what comes --------------------------------------------------------------------------------------------- */
+
+static void keep(json_t **where, json_t *value)
+{
+    if (!json_is_object(value))
+        return;
+    json_decref(*where);
+    *where = json_incref(value);
+}
 
 static void take_event(struct chat *c, const char *json, size_t size)
 {
     json_t *chunk = json_loadb(json, size, 0, NULL);
     json_t *choice = json_array_get(json_object_get(chunk, "choices"), 0);
     const char *text = json_string_value(json_object_get(json_object_get(choice, "delta"), "content"));
+    const char *finish = json_string_value(json_object_get(choice, "finish_reason"));
     const char *error = json_string_value(json_object_get(json_object_get(chunk, "error"), "message"));
-    json_t *usage = json_object_get(chunk, "usage"), *timings = json_object_get(chunk, "timings");
-    if (text) {
+    if (text && !c->settings->json) {
         fputs(text, stdout);
         fflush(stdout);
-        fputs(text, c->transcript);
     }
+    if (text)
+        fputs(text, c->reply);
+    if (finish)
+        snprintf(c->finish, sizeof c->finish, "%s", finish);
     if (error)
         snprintf(c->error, sizeof c->error, "%s", error);
-    if (json_is_object(usage)) {
-        json_decref(c->usage);
-        c->usage = json_incref(usage);
-    }
-    if (json_is_object(timings)) {
-        json_decref(c->timings);
-        c->timings = json_incref(timings);
-    }
+    c->not_kept |= json_is_false(json_object_get(chunk, "conversation_kept"));
+    keep(&c->usage, json_object_get(chunk, "usage"));
+    keep(&c->timings, json_object_get(chunk, "timings"));
     json_decref(chunk);
 }
 
@@ -138,9 +154,14 @@ static json_t *make_request(const struct chat *c, const char *message)
 {
     const struct chat_settings *s = c->settings;
     json_t *messages = json_array();
+    int rc = 0; /* of what is not UTF-8 */
     if (s->system[0] && !c->conversation[0])
-        json_array_append_new(messages, json_pack("{s:s,s:s}", "role", "system", "content", s->system));
-    json_array_append_new(messages, json_pack("{s:s,s:s}", "role", "user", "content", message));
+        rc |= json_array_append_new(messages, json_pack("{s:s,s:s}", "role", "system", "content", s->system));
+    rc |= json_array_append_new(messages, json_pack("{s:s,s:s}", "role", "user", "content", message));
+    if (rc < 0) {
+        json_decref(messages);
+        return NULL;
+    }
     json_t *request = json_pack("{s:o,s:b,s:{s:b},s:I,s:f,s:b}", "messages", messages, "stream", 1,
                                 "stream_options", "include_usage", 1, "max_tokens", (json_int_t)s->max_tokens,
                                 "temperature", s->temperature, "timings", 1);
@@ -153,78 +174,92 @@ static json_t *make_request(const struct chat *c, const char *message)
     return request;
 }
 
-static double timing(const struct chat *c, const char *name)
+/* ---- one turn ----------------------------------------------------------------------------------------------- */
+
+static bool was_pressed_once(void *ctx)
 {
-    return json_number_value(json_object_get(c->timings, name));
+    (void)ctx;
+    return interrupts <= 1;
 }
 
-static void print_stats(const struct chat *c)
+/* Ask the server to end the reply here. False: it cannot be asked. */
+static bool ask_to_stop(struct chat *c)
 {
-    long long prompt = json_integer_value(json_object_get(c->usage, "prompt_tokens"));
-    long long reply = json_integer_value(json_object_get(c->usage, "completion_tokens"));
-    long long cached = json_integer_value(
-        json_object_get(json_object_get(c->usage, "prompt_tokens_details"), "cached_tokens"));
-    fprintf(
-        stderr,
-        "[%lld prompt tokens, %lld cached; first token %.0f ms; %lld tokens at %.1f/s; uplink %.1f KiB]\n",
-        prompt, cached, timing(c, "first_token_ms"), reply, timing(c, "tokens_per_s"),
-        timing(c, "uplink_bytes") / 1024);
+    struct cli_server server = c->settings->server;
+    server.on_wait = was_pressed_once;
+    struct cli_response r;
+    struct td_error err = {0};
+    char path[160];
+    const char *id = c->response.conversation[0] ? c->response.conversation : c->conversation;
+    if (!id[0])
+        return false;
+    snprintf(path, sizeof path, "/v1/conversations/%s/stop", id);
+    bool asked = cli_http(&server, "POST", path, "{}", NULL, NULL, &r, &err) == 0 && r.status == 200;
+    free(r.body);
+    return asked;
 }
 
-static double member(const json_t *o, const char *name)
+/* While the reply is waited for. False: give it up. */
+static bool on_wait(void *ctx)
 {
-    return json_number_value(json_object_get(o, name));
+    struct chat *c = ctx;
+    if (interrupts == 0 || (c->stopping && interrupts == 1))
+        return true;
+    fflush(c->reply);
+    bool again = c->stopping;
+    c->stopping = true;
+    return !again && c->reply_size > 0 && ask_to_stop(c);
 }
 
-/* What the device decided, by which estimates, and what came of it. A node that is asked directly plans nothing. */
-static void print_plan(const struct chat *c)
+static void begin_turn(struct chat *c, const char *message)
 {
-    const json_t *offline = json_object_get(c->timings, "offline");
-    if (offline)
-        fprintf(stderr,
-                "[the cloud was away: %.0f tokens from token %.0f on made here; the first was expected in "
-                "%.0f ms]\n",
-                member(offline, "tokens"), member(offline, "from_token"), member(offline, "estimate_ms"));
-    const json_t *plan = json_object_get(c->timings, "plan"), *e = json_object_get(plan, "estimates");
-    if (!plan) {
-        fprintf(stderr, "[no plan: no device had a part in this prompt]\n");
-        return;
-    }
-    fprintf(stderr,
-            "[plan: %.0f layers here of %.0f prompt tokens from token %.0f on; KV of %.0f of them sent%s]\n",
-            member(plan, "layers"), member(plan, "tokens"), member(plan, "first_token"),
-            member(plan, "kv_tokens"), e ? "" : "; the number of layers was given");
-    if (member(plan, "restored_tokens") > 0)
-        fprintf(stderr, "[restored: KV of %.0f tokens that the cloud had lost, as this device held it]\n",
-                member(plan, "restored_tokens"));
-    if (json_is_true(json_object_get(plan, "local")))
-        fprintf(stderr, "[first tokens here: all layers of the prompt on this device too, until the cloud's "
-                        "are sooner]\n");
-    if (e)
-        fprintf(stderr,
-                "[estimates: first token %.0f ms, 16th %.0f ms (the cloud alone: %.0f, %.0f; this device "
-                "alone: %.0f, "
-                "%.0f); a token and layer %.1f "
-                "us here, %.1f us there; uplink %.1f Mbit/s, %.1f ms; queue %.0f ms]\n",
-                member(e, "first_token_ms"), member(e, "t16_ms"), member(e, "cloud_alone_first_token_ms"),
-                member(e, "cloud_alone_t16_ms"), member(e, "edge_alone_first_token_ms"),
-                member(e, "edge_alone_t16_ms"), member(e, "edge_layer_us"), member(e, "cloud_layer_us"),
-                member(e, "uplink_mbit"), member(e, "delay_ms"), member(e, "queue_ms"));
-    fprintf(stderr,
-            "[what happened: first token %.0f ms, 16th %.0f ms; computing %.0f ms here, %.0f ms there; %.1f "
-            "KiB sent; "
-            "%.0f tokens recomputed there; %.0f plans, %.0f tokens left to the cloud under way; %.0f tokens "
-            "made here]\n",
-            timing(c, "first_token_ms"), timing(c, "t16_ms"), timing(c, "edge_prefill_ms"),
-            timing(c, "cloud_prefill_ms"), timing(c, "uplink_bytes") / 1024, timing(c, "recomputed_tokens"),
-            member(plan, "plans"), member(plan, "left_to_cloud_tokens"), timing(c, "local_tokens"));
+    fprintf(c->transcript, "> %s\n", message);
+    rewind(c->reply);
+    fflush(c->reply);
+    json_decref(c->usage);
+    json_decref(c->timings);
+    c->usage = c->timings = NULL;
+    c->error[0] = c->finish[0] = '\0';
+    c->line_size = 0, c->not_kept = c->stopping = false;
+    interrupts = 0;
+}
+
+/* What is said of a reply that came. */
+static void end_turn(struct chat *c)
+{
+    if (c->settings->stats)
+        chat_print_stats(c);
+    if (c->settings->explain)
+        chat_print_plan(c);
+    if (c->not_kept)
+        fprintf(stderr, "[this turn could not be stored and is not part of the conversation; is the server's "
+                        "disk full?]\n");
+    else if (c->stopping)
+        fprintf(stderr, "[ended here; what was said is kept]\n");
+}
+
+static int send_turn(struct chat *c, const char *body, struct td_error *err)
+{
+    struct cli_server server = c->settings->server;
+    server.on_wait = on_wait, server.wait_ctx = c;
+    int rc = cli_http(&server, "POST", "/v1/chat/completions", body, take_stream, c, &c->response, err);
+    if (rc == 0 && c->response.status != 200)
+        cli_http_error(&server, &c->response, err), rc = err->code;
+    if (rc == 0 && c->error[0])
+        rc = td_fail(err, -TD_ERR_IO, "%s", c->error);
+    if (rc < 0 && c->stopping)
+        rc = td_fail(err, -TD_ERR_CANCELLED, "ended; nothing of this turn is kept");
+    if (rc == 0 && c->response.conversation[0])
+        memcpy(c->conversation, c->response.conversation, sizeof c->conversation);
+    free(c->response.body);
+    c->response.body = NULL;
+    return rc;
 }
 
 /* One turn: 0, or -1 with the error shown. */
 static int say(struct chat *c, const char *message)
 {
     struct td_error err = {0};
-    struct cli_response r;
     json_t *request = make_request(c, message);
     char *body = request ? json_dumps(request, JSON_COMPACT) : NULL;
     json_decref(request);
@@ -232,27 +267,25 @@ static int say(struct chat *c, const char *message)
         fprintf(stderr, "tandem chat: the message is not valid UTF-8\n");
         return -1;
     }
-    fprintf(c->transcript, "> %s\n", message);
-    c->error[0] = 0, c->line_size = 0;
-    int rc = cli_http(&c->settings->server, "POST", "/v1/chat/completions", body, take_stream, c, &r, &err);
+    begin_turn(c, message);
+    int rc = send_turn(c, body, &err);
     free(body);
-    if (rc == 0 && r.status != 200)
-        cli_http_error(&r, &err), rc = err.code;
-    if (rc == 0 && c->error[0])
-        rc = td_fail(&err, -TD_ERR_IO, "%s", c->error);
-    if (rc == 0 && r.conversation[0])
-        memcpy(c->conversation, r.conversation, sizeof c->conversation);
-    free(r.body);
-    fputs("\n", stdout);
+    fflush(c->reply);
+    if (c->reply_size > 0 && !c->settings->json)
+        fputs("\n", stdout);
+    fwrite(c->reply_text, 1, c->reply_size, c->transcript);
     fputs("\n", c->transcript);
-    if (rc < 0)
+    if (rc == 0 && c->settings->json && chat_print_object(c) != CLI_OK)
+        return -1;
+    fflush(stdout); /* before what stderr says of it */
+    if (rc == 0)
+        end_turn(c);
+    else
         cli_fail("chat", &err);
-    if (rc == 0 && c->settings->stats)
-        print_stats(c);
-    if (rc == 0 && c->settings->explain)
-        print_plan(c);
     return rc < 0 ? -1 : 0;
 }
+
+/* ---- the conversation --------------------------------------------------------------------------------------- */
 
 static void save(struct chat *c, const char *path)
 {
@@ -265,8 +298,8 @@ static void save(struct chat *c, const char *path)
     if (!f || fwrite(c->transcript_text, 1, c->transcript_size, f) != c->transcript_size) {
         fprintf(stderr, "cannot write %s: %s\n", path, strerror(errno));
     } else {
-        fprintf(stderr, "saved to %s; resume with: tandem chat --url %s --conversation %s\n", path,
-                c->settings->server.url, c->conversation[0] ? c->conversation : "ID");
+        fprintf(stderr, "saved to %s; ", path);
+        chat_print_resume(c, "resume with:");
     }
     if (f)
         fclose(f);
@@ -289,34 +322,79 @@ static bool run_command(struct chat *c, const char *line)
     return true;
 }
 
+/* A line without its end; NULL: there is none, or Ctrl-C. */
+static char *read_line(char **line, size_t *capacity, bool terminal)
+{
+    interrupts = 0;
+    if (terminal)
+        fputs("> ", stderr);
+    ssize_t size = getline(line, capacity, stdin);
+    while (size > 0 && ((*line)[size - 1] == '\n' || (*line)[size - 1] == '\r'))
+        (*line)[--size] = 0;
+    return size < 0 ? NULL : *line;
+}
+
 static int talk(struct chat *c)
 {
-    bool terminal = cli_is_terminal(STDIN_FILENO);
+    bool terminal = cli_is_terminal(STDIN_FILENO), interrupted = false;
     char *line = NULL;
     size_t capacity = 0;
     int code = CLI_OK;
-    for (;;) {
-        if (terminal)
-            fputs("> ", stderr);
-        ssize_t size = getline(&line, &capacity, stdin);
-        if (size < 0)
-            break;
-        while (size > 0 && (line[size - 1] == '\n' || line[size - 1] == '\r'))
-            line[--size] = 0;
-        if (size == 0)
-            continue;
+    while (!interrupted && read_line(&line, &capacity, terminal)) {
         if (line[0] == '/') {
             if (!run_command(c, line))
                 break;
-            continue;
-        }
-        if (say(c, line) < 0)
+        } else if (line[0] && say(c, line) < 0) {
             code = CLI_FAILED;
+        }
+        interrupted = interrupts > terminal; /* at a prompt the first one has ended the reply */
     }
+    interrupted = interrupted || interrupts > 0;
+    bool ended = feof(stdin) || interrupted; /* the cursor is behind the prompt */
     free(line);
-    if (c->conversation[0])
-        fprintf(stderr, "%sgo on later with: tandem chat --url %s --conversation %s\n", terminal ? "\n" : "",
-                c->settings->server.url, c->conversation);
+    if (terminal && ended)
+        fputs("\n", stderr);
+    if (c->conversation[0] && !c->settings->json)
+        chat_print_resume(c, "go on later with:");
+    return interrupted ? CLI_INTERRUPTED : code;
+}
+
+/* One question: the answer alone is on stdout, and how to go on is for people. */
+static int ask_once(struct chat *c, const char *message)
+{
+    int code = say(c, message) < 0 ? CLI_FAILED : CLI_OK;
+    if (code == CLI_OK && c->conversation[0] && (c->settings->stats || cli_is_terminal(STDERR_FILENO)))
+        chat_print_resume(c, "go on with:");
+    return interrupts > 0 ? CLI_INTERRUPTED : code;
+}
+
+/* Standard input as one message, malloc'ed; NULL: there is too much of it, or no memory. */
+static char *read_message(void)
+{
+    char *text = malloc(MESSAGE_MAX + 1);
+    size_t size = text ? fread(text, 1, MESSAGE_MAX + 1, stdin) : 0;
+    if (!text || size > MESSAGE_MAX || memchr(text, '\0', size)) {
+        fprintf(stderr,
+                "tandem chat: standard input is no message: it holds a NUL byte or more than %u MiB\n",
+                MESSAGE_MAX >> 20);
+        free(text);
+        return NULL;
+    }
+    while (size > 0 && (text[size - 1] == '\n' || text[size - 1] == '\r'))
+        size--;
+    text[size] = '\0';
+    return text;
+}
+
+static int answer(struct chat *c, const char *message)
+{
+    if (!message)
+        return talk(c);
+    if (strcmp(message, "-") != 0)
+        return ask_once(c, message);
+    char *text = read_message();
+    int code = text ? ask_once(c, text) : CLI_FAILED;
+    free(text);
     return code;
 }
 
@@ -324,21 +402,23 @@ static int run(const struct chat_settings *s, const char *message)
 {
     struct chat c = {.settings = s, .line = malloc(LINE_TAIL_MAX)};
     c.transcript = open_memstream(&c.transcript_text, &c.transcript_size);
+    c.reply = open_memstream(&c.reply_text, &c.reply_size);
     int code = CLI_FAILED;
     if (strlen(s->conversation) >= sizeof c.conversation)
         fprintf(stderr, "tandem chat: that conversation id is too long\n");
-    else if (!c.line || !c.transcript)
+    else if (!c.line || !c.transcript || !c.reply)
         fprintf(stderr, "tandem chat: out of memory\n");
     else {
         memcpy(c.conversation, s->conversation, strlen(s->conversation) + 1);
-        code = !message ? talk(&c) : say(&c, message) < 0 ? CLI_FAILED : CLI_OK;
-        if (message && c.conversation[0] && s->stats)
-            fprintf(stderr, "go on with: tandem chat --url %s --conversation %s\n", s->server.url,
-                    c.conversation);
+        catch_interrupts();
+        code = answer(&c, message);
     }
     if (c.transcript)
         fclose(c.transcript);
+    if (c.reply)
+        fclose(c.reply);
     free(c.transcript_text);
+    free(c.reply_text);
     free(c.line);
     json_decref(c.usage);
     json_decref(c.timings);

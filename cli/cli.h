@@ -22,6 +22,8 @@ int cli_chat(int argc, char **argv);
 
 /* ---- ui ---- */
 int cli_fail(const char *what, const struct td_error *err); /* prints one line; returns CLI_FAILED */
+int cli_usage(const struct config_spec
+                  *spec); /* prints the forms of its arguments and its examples; returns CLI_USAGE */
 /* A progress_fn for gguf_* and store_*: a bar on a terminal, nothing otherwise. ctx: a static label. */
 void cli_progress(void *label, uint64_t done, uint64_t total);
 bool cli_is_terminal(int fd);
@@ -35,8 +37,9 @@ int cli_load(const struct config_spec *spec, int argc, char **argv, void *settin
 /* ---- http ---- */
 struct cli_server { /* where an API is and how to get in */
     const char *url, *ca_path, *key_file;
-    const char *bearer;         /* instead of key_file's; NULL: that */
-    void (*on_wait)(void *ctx); /* NULL, or called about once a second while an answer is waited for */
+    const char *bearer; /* instead of key_file's; NULL: that */
+    /* NULL, or called about once a second while an answer is waited for, and after each signal; false: give it up */
+    bool (*on_wait)(void *ctx);
     void *wait_ctx;
 };
 #define CLI_SERVER_OPTIONS(owner, member)                                                                    \
@@ -68,7 +71,7 @@ int cli_http(const struct cli_server *server, const char *method, const char *pa
              int (*on_data)(void *ctx, const char *data, size_t size), void *ctx, struct cli_response *out,
              struct td_error *err);
 bool cli_is_loopback(const char *url); /* plain HTTP to this machine */
-/* The message of an OpenAI error body, or the status. */
-void cli_http_error(const struct cli_response *r, struct td_error *err);
+/* The message of an OpenAI error body or the status, and what to do about it. */
+void cli_http_error(const struct cli_server *server, const struct cli_response *r, struct td_error *err);
 
 #endif

@@ -114,7 +114,7 @@ static int answer(const struct verb *v, const struct cli_response *r, const stru
     struct td_error err = {0};
     const char *said = r->body ? r->body : "{}";
     if (r->status != 200) {
-        cli_http_error(r, &err);
+        cli_http_error(&s->server, r, &err);
         return cli_fail("conv", &err);
     }
     if (!v->print) {
@@ -200,8 +200,7 @@ int cli_conv(int argc, char **argv)
     if (v && rest_count == 1 + v->operands)
         code = run(&s, v, rest + 1);
     else
-        fprintf(stderr, "usage: tandem conv ls | show ID | rm ID | fork ID | pin ID | unpin ID | export ID "
-                        "FILE | import FILE\n");
+        code = cli_usage(&SPEC);
     config_free(config);
     return code;
 }

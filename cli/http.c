@@ -14,6 +14,7 @@ struct transfer {
     struct cli_response *out;
     int (*on_data)(void *ctx, const char *data, size_t size);
     void *ctx;
+    const struct cli_server *server;
     /* of a stream of which nothing has come; shown_s: what the line on the terminal says, 0: there is none */
     uint64_t begun_us, shown_s;
 };
@@ -26,24 +27,21 @@ static void wait_ends(struct transfer *t)
 }
 
 /* Somebody at a terminal sees that a stream which has not begun is still waited for: the agent keeps a request while its cloud is away. */
-static int show_wait(void *arg, curl_off_t down_total, curl_off_t down, curl_off_t up_total, curl_off_t up)
+static void show_wait(struct transfer *t)
 {
-    struct transfer *t = arg;
-    (void)down_total, (void)down, (void)up_total, (void)up;
     uint64_t waited_us = t->begun_us ? clock_mono_us() - t->begun_us : 0;
     if (waited_us > PATIENCE_US && waited_us / 1000000 != t->shown_s) {
         t->shown_s = waited_us / 1000000;
         fprintf(stderr, "\rwaiting for the first token, %llu s", (unsigned long long)t->shown_s);
     }
-    return 0;
 }
 
-static int call_waiting(void *arg, curl_off_t down_total, curl_off_t down, curl_off_t up_total, curl_off_t up)
+static int on_progress(void *arg, curl_off_t down_total, curl_off_t down, curl_off_t up_total, curl_off_t up)
 {
-    const struct cli_server *server = arg;
+    struct transfer *t = arg;
     (void)down_total, (void)down, (void)up_total, (void)up;
-    server->on_wait(server->wait_ctx);
-    return 0;
+    show_wait(t);
+    return t->server->on_wait && !t->server->on_wait(t->server->wait_ctx);
 }
 
 static size_t take_body(char *data, size_t one, size_t size, void *arg)
@@ -108,6 +106,27 @@ static size_t base_size(const char *url)
     return size;
 }
 
+static const char *advice_for(CURLcode code, const char *url)
+{
+    switch (code) {
+    case CURLE_PEER_FAILED_VERIFICATION:
+    case CURLE_SSL_CACERT_BADFILE:
+        return "name the authority of its certificate with --ca FILE";
+    case CURLE_SSL_CONNECT_ERROR:
+        return "does it speak plain HTTP? then --url begins with http://";
+    case CURLE_UNSUPPORTED_PROTOCOL:
+        return "--url begins with http:// or https://";
+    case CURLE_GOT_NOTHING:
+    case CURLE_RECV_ERROR:
+    case CURLE_WEIRD_SERVER_REPLY:
+        if (strncmp(url, "https:", 6) != 0)
+            return "does it speak TLS? then --url begins with https://";
+        return "try again";
+    default:
+        return "is the program running, and is --url right?";
+    }
+}
+
 static int run(struct transfer *t, const struct cli_server *server, const char *method, const char *path,
                const char *json_body, struct curl_slist *headers, struct td_error *err)
 {
@@ -129,27 +148,18 @@ static int run(struct transfer *t, const struct cli_server *server, const char *
     curl_easy_setopt(t->curl, CURLOPT_WRITEDATA, t);
     curl_easy_setopt(t->curl, CURLOPT_HEADERFUNCTION, take_header);
     curl_easy_setopt(t->curl, CURLOPT_HEADERDATA, t);
-    if (t->on_data && cli_is_terminal(STDERR_FILENO)) {
-        t->begun_us = clock_mono_us();
-        curl_easy_setopt(t->curl, CURLOPT_XFERINFOFUNCTION, show_wait);
-        curl_easy_setopt(t->curl, CURLOPT_XFERINFODATA, t);
-        curl_easy_setopt(t->curl, CURLOPT_NOPROGRESS, 0L);
-    }
-    if (server->on_wait) {
-        curl_easy_setopt(t->curl, CURLOPT_XFERINFOFUNCTION, call_waiting);
-        curl_easy_setopt(t->curl, CURLOPT_XFERINFODATA, server);
-        curl_easy_setopt(t->curl, CURLOPT_NOPROGRESS, 0L);
-    }
+    t->server = server;
+    t->begun_us = t->on_data && cli_is_terminal(STDERR_FILENO) ? clock_mono_us() : 0;
+    curl_easy_setopt(t->curl, CURLOPT_XFERINFOFUNCTION, on_progress);
+    curl_easy_setopt(t->curl, CURLOPT_XFERINFODATA, t);
+    curl_easy_setopt(t->curl, CURLOPT_NOPROGRESS, 0L);
     CURLcode code = curl_easy_perform(t->curl);
     wait_ends(t);
     curl_easy_getinfo(t->curl, CURLINFO_RESPONSE_CODE, &t->out->status);
     if (code == CURLE_OK)
         return 0;
-    const char *advice = "is the program running, and is --url right?";
-    if (code == CURLE_PEER_FAILED_VERIFICATION || code == CURLE_SSL_CACERT_BADFILE)
-        advice = "name the authority of its certificate with --ca FILE";
     return td_fail(err, -TD_ERR_IO, "cannot talk to %s: %s; %s", server->url,
-                   detail[0] ? detail : curl_easy_strerror(code), advice);
+                   detail[0] ? detail : curl_easy_strerror(code), advice_for(code, server->url));
 }
 
 int cli_http(const struct cli_server *server, const char *method, const char *path, const char *json_body,
@@ -183,13 +193,27 @@ bool cli_is_loopback(const char *url)
     return false;
 }
 
-void cli_http_error(const struct cli_response *r, struct td_error *err)
+/* What a program that is no OpenAI server says: its first line, if that is text. */
+static size_t first_line(const struct cli_response *r)
+{
+    size_t size = 0;
+    while (r->body && size < r->size && size < 120 && r->body[size] >= ' ' && r->body[size] <= '~' &&
+           r->body[0] != '<')
+        size++;
+    return size;
+}
+
+void cli_http_error(const struct cli_server *server, const struct cli_response *r, struct td_error *err)
 {
     json_t *body = r->body ? json_loadb(r->body, r->size, 0, NULL) : NULL;
     const char *message = json_string_value(json_object_get(json_object_get(body, "error"), "message"));
+    bool no_key = r->status == 401 && !server->bearer && (!server->key_file || !server->key_file[0]);
+    int size = (int)first_line(r);
     if (message)
-        td_fail(err, -TD_ERR_IO, "%s", message);
+        td_fail(err, -TD_ERR_IO, "%s%s", message,
+                no_key ? "; --key-file FILE names the file that holds it" : "");
     else
-        td_fail(err, -TD_ERR_IO, "the server answered with status %ld", r->status);
+        td_fail(err, -TD_ERR_IO, "the server answered with status %ld%s%.*s", r->status, size ? ": " : "",
+                size, size ? r->body : "");
     json_decref(body);
 }

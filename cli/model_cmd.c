@@ -3,10 +3,12 @@
 #include "kernels/model.h"
 #include <stdio.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 struct model_settings {
     bool json;
-    const char *layers, *output;
+    const char *layers;
+    bool force;
 };
 
 static const struct config_option OPTIONS[] = {
@@ -19,6 +21,10 @@ static const struct config_option OPTIONS[] = {
      .offset = offsetof(struct model_settings, layers),
      .metavar = "0:K",
      .help = "slice: the layers to keep"},
+    {.name = "force",
+     .type = CONFIG_BOOL,
+     .offset = offsetof(struct model_settings, force),
+     .help = "slice: replace OUT if it is there"},
 };
 static const struct config_spec SPEC = {
     .program = "tandem model",
@@ -136,8 +142,9 @@ static int fingerprint(struct gguf *g, bool json, struct td_error *err)
     return CLI_OK;
 }
 
-static int slice(struct gguf *g, const char *layers, const char *out_path, struct td_error *err)
+static int slice(struct gguf *g, const struct model_settings *s, const char *out_path, struct td_error *err)
 {
+    const char *layers = s->layers;
     char *end = NULL;
     unsigned long first = strtoul(layers, &end, 10), last = 0;
     if (end && *end == ':')
@@ -149,48 +156,71 @@ static int slice(struct gguf *g, const char *layers, const char *out_path, struc
                 layers);
         return CLI_USAGE;
     }
+    if (!s->force && access(out_path, F_OK) == 0) {
+        td_fail(err, -TD_ERR_EXISTS, "%s is there already; --force replaces it", out_path);
+        return cli_fail("model slice", err);
+    }
     if (gguf_slice(g, (uint32_t)last, out_path, cli_progress, (char[]){"slicing"}, err) < 0)
         return cli_fail("model slice", err);
     struct gguf *made = NULL;
     char size[32];
     if (gguf_open(out_path, &made, err) < 0)
         return cli_fail("model slice", err);
-    printf("%s: layers 0:%lu, %s\n", out_path, last, cli_bytes(gguf_file_size(made), size));
+    uint64_t bytes = gguf_file_size(made);
     gguf_close(made);
+    if (s->json)
+        return cli_print_json(json_pack("{s:s,s:I,s:I}", "file", out_path, "layers", (json_int_t)last,
+                                        "bytes", (json_int_t)bytes));
+    printf("%s: layers 0:%lu, %s\n", out_path, last, cli_bytes(bytes, size));
     return CLI_OK;
+}
+
+static int verify(struct gguf *g, const char *path, bool json, struct td_error *err)
+{
+    if (gguf_verify(g, cli_progress, (char[]){"verifying"}, err) < 0)
+        return cli_fail("model verify", err);
+    if (json)
+        return cli_print_json(json_pack("{s:s,s:b}", "file", path, "matches", 1));
+    printf("%s: every tensor matches its digest\n", path);
+    return CLI_OK;
+}
+
+static int run(const struct model_settings *s, const char *verb, char **paths)
+{
+    struct td_error err = {0};
+    struct gguf *g = NULL;
+    int code = CLI_FAILED;
+    if (gguf_open(paths[0], &g, &err) < 0)
+        code = cli_fail("model", &err);
+    else if (!strcmp(verb, "inspect"))
+        code = inspect(g, s->json, &err);
+    else if (!strcmp(verb, "fingerprint"))
+        code = fingerprint(g, s->json, &err);
+    else if (!strcmp(verb, "verify"))
+        code = verify(g, paths[0], s->json, &err);
+    else
+        code = slice(g, s, paths[1], &err);
+    gguf_close(g);
+    return code;
 }
 
 int cli_model(int argc, char **argv)
 {
+    static const char *const verbs[] = {"inspect", "fingerprint", "verify", "slice"};
     struct model_settings s;
     struct config *config = NULL;
     char **rest = NULL;
     int rest_count = 0, code = CLI_USAGE;
     if (cli_load(&SPEC, argc, argv, &s, &config, &rest, &rest_count, &code) != 0)
         return code;
-    struct td_error err = {0};
-    struct gguf *g = NULL;
     const char *verb = rest_count > 0 ? rest[0] : "";
-    bool wants_out = !strcmp(verb, "slice");
-    if (rest_count != (wants_out ? 3 : 2) || (wants_out && !s.layers[0])) {
-        fprintf(stderr, "usage: tandem model %s\n", SPEC.summary);
-    } else if (gguf_open(rest[1], &g, &err) < 0) {
-        code = cli_fail("model", &err);
-    } else if (!strcmp(verb, "inspect")) {
-        code = inspect(g, s.json, &err);
-    } else if (!strcmp(verb, "fingerprint")) {
-        code = fingerprint(g, s.json, &err);
-    } else if (!strcmp(verb, "verify")) {
-        code = gguf_verify(g, cli_progress, (char[]){"verifying"}, &err) < 0 ? cli_fail("model verify", &err)
-                                                                             : CLI_OK;
-        if (code == CLI_OK)
-            printf("%s: every tensor matches its digest\n", rest[1]);
-    } else if (wants_out) {
-        code = slice(g, s.layers, rest[2], &err);
-    } else {
-        fprintf(stderr, "tandem model: there is no '%s'; usage: tandem model %s\n", verb, SPEC.summary);
-    }
-    gguf_close(g);
+    bool known = false, slices = !strcmp(verb, "slice");
+    for (size_t i = 0; i < TD_COUNT(verbs); i++)
+        known = known || !strcmp(verb, verbs[i]);
+    if (known && rest_count == 2 + slices && (!slices || s.layers[0]))
+        code = run(&s, verb, rest + 1);
+    else
+        code = cli_usage(&SPEC);
     config_free(config);
     return code;
 }

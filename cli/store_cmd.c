@@ -270,8 +270,11 @@ static int cannot_open(const struct verb *v, struct td_error *err)
 {
     size_t used = strlen(err->text);
     if (err->code == -TD_ERR_BUSY)
-        snprintf(err->text + used, sizeof err->text - used, "%s",
-                 v->online ? ": tandem store --admin http://127.0.0.1:9443" : "");
+        snprintf(
+            err->text + used, sizeof err->text - used, "%s",
+            v->online
+                ? ": tandem store --admin http://127.0.0.1:PORT, with a node's --admin-port (9443 by default)"
+                : "");
     return cli_fail("store", err);
 }
 
@@ -329,8 +332,7 @@ int cli_store(int argc, char **argv)
         return code;
     const struct verb *v = rest_count > 0 ? find_verb(rest[0]) : NULL;
     if (!v || rest_count != 1 + v->names)
-        fprintf(stderr, "usage: tandem store ls|stat|verify|rebuild|compact|gc|pin|unpin|"
-                        "erase-tenant|rotate-key|export|import; see tandem store --help\n");
+        code = cli_usage(&SPEC);
     else if (!s.directory[0] == !s.admin[0])
         fprintf(stderr, "tandem store: name the directory of a stopped node (--store DIR) or a running node "
                         "(--admin URL)\n");

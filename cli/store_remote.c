@@ -68,16 +68,16 @@ static void show(struct watch *w, uint64_t done, uint64_t total)
         cli_progress((void *)(uintptr_t)w->doing, done, total);
 }
 
-static void look(void *ctx)
+static bool look(void *ctx)
 {
     struct watch *w = ctx;
     struct cli_response r;
     struct td_error err = {0};
     if (clock_mono_us() - w->asked_us < POLL_US)
-        return;
+        return true;
     w->asked_us = clock_mono_us();
     if (cli_http(&w->server, "GET", "/store/progress", NULL, NULL, NULL, &r, &err) < 0)
-        return;
+        return true;
     json_t *body = r.body && r.status == 200 ? json_loadb(r.body, r.size, 0, NULL) : NULL;
     json_int_t done = json_integer_value(json_object_get(body, "done")),
                total = json_integer_value(json_object_get(body, "total"));
@@ -85,6 +85,7 @@ static void look(void *ctx)
         show(w, (uint64_t)done, (uint64_t)total);
     json_decref(body);
     free(r.body);
+    return true;
 }
 
 static int ask(const struct store_settings *s, size_t which, const char *name, const char *bearer,
@@ -105,7 +106,7 @@ static int ask(const struct store_settings *s, size_t which, const char *name, c
     if (r.status == 200)
         code = print(s, VERBS[which].verb, name, json_loadb(r.body ? r.body : "", r.size, 0, NULL));
     else {
-        cli_http_error(&r, &err);
+        cli_http_error(&server, &r, &err);
         code = cli_fail("store", &err);
     }
     free(r.body);

@@ -1,5 +1,6 @@
 /* ui: what every subcommand shows people. */
 #include "cli/cli.h"
+#include "shared/config_help.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
@@ -8,6 +9,12 @@ int cli_fail(const char *what, const struct td_error *err)
 {
     fprintf(stderr, "tandem %s: %s\n", what, err->text[0] ? err->text : td_status_text(err->code));
     return CLI_FAILED;
+}
+
+int cli_usage(const struct config_spec *spec)
+{
+    config_print_usage(spec, stderr);
+    return CLI_USAGE;
 }
 
 bool cli_is_terminal(int fd)

@@ -51,6 +51,12 @@ static void on_request(void *ctx, struct http_exchange *x, const struct http_req
         admin_store_request(store, x, r);
     else if (strncmp(r->path, "/store/", 7) == 0)
         respond(x, 503, "text/plain", "the node is starting\n");
+    else if (strcmp(r->path, "/store") == 0)
+        respond(x, 404, "text/plain",
+                "the store's upkeep is below /store/, for the node's operator: ask with `tandem store stat "
+                "--admin http://127.0.0.1:PORT --store-key-file FILE`\n");
+    else if (strncmp(r->path, "/v1", 3) == 0)
+        respond(x, 404, "text/plain", "this is the admin port; the API is at the node's --listen-port\n");
     else if (strcmp(r->method, "GET") != 0)
         respond(x, 405, "text/plain", "only GET is known here\n");
     else if (strcmp(r->path, "/metrics") == 0)
@@ -58,7 +64,7 @@ static void on_request(void *ctx, struct http_exchange *x, const struct http_req
     else if (strcmp(r->path, "/health") == 0)
         serve_health(a, x);
     else
-        respond(x, 404, "text/plain", "there are /metrics, /health and /store here\n");
+        respond(x, 404, "text/plain", "there are /metrics, /health and /store/stat here\n");
 }
 
 static void on_client_gone(void *ctx, struct http_exchange *x)

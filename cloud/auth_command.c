@@ -274,8 +274,12 @@ static int run_command(char **words, int count, const struct token_settings *s, 
     }
     if (count == 1 && strcmp(words[0], "list") == 0)
         return token_list(path, err);
-    if (count == 2 && strcmp(words[0], "revoke") == 0)
-        return auth_token_revoke(path, words[1], err);
+    if (count == 2 && strcmp(words[0], "revoke") == 0) {
+        int rc = auth_token_revoke(path, words[1], err);
+        if (rc == 0)
+            printf("revoked %s in %s; running nodes end its connections within a second\n", words[1], path);
+        return rc;
+    }
     return td_fail(err, -TD_ERR_ARG,
                    "usage: tandem-cloud token new --tenant NAME --principal NAME | list | revoke ID");
 }
@@ -297,6 +301,7 @@ int auth_command(int argc, char **argv)
         .env_prefix = "TANDEM_CLOUD",
         .summary =
             "Credentials of a tandem-cloud node: new, list, revoke ID. Running nodes notice within a second.",
+        .usage = "new --tenant NAME --principal NAME [--days N]\nlist\nrevoke ID",
         .examples =
             "Examples:\n  tandem-cloud token new --tenant acme --principal alice\n  tandem-cloud token list\n"
             "  tandem-cloud token revoke 3f9a0c21b7de\n",

@@ -409,6 +409,8 @@ static void cancel(void *ctx, void *handle, bool finished, uint32_t keep_count)
 {
     struct direct *d = ctx;
     struct direct_call *c = handle;
+    if (finished && c->state != DIRECT_RUNNING) /* it is whole, and being stored */
+        return;
     if (finished) {
         c->finishing = true;
         c->keep_count = keep_count;

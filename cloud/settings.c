@@ -9,6 +9,7 @@
 #include <stdlib.h>
 
 #define REDIS_PORT_DEFAULT 6379
+#define MIB                1048576.0
 
 #define OPTION(field, kind) .type = kind, .offset = offsetof(struct settings, field)
 
@@ -27,21 +28,21 @@ static const struct config_option options[] = {
     {.name = "tokens-file", OPTION(tokens_file, CONFIG_STRING), .metavar = "FILE", .help = "who may come in; made by `tandem-cloud token new`; without it, `tokens` beside the default store"},
     {.name = "store", OPTION(store, CONFIG_STRING), .metavar = "DIR", .help = "blocks and conversations; without it, /var/lib/tandem/cloud for root, else ~/.local/share/tandem/cloud"},
     {.name = "store-key-file", OPTION(store_key_file, CONFIG_STRING), .metavar = "FILE", .help = "master key of the store, made at the first start; without it, `store.key` beside the default store. TANDEM_STORE_KEY in the environment comes before it"},
-    {.name = "store-size", OPTION(store_size, CONFIG_SIZE), .metavar = "SIZE", .help = "the most that the store takes on disk; 0: 90 % of the file system"},
-    {.name = "store-tenant", OPTION(store_tenant, CONFIG_SIZE), .metavar = "SIZE", .help = "the most that one tenant's blocks take on disk; 0: no limit"},
+    {.name = "store-size", OPTION(store_size, CONFIG_SIZE), .min = 16 * MIB, .metavar = "SIZE", .help = "the most that the store takes on disk; 0: 90 % of the file system"},
+    {.name = "store-tenant", OPTION(store_tenant, CONFIG_SIZE), .min = 1 * MIB, .metavar = "SIZE", .help = "the most that one tenant's blocks take on disk; 0: no limit"},
     {.name = "store-ttl-hours", OPTION(store_ttl_hours, CONFIG_INT), .max = 1000000, .metavar = "N", .help = "blocks go so long after their last use; 0: when there is no room"},
     {.name = "store-demote", OPTION(store_demote, CONFIG_STRING), .metavar = "LIST", .help = "tenants whose cold blocks may be re-encoded at a lossy level before any goes: NAME or NAME=LEVEL, separated by commas; * for all others; l1 if no level is named, off for none; without it, nobody's"},
-    {.name = "store-ram", OPTION(store_ram, CONFIG_SIZE), .fallback = "256M", .metavar = "SIZE", .help = "memory for blocks as encoded as on disk, in front of it; 0: none"},
-    {.name = "store-ram-tenant", OPTION(store_ram_tenant, CONFIG_SIZE), .metavar = "SIZE", .help = "the most that one tenant's blocks take of it; 0: no limit"},
+    {.name = "store-ram", OPTION(store_ram, CONFIG_SIZE), .min = 1 * MIB, .fallback = "256M", .metavar = "SIZE", .help = "memory for blocks as encoded as on disk, in front of it; 0: none"},
+    {.name = "store-ram-tenant", OPTION(store_ram_tenant, CONFIG_SIZE), .min = 1 * MIB, .metavar = "SIZE", .help = "the most that one tenant's blocks take of it; 0: no limit"},
     {.name = "store-keys", OPTION(store_keys, CONFIG_STRING), .metavar = "DIR", .help = "where the tenants' keys lie, for nodes that share them; without it, in the store"},
     {.name = "redis", OPTION(redis, CONFIG_STRING), .metavar = "HOST:PORT", .help = "a Redis server that several nodes share blocks through; its password in TANDEM_REDIS_PASSWORD. Needs --store-keys on a directory that all of them have"},
     {.name = "device", OPTION(device, CONFIG_STRING), .fallback = "auto", .metavar = "NAME", .help = "what computes: cpu, cuda:N, or auto: the first GPU if there is one"},
     {.name = "gpu-memory-utilization", OPTION(gpu_memory, CONFIG_FLOAT), .fallback = "0.9", .min = 0.05, .max = 1, .metavar = "SHARE", .help = "of a GPU's memory that may be in use, other programs' part included; KV pages take what the weights leave"},
     {.name = "deterministic", OPTION(deterministic, CONFIG_BOOL), .help = "on a GPU: the same bits whatever runs beside a request, slower; a CPU computes so always"},
     {.name = "threads", OPTION(threads, CONFIG_INT), .max = WORKERS_MAX, .metavar = "N", .help = "compute threads; 0: all cores"},
-    {.name = "kv-memory", OPTION(kv_memory, CONFIG_SIZE), .metavar = "SIZE", .help = "memory for KV pages; 0: a quarter of what is available, on a GPU all that --gpu-memory-utilization leaves"},
+    {.name = "kv-memory", OPTION(kv_memory, CONFIG_SIZE), .min = 1 * MIB, .metavar = "SIZE", .help = "memory for KV pages; 0: a quarter of what is available, on a GPU all that --gpu-memory-utilization leaves"},
     {.name = "pages", OPTION(pages, CONFIG_INT), .max = 1 << 24, .metavar = "N", .help = "the same as a number of pages of 64 tokens; wins over --kv-memory"},
-    {.name = "swap-memory", OPTION(swap_memory, CONFIG_SIZE), .fallback = "4G", .metavar = "SIZE", .help = "beside a GPU: memory of this machine for KV that its own has no room for; 0: none"},
+    {.name = "swap-memory", OPTION(swap_memory, CONFIG_SIZE), .min = 1 * MIB, .fallback = "4G", .metavar = "SIZE", .help = "beside a GPU: memory of this machine for KV that its own has no room for; 0: none"},
     {.name = "token-budget", OPTION(token_budget, CONFIG_INT), .fallback = "512", .min = 16, .max = BATCH_ROWS_MAX, .metavar = "N", .help = "rows of one step, prefill and decode together: more is faster in sum, less keeps replies flowing"},
     {.name = "sequences", OPTION(sequences, CONFIG_INT), .fallback = "64", .min = 1, .max = BATCH_SEQS_MAX, .metavar = "N", .help = "requests that run at once; more wait"},
     {.name = "context", OPTION(context, CONFIG_INT), .max = LIMIT_PROMPT_TOKENS, .metavar = "N", .help = "longest context in tokens; 0: the model's"},

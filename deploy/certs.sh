@@ -109,7 +109,7 @@ while [ $# -gt 0 ]; do
   esac
   shift
 done
-[ -n "$dir" ] || die "which folder? (see --help)"
+[ -n "$dir" ] || die "name the folder to make them in, as in: certs.sh certs --name cloud.example (see --help)"
 have openssl || die "openssl is missing: run ./deploy/deps.sh"
 [ -d "$dir" ] || (umask 022 && mkdir -p "$dir") || die "cannot create $dir: check the permissions of the folder above it"
 lock "$dir/.lock" "the certificates in $dir"

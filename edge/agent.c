@@ -225,6 +225,11 @@ static int load_identity(struct agent *a, struct td_error *err)
                        "--offline continue needs the whole model on this device, and --edge-layers auto");
     if (identity_path(a, path) && identity_load(a->store, path, &identity) == 0)
         take_identity(a, &identity);
+    else
+        log_warn(MODULE,
+                 "--offline continue begins with the first connection: who this device is has not been kept "
+                 "in %s yet",
+                 a->config.data_dir);
     crypto_wipe(&identity, sizeof identity);
     return 0;
 }
@@ -596,13 +601,22 @@ void agent_connect(struct agent *a)
     uplink_start(a->uplink);
 }
 
+const char *agent_lacks(const struct agent *a)
+{
+    if (a->config.offline != OFFLINE_CONTINUE || a->has_key)
+        return "";
+    return "; --offline continue cannot help: this device's identity is not in its data folder yet; connect "
+           "it once "
+           "with this option";
+}
+
 const char *agent_unhealthy(struct agent *a)
 {
     bool alone = a->config.offline == OFFLINE_CONTINUE && a->has_key && !uplink_refused(a->uplink);
     if (uplink_state(a->uplink) == UPLINK_READY || alone)
         return NULL;
-    snprintf(a->unhealthy, sizeof a->unhealthy, "no link to the cloud: %s",
-             uplink_why(a->uplink)[0] ? uplink_why(a->uplink) : "connecting");
+    snprintf(a->unhealthy, sizeof a->unhealthy, "no link to the cloud: %s%s",
+             uplink_why(a->uplink)[0] ? uplink_why(a->uplink) : "connecting", agent_lacks(a));
     return a->unhealthy;
 }
 

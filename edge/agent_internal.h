@@ -78,7 +78,7 @@ struct agent {
     struct io_worker *worker;
     struct uplink *uplink;
     struct net_timer *tick; /* deadlines */
-    char unhealthy[UPLINK_WHY_SIZE + 64];
+    char unhealthy[UPLINK_WHY_SIZE + 256];
 
     struct edge_identity identity; /* as the cloud said last; kept where it may be needed without the cloud */
     uint64_t away_since_us;        /* the link is not there; 0: it is */
@@ -194,6 +194,8 @@ struct flight {
 
 /* ---- flight.c ---- */
 void flight_kick(struct flight *f); /* do what its state waits for, if that is there now; may free it */
+/* Why --offline continue is of no help now, for the end of a line; "" if that is not so. */
+const char *agent_lacks(const struct agent *a);
 /* The sink's last call. The flight is gone afterwards. */
 void flight_fail(struct flight *f, int code, const char *text, uint32_t retry_after_ms);
 /* The reply is whole: commit, then `done`. */

@@ -479,10 +479,10 @@ void flight_check_deadline(struct flight *f, uint64_t now_us)
     } else if (now_us >= f->deadline_us && ready) {
         flight_fail(f, -TD_ERR_FULL, "the cloud takes no further request now; try again", 1000);
     } else if (now_us >= f->deadline_us) {
-        char text[UPLINK_WHY_SIZE + 80];
-        snprintf(text, sizeof text, "the cloud could not be reached for %u s: %s",
+        char text[UPLINK_WHY_SIZE + 256];
+        snprintf(text, sizeof text, "the cloud could not be reached for %u s: %s%s",
                  a->config.cloud_timeout_ms / 1000,
-                 uplink_why(a->uplink)[0] ? uplink_why(a->uplink) : "no answer");
+                 uplink_why(a->uplink)[0] ? uplink_why(a->uplink) : "no answer", agent_lacks(a));
         flight_fail(f, -TD_ERR_CLOSED, text, 1000);
     }
 }
@@ -582,6 +582,8 @@ void agent_cancel(struct flight *f, bool finished, uint32_t keep_count)
         let_go(f);
         return;
     }
+    if (f->state == FLIGHT_ENDING) /* it is whole, and being stored */
+        return;
     f->finished = true;
     f->keep_count = keep_count;
     Tandem__Cancel cancel = TANDEM__CANCEL__INIT;

@@ -235,7 +235,15 @@ static void delete_conversation(const struct route_call *r)
     json_decref(root);
 }
 
-/* {id}/fork, {id}/pin, {id}/unpin, {id}/export. */
+static int stop_replies(struct api_server *s, const struct api_identity *who, const char *id, char **json)
+{
+    char text[LIMIT_NAME_SIZE + 64];
+    snprintf(text, sizeof text, "{\"id\":\"%s\",\"stopped\":%u}", id, api_stop(s, who, id));
+    *json = strdup(text);
+    return *json ? 0 : -TD_ERR_NOMEM;
+}
+
+/* {id}/fork, {id}/pin, {id}/unpin, {id}/stop, {id}/export. */
 static void on_conversation_verb(const struct route_call *r, const char *verb)
 {
     const struct api_ops *ops = r->server->config.ops;
@@ -256,6 +264,8 @@ static void on_conversation_verb(const struct route_call *r, const char *verb)
         code = ops->conversation_fork(ctx, &r->who, id, &json);
     else if (known && (pins || strcmp(verb, "unpin") == 0) && ops->conversation_pin)
         code = ops->conversation_pin(ctx, &r->who, id, pins, &json);
+    else if (known && strcmp(verb, "stop") == 0)
+        code = stop_replies(r->server, &r->who, id, &json);
     if (code)
         respond_code(r, code);
     else
@@ -356,13 +366,31 @@ static int authenticate(struct api_server *s, const char *authorization, struct 
     return s->config.ops->authenticate ? s->config.ops->authenticate(s->config.ctx, token, who) : 0;
 }
 
+/* Clients put the path behind a base URL that people type: with /v1, without, or with one too many. */
+static void respond_no_route(const struct route_call *r)
+{
+    const char *path = r->request->path, *rest;
+    char meant[LIMIT_NAME_SIZE + 64], message[sizeof meant + 120];
+    snprintf(meant, sizeof meant, "/v1%s", path);
+    if (strncmp(path, "/v1/v1/", 7) == 0)
+        snprintf(message, sizeof message,
+                 "there is nothing at this path: it has /v1 twice; the base URL ends in one");
+    else if (strlen(path) < sizeof meant - 3 && find_route(meant, &rest))
+        snprintf(message, sizeof message,
+                 "there is nothing at this path; %s is: a client's base URL ends in /v1", meant);
+    else
+        snprintf(message, sizeof message,
+                 "there is nothing at this path; the API begins at /v1/chat/completions");
+    respond_error(r, 404, message, NULL, "not_found");
+}
+
 static void on_request(void *ctx, struct http_exchange *x, const struct http_request *q)
 {
     struct api_server *s = ctx;
     struct route_call r = {.server = s, .exchange = x, .request = q};
     const struct route *route = find_route(q->path, &r.rest);
     if (!route) {
-        respond_error(&r, 404, "there is nothing at this path", NULL, "not_found");
+        respond_no_route(&r);
         return;
     }
     if (!method_allowed(route->methods, q->method)) {
@@ -380,7 +408,8 @@ static void on_request(void *ctx, struct http_exchange *x, const struct http_req
         respond_error(&r, 401, "the API key is missing or wrong", NULL, "invalid_api_key");
         return;
     }
-    if (s->config.require_json && strcmp(q->method, "POST") == 0 && !http_is_json(q->content_type)) {
+    if (s->config.require_json && strcmp(q->method, "POST") == 0 &&
+        !http_is_json_or_nothing(q->content_type, q->body_size)) {
         respond_error(&r, 415, "Content-Type must be application/json", NULL, "unsupported_media_type");
         return;
     }

@@ -5,7 +5,7 @@
  * Routes: POST /v1/chat/completions, POST /v1/completions, GET /v1/models, GET /health (503 until api_set_ready), GET /metrics,
  *         POST /tokenize {"content","add_special"?} → {"tokens"}, POST /detokenize {"tokens"} → {"content"};
  *         GET /v1/conversations, POST there (what export gave), GET|DELETE /v1/conversations/{id}, GET /v1/conversations/{id}/export,
- *         POST /v1/conversations/{id}/fork|pin|unpin, GET /v1/models/{id}. Anything else: 404; wrong method: 405.
+ *         POST /v1/conversations/{id}/fork|pin|unpin|stop, GET /v1/models/{id}. Anything else: 404; wrong method: 405.
  * All but /health ask ops->authenticate. A request's model may be model_name, "default" or absent; else 404. */
 #ifndef TANDEM_PROTOCOL_API_H
 #define TANDEM_PROTOCOL_API_H
@@ -30,7 +30,8 @@ struct api_ops {
     int (*start)(void *ctx, struct api_call *call, const struct api_identity *who,
                  const struct api_request *request, const char *idempotency_key, void **handle,
                  struct td_error *err);
-    /* The reply needs no more tokens. finished: it ended by a stop string after keep_count tokens (whole tokens, the one that completed the stop string included);
+    /* The reply needs no more tokens. finished: it ended by a stop string after keep_count tokens (whole tokens, the one that completed the stop string included),
+     * or there by its client's wish (which may come while the owner is already storing the reply: then nothing is left to do);
      * else the client has gone. The owner must not call back for this call afterwards, except: finished → it still persists, then calls api_done. */
     void (*cancel)(void *ctx, void *handle, bool finished, uint32_t keep_count);
     /* Optional (NULL: identity): the edge's output filter. Streamed text in, text for the client out (malloc'ed, may be empty), flush at the end. */

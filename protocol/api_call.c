@@ -6,6 +6,7 @@
  *   the owner finishes or fails        -> the response ends, the call is freed
  *   a stop string is complete          -> ops->cancel(finished); the response ends with the owner's api_done, so that a client's next
  *                                         turn finds this one persisted
+ *   the client asks for its end        -> the same, with what was said so far
  *   the client leaves, or reads nothing -> ops->cancel(not finished); freed at once
  * ops->cancel(finished) may call api_done inside: nothing touches a call after it. */
 #include "protocol/api_server.h"
@@ -292,6 +293,14 @@ void api_started(struct api_call *c, const char *conversation, const struct api_
         drop_client(c);
 }
 
+/* The reply is whole: the owner keeps what there is, and calls api_done. */
+static void end_here(struct api_call *c)
+{
+    const struct api_config *config = &c->server->config;
+    c->ended = true;
+    config->ops->cancel(config->ctx, c->handle, true, c->token_count);
+}
+
 void api_tokens(struct api_call *c, const int32_t *ids, size_t count, const struct api_logprob_in *logprobs)
 {
     int code = 0;
@@ -309,11 +318,30 @@ void api_tokens(struct api_call *c, const int32_t *ids, size_t count, const stru
         drop_client(c);
         return;
     }
-    if (c->text.stopped) {
-        const struct api_config *config = &c->server->config;
-        c->ended = true;
-        config->ops->cancel(config->ctx, c->handle, true, c->token_count);
-    }
+    if (c->text.stopped)
+        end_here(c);
+}
+
+/* One at a time: ending it may end others. Before its first token there is nothing to keep. */
+static bool stop_one(struct api_server *s, const struct api_identity *who, const char *conversation)
+{
+    struct api_call *c = s->calls;
+    while (c && (c->ended || strcmp(c->conversation, conversation) != 0 ||
+                 strcmp(c->who.tenant, who->tenant) != 0 || strcmp(c->who.principal, who->principal) != 0))
+        c = c->next;
+    if (c && c->token_count > 0)
+        end_here(c);
+    else if (c)
+        fail(c, -TD_ERR_CANCELLED);
+    return c != NULL;
+}
+
+unsigned api_stop(struct api_server *s, const struct api_identity *who, const char *conversation)
+{
+    unsigned count = 0;
+    while (stop_one(s, who, conversation))
+        count++;
+    return count;
 }
 
 /* ---- the end ----------------------------------------------------------------------------------------------- */
@@ -345,12 +373,13 @@ void api_done(struct api_call *c, unsigned finish, const struct api_usage *usage
               const struct api_timings *timings)
 {
     struct api_usage total = usage_of(c, usage);
+    bool ended_here = c->ended;
     c->ended = true;
     if (!c->exchange) {
         api_call_free(c);
         return;
     }
-    if (!c->text.stopped && (finish == FINISH_CANCELLED || finish == FINISH_ERROR)) {
+    if (!ended_here && (finish == FINISH_CANCELLED || finish == FINISH_ERROR)) {
         api_error(c, finish == FINISH_CANCELLED ? -TD_ERR_CANCELLED : -TD_ERR_INTERNAL,
                   "the reply was ended before it was complete", 0);
         return;
@@ -360,7 +389,7 @@ void api_done(struct api_call *c, unsigned finish, const struct api_usage *usage
         api_error(c, code, td_status_text(code), 0);
         return;
     }
-    const char *reason = finish == FINISH_LENGTH && !c->text.stopped ? "length" : "stop";
+    const char *reason = finish == FINISH_LENGTH && !ended_here ? "length" : "stop";
     if (!c->request.stream) {
         api_respond_whole(c, reason, &total, timings);
     } else if (api_stream_finish(c, reason, &total, timings)) {

@@ -19,6 +19,7 @@ bool api_conversation_id_valid(const char *id);
 
 /* application/json, with or without parameters (http_head.c). */
 bool http_is_json(const char *content_type);
+bool http_is_json_or_nothing(const char *content_type, uint64_t body_size);
 /* "model_not_found"-like code of a td code, or NULL. */
 const char *api_error_code(int td_code);
 

@@ -22,8 +22,8 @@ struct api_pending_logprob {
     size_t start; /* of the token in the reply's text */
 };
 
-/* A call is the owner's to end (api_done, api_error) until `cancel` has been called for it; then it is gone, unless it ended by a stop string:
- * then it waits, with or without a client, for api_done. */
+/* A call is the owner's to end (api_done, api_error) until `cancel` has been called for it; then it is gone, unless it ended by a stop string or by
+ * its client's wish: then it waits, with or without a client, for api_done. */
 struct api_call {
     struct api_server *server;
     struct api_call *previous, *next;
@@ -35,7 +35,7 @@ struct api_call {
     bool starting;  /* inside ops->start: if the call ends there, its memory stays until start returns */
     bool dead;      /* it has ended there */
     bool streaming; /* the response has begun */
-    bool ended;     /* a stop string: only api_done is still expected */
+    bool ended;     /* by a stop string, or its client's wish: only api_done is still expected */
     bool flushed;   /* all text went through the filter */
     bool has_prompt_usage;
     bool not_kept; /* this turn is not in the conversation */
@@ -56,6 +56,8 @@ struct api_call {
 void api_generate(struct api_server *s, struct http_exchange *x, const struct http_request *r,
                   const struct api_identity *who, bool chat);
 void api_call_free(struct api_call *c);
+/* The replies of this principal's conversation that are under way end with what was said, which their turn keeps. Returns how many there were. */
+unsigned api_stop(struct api_server *s, const struct api_identity *who, const char *conversation);
 /* The client is gone: the owner stops; the call is freed unless it only waits for api_done. */
 void api_call_lost(struct api_call *c);
 

@@ -1,9 +1,10 @@
 /* http: the life of a request: its head judged, its body put together within limits, the handler called, a lost client reported.
  *
  * What libwebsockets 4.3 does not do is done here: it takes a POST without a length for one of 100 MB, hands bytes behind a body to the
- * body's owner, and counts below zero then. So bodies are counted here; a request without a length is refused; and bytes that
- * follow a body before its response has ended close the connection after that response. (Requests without a body may be pipelined: they
- * are answered on the spot.) A request with Transfer-Encoding is refused: 411. */
+ * body's owner, and counts below zero then. So bodies are counted here; a POST without a length is taken for what HTTP says it is, one without a
+ * body, and closes its connection, on which libwebsockets waits for those 100 MB; and bytes that follow a body before its response has ended
+ * close the connection after that response. (Requests without a body may be pipelined: they are answered on the spot.) A request with
+ * Transfer-Encoding is refused: 411. */
 #include "protocol/http_internal.h"
 #include "shared/crypto.h"
 #include "protocol/api_internal.h"
@@ -145,8 +146,7 @@ static bool admit_body(struct http_exchange *x)
     if (http_content_length(h->content_length, &x->body_expected))
         return x->close_after = true,
                exchange_refuse(x, 400, "invalid_header", "Content-Length is not a number."), false;
-    if (sends && !h->content_length[0])
-        return exchange_refuse(x, 411, "length_required", "Send the body with a Content-Length."), false;
+    x->close_after = x->close_after || (sends && !h->content_length[0]);
     x->has_body = x->body_expected > 0 || posts;
     if (x->body_expected > LIMIT_HTTP_BODY_SIZE)
         return exchange_refuse(x, 413, "body_too_large", "The request's body is larger than 8 MiB."), false;
@@ -185,7 +185,8 @@ static bool admit(struct http_exchange *x)
         return exchange_refuse(x, 503, "overloaded", "Too many open requests; try again."), false;
     if (!l->http)
         return exchange_refuse(x, 404, "not_found", "There is nothing here."), false;
-    if (l->require_json && strcmp(x->head.method, "POST") == 0 && !http_is_json(x->head.content_type))
+    if (l->require_json && strcmp(x->head.method, "POST") == 0 &&
+        !http_is_json_or_nothing(x->head.content_type, x->body_expected))
         return exchange_refuse(x, 415, "unsupported_media_type", "Content-Type must be application/json."),
                false;
     return true;
@@ -207,7 +208,7 @@ static int on_head(struct lws *wsi)
         return -1;
     }
     if (admitted) {
-        if (x->has_body) {
+        if (x->has_body && x->head.content_length[0]) {
             net_timer_start(&x->timer, x->listener->loop->idle_us);
             if (strcasecmp(x->head.expect, "100-continue") == 0 && x->chunked) {
                 memcpy(net_scratch(l->loop), go_on, sizeof go_on - 1);

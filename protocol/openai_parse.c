@@ -565,6 +565,10 @@ static int json_check(const char *text, size_t size)
 
 json_t *api_json_load(const char *body, size_t size, struct td_error *err)
 {
+    if (size == 0) {
+        td_fail(err, -TD_ERR_FORMAT, "the request has no body; send a JSON object, with its Content-Length");
+        return NULL;
+    }
     if (json_check(body, size)) {
         td_fail(err, -TD_ERR_LIMIT, "the body holds more values, or nests deeper, than is accepted");
         return NULL;

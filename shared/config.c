@@ -150,6 +150,22 @@ static const char *shown_value(const struct config_option *o, const char *text)
     return o->secret ? "(hidden)" : text;
 }
 
+/* Who forgets the unit of a size should not get a few bytes. 0 has a meaning of its own everywhere. */
+static int check_size(const struct config_option *o, uint64_t size, const char *source, struct td_error *err)
+{
+    uint64_t least = (uint64_t)o->min, shown = least;
+    unsigned unit = 0;
+    while (unit < 4 && shown % 1024 == 0 && shown > 0)
+        shown /= 1024, unit++;
+    if (size == 0 || size >= least)
+        return 0;
+    return td_fail(
+        err, -TD_ERR_ARG,
+        "cannot use %s: %s must be at least %llu%.1s (or 0), and this is %llu bytes; the units are "
+        "K, M, G and T",
+        source, o->name, (unsigned long long)shown, "\0KMGT" + unit, (unsigned long long)size);
+}
+
 /* Check `text` and put it in the option's slot. `source` says where it came from, as in "edge.ini:3" or
  * "--port". */
 static int set_option(struct config *c, const struct config_option *o, struct slot *slot, const char *text,
@@ -160,7 +176,10 @@ static int set_option(struct config *c, const struct config_option *o, struct sl
     if (!parse_value(c, o->type, text, &value, &number))
         return td_fail(err, -TD_ERR_ARG, "cannot use %s: %s needs %s, not \"%s\"", source, o->name,
                        type_wanted(o->type), shown_value(o, text));
-    bool bounded = (o->min != 0 || o->max != 0) && o->type != CONFIG_STRING && o->type != CONFIG_BOOL;
+    if (o->type == CONFIG_SIZE && check_size(o, value.size, source, err) < 0)
+        return err->code;
+    bool bounded = o->type != CONFIG_SIZE && (o->min != 0 || o->max != 0) && o->type != CONFIG_STRING &&
+                   o->type != CONFIG_BOOL;
     if (bounded && (number < o->min || number > o->max))
         return td_fail(err, -TD_ERR_ARG, "cannot use %s: %s must be from %.15g to %.15g, not %s", source,
                        o->name, o->min, o->max, shown_value(o, text));

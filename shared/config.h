@@ -22,7 +22,7 @@ struct config_option {
     enum config_type type; /* STRING: const char *; INT: int64_t; FLOAT: double; BOOL: bool; SIZE: uint64_t */
     size_t offset;         /* of the field in the settings struct */
     const char *fallback;  /* default as text; NULL: "" / 0 / false */
-    double min, max;       /* numbers only; both 0: any */
+    double min, max;       /* numbers only; both 0: any. SIZE: min alone, and 0 is always allowed */
     const char *metavar;   /* "PORT" */
     const char *help;      /* one line */
     bool secret;           /* never accepted as a flag's value (argv is public): file or environment only */

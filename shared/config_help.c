@@ -62,18 +62,25 @@ static void print_option(const struct config_option *o)
 }
 
 /* The forms of the command's arguments, one a line. */
-static void print_usage(const struct config_spec *spec, bool takes_arguments)
+static void print_forms(const struct config_spec *spec, bool takes_arguments, FILE *out)
 {
     if (!spec->usage) {
-        printf("Usage: %s [options]%s\n", spec->program, takes_arguments ? " [arguments]" : "");
+        fprintf(out, "Usage: %s [options]%s\n", spec->program, takes_arguments ? " [arguments]" : "");
         return;
     }
     const char *lead = "Usage:";
     for (const char *form = spec->usage; *form; lead = "      ") {
         size_t length = strcspn(form, "\n");
-        printf("%s %s %.*s\n", lead, spec->program, (int)length, form);
+        fprintf(out, "%s %s %.*s\n", lead, spec->program, (int)length, form);
         form += length + (form[length] == '\n');
     }
+}
+
+static void print_examples(const struct config_spec *spec, FILE *out)
+{
+    if (spec->examples && *spec->examples)
+        fprintf(out, "\n%s%s", spec->examples,
+                spec->examples[strlen(spec->examples) - 1] == '\n' ? "" : "\n");
 }
 
 /* The option that serves as the example of the three spellings: one with a dash in its name shows the most. */
@@ -88,7 +95,7 @@ static size_t example_option(const struct config_spec *spec)
 static void print_help(const struct config_spec *spec, bool takes_arguments)
 {
     printf("%s\n\n", spec->summary);
-    print_usage(spec, takes_arguments);
+    print_forms(spec, takes_arguments, stdout);
     printf("\nOptions:\n");
     for (size_t i = 0; i < spec->option_count; i++)
         print_option(&spec->options[i]);
@@ -108,8 +115,14 @@ static void print_help(const struct config_spec *spec, bool takes_arguments)
            "%s in the file and %s in the environment.\n"
            "Flags win over the environment, the environment wins over the file.\n",
            example->name, example->name, variable);
-    if (spec->examples && *spec->examples)
-        printf("\n%s%s", spec->examples, spec->examples[strlen(spec->examples) - 1] == '\n' ? "" : "\n");
+    print_examples(spec, stdout);
+}
+
+void config_print_usage(const struct config_spec *spec, FILE *out)
+{
+    print_forms(spec, true, out);
+    print_examples(spec, out);
+    fprintf(out, "\n%s --help tells more.\n", spec->program);
 }
 
 bool config_print_wanted(const struct config_spec *spec, const char *arg, bool takes_arguments)

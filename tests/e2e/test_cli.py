@@ -46,6 +46,10 @@ def test_slice_is_enough_for_an_edge(cloud, edge, tmp_path):
     assert whole == part
     assert device.stat().st_size < 0.6 * os.stat(MODEL).st_size
     tandem("model", "verify", device)
+    made = device.stat().st_mtime_ns
+    assert "--force" in tandem("model", "slice", "--layers", "0:4", MODEL, device, code=1).stderr and device.stat().st_mtime_ns == made
+    assert json.loads(tandem("model", "slice", "--layers", "0:8", "--force", MODEL, device, "--json").stdout) == {
+        "file": str(device), "layers": 8, "bytes": device.stat().st_size}
     ask = dict(model="default", messages=[{"role": "user", "content": "What do bees do in winter? " * 12}], temperature=0, max_tokens=16,
                extra_body={"cache": False, "fidelity": "exact"})
     reference = client_of(cloud, cloud.token, cloud.ca).chat.completions.create(**ask).choices[0].message.content
@@ -65,10 +69,13 @@ def test_chat_explains_the_plan(cloud, edge, tmp_path):
         said = tandem("chat", "--url", chosen.url, "--explain", "--max-tokens", "20", text).stderr
         for part in ("[plan:", "[estimates: first token", "the cloud alone:", "uplink", "[what happened:"):
             assert part in said, said
+        assert re.search(r"what happened: first token \d+ ms, 16th [1-9]\d* ms", said), said
     finally:
         assert chosen.stop() == 0
     said = tandem("chat", "--url", edge.url, "--explain", "--max-tokens", "4", "Of lakes. " + text).stderr
     assert "[plan: 8 layers here" in said and "was given" in said and "[estimates" not in said
+    assert "16th" not in said and re.search(r"; 1 plan, ", said) and "1 plans" not in said, said  # there was no sixteenth token
+    assert "; 1 token; uplink" in tandem("chat", "--url", edge.url, "--stats", "--max-tokens", "1", "Hi.").stderr
 
 
 def test_store_is_listed_and_verified(tmp_path):
@@ -110,7 +117,7 @@ def test_store_is_looked_after(tmp_path):
     online = ("--admin", f"http://127.0.0.1:{c.admin_port}", "--store-key-file", key, "--json")
     # A node holds the directory: one clear line that says who can be asked; and it can.
     refused = lines(tandem("store", "compact", *at, code=1))
-    assert len(refused) == 1 and "--admin" in refused[0]
+    assert len(refused) == 1 and "--admin http://127.0.0.1:PORT" in refused[0] and "--admin-port" in refused[0]  # it cannot know the port
     assert "--admin" not in lines(tandem("store", "rotate-key", *at, code=1))[0]
     running = json.loads(tandem("store", "stat", *online).stdout)
     assert running["blocks"] >= 2 and running["conversations"] == 1 and running["pins"] == 0
@@ -453,6 +460,26 @@ def test_an_imported_conversation_is_recognised(cloud, edge, tmp_path):
         assert r.parse().usage.prompt_tokens_details.cached_tokens > 0
         tandem("conv", "rm", "mine", *at)
         (tmp_path / "file").unlink()
+
+
+def test_usage():
+    """Who gives too little is shown every form and an example that can be run, not a line of it."""
+    for command, forms in ((("model",), ("inspect FILE", "fingerprint FILE", "verify FILE", "slice --layers 0:K IN OUT")),
+                           (("model", "inspect"), ("inspect FILE",)), (("model", "burn", "x"), ("inspect FILE",)),
+                           (("bench",), ("engine --model FILE", "codec --model FILE --text FILE...", "store --store DIR", "trace FILE...")),
+                           (("bench", "store"), ("store --store DIR",)), (("bench", "codec"), ("--text FILE",)), (("bench", "trace"), ("FILE...",)),
+                           (("conv",), ("ls", "show ID", "export ID FILE")), (("store",), ("rebuild|rotate-key --store DIR",))):
+        r = tandem(*command, code=2)
+        assert r.stdout == "" and r.stderr.startswith(f"Usage: tandem {command[0]} "), r.stderr
+        assert all(form in r.stderr for form in forms) and re.search(rf"\n  tandem {command[0]} .*\w", r.stderr), r.stderr
+        assert re.search(rf"tandem {command[0]}.* --help tells more", r.stderr)
+
+
+def test_posts_without_a_body(edge):
+    """As `curl -X POST` sends them: neither a body nor a type of it."""
+    r = json.loads(tandem("chat", "--url", edge.url, "--json", "--max-tokens", 2, "Hi.").stdout)
+    forked = subprocess.run(["curl", "-s", "--noproxy", "*", "-X", "POST", f"{edge.url}/v1/conversations/{r['conversation']}/fork"], capture_output=True, text=True)
+    assert json.loads(forked.stdout)["forked_from"] == r["conversation"], forked.stdout
 
 
 def test_bench(tmp_path):

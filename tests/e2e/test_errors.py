@@ -1,10 +1,11 @@
 """Bad starts: one line that says what is wrong and what to do, and an exit code that is not 0."""
 import socket
 import subprocess
+import urllib.error
 
 import pytest
 
-from harness import BIN, MODEL, Cloud, Edge
+from harness import BIN, MODEL, ROOT, Cloud, Edge, http_get
 
 
 def fails(command, *words, code=None):
@@ -61,6 +62,9 @@ def test_bad_flags(node, tmp_path):
     fails([BIN / "tandem-cloud", "--no-such-flag"], "--no-such-flag", code=2)
     fails(replaced(node.command(), "--threads", "many"), "threads", "many", code=2)
     fails([BIN / "tandem-edge", "--edge-layers", "-7"], "edge-layers", code=2)
+    fails(replaced(node.command(), "--store-size", "10"), "store-size", "at least 16M", "10 bytes", code=2)
+    e = Edge(tmp_path / "e", node, "token")
+    fails(replaced(e.command(), "--kv-disk", "100"), "kv-disk", "at least 16M", code=2)
     fails([BIN / "tandem", "model", "inspect", "/nowhere.gguf"], "/nowhere.gguf", code=1)
     assert subprocess.run([BIN / "tandem", "dance"], capture_output=True).returncode == 2
 
@@ -79,6 +83,31 @@ def test_store_locked(node):
         fails(second, str(node.store))
     finally:
         node.kill()
+
+
+def test_admin_port_says_what_it_is(node):
+    node.start()
+    try:
+        for path, hint in (("/store", "tandem store stat --admin"), ("/store/", "/store/stat"), ("/v1/models", "--listen-port"), ("/", "/metrics")):
+            with pytest.raises(urllib.error.HTTPError) as e:
+                http_get(f"http://127.0.0.1:{node.admin_port}{path}")
+            assert e.value.code == 404 and hint in e.value.read().decode(), path
+    finally:
+        node.kill()
+
+
+def test_revoked_token_is_told(node):
+    token = [BIN / "tandem-cloud", "token"]
+    at = ["--tokens-file", node.tokens]
+    identity = subprocess.run([*token, "list", *at], capture_output=True, text=True, check=True).stdout.splitlines()[1].split()[0]
+    r = subprocess.run([*token, "revoke", identity, *at], capture_output=True, text=True, check=True)
+    assert identity in r.stdout and str(node.tokens) in r.stdout and len(r.stdout.splitlines()) == 1
+    fails([*token, "revoke", identity, *at], identity, code=1)
+    assert "list" in subprocess.run([*token, "--help"], capture_output=True, text=True).stdout
+
+
+def test_certs_want_a_folder():
+    fails([ROOT / "deploy/certs.sh"], "certs.sh certs --name", code=1)
 
 
 def test_full_disk(tmp_path):

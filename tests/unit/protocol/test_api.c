@@ -174,8 +174,26 @@ static void test_credential_limit(void **state)
 static void test_routes(void **state)
 {
     (void)state;
-    struct response r = ask("GET", "/v1/nothing", AUTH, NULL);
+    static const struct {
+        const char *path, *hint;
+    } nothing[] = {{"/v1/nothing", "begins at /v1/chat/completions"},
+                   {"/", "begins at /v1/chat/completions"},
+                   {"/chat/completions", "/v1/chat/completions is: a client's base URL ends in /v1"},
+                   {"/conversations/c-1", "/v1/conversations/c-1 is"},
+                   {"/v1/v1/models", "/v1 twice"}};
+    struct response r;
+    for (size_t i = 0; i < TD_COUNT(nothing); i++) {
+        r = ask("GET", nothing[i].path, AUTH, NULL);
+        assert_non_null(strstr(r.body, nothing[i].hint));
+        assert_error(&r, 404, "not_found_error", "not_found");
+    }
+    char path[1200] = "/conversations/";
+    memset(path + 15, 'x', 1000);
+    r = ask("GET", path, AUTH, NULL);
     assert_error(&r, 404, "not_found_error", "not_found");
+    r = ask("POST", "/v1/chat/completions", AUTH, NULL);
+    assert_non_null(strstr(r.body, "no body"));
+    assert_error(&r, 400, "invalid_request_error", NULL);
     r = ask("GET", "/v1/chat/completions", AUTH, NULL);
     assert_true(response_has(&r, "Allow: POST\r\n"));
     assert_error(&r, 405, "invalid_request_error", "method_not_allowed");
@@ -304,6 +322,11 @@ static void test_conversation_verbs(void **state)
         struct response r = ask(good[i].method, good[i].path, JSON, good[i].body);
         assert_string_equal(r.body, good[i].said);
         free(r.body);
+        bool empty = good[i].body && strcmp(good[i].body, "{}") == 0;
+        r = empty ? ask("POST", good[i].path, AUTH, NULL)
+                  : ask(good[i].method, good[i].path, JSON, good[i].body);
+        assert_string_equal(r.body, good[i].said); /* what needs no body needs none */
+        free(r.body);
         r = ask(good[i].method, good[i].path, "Content-Type: application/json\r\n", good[i].body);
         assert_error(&r, 401, "authentication_error", NULL);
         r = ask("DELETE", good[i].path, JSON, NULL);
@@ -372,6 +395,60 @@ static void test_disconnect_cancels(void **state)
     leave_after("hang ab", "", NULL);                    /* computing, nothing sent */
     leave_after("hang ab", ",\"stream\":true", "\"b\""); /* in the reply */
     assert_int_equal(atomic_load(&toy.finishes), 0);
+}
+
+/* Begin a reply that goes on until it is told to end; the client has seen `seen` of it. */
+static struct client hold(const char *text, const char *conversation, const char *seen)
+{
+    char body[256];
+    struct client c = client_open(toy.port);
+    snprintf(
+        body, sizeof body,
+        "{\"messages\":[{\"role\":\"user\",\"content\":\"%s\"}],\"conversation\":\"%s\",\"stream\":true}",
+        text, conversation);
+    client_request(&c, "POST", "/v1/chat/completions", JSON, body);
+    assert_true(client_wait_for(&c, seen));
+    return c;
+}
+
+static void assert_stopped(const char *conversation, const char *said)
+{
+    char path[64];
+    snprintf(path, sizeof path, "/v1/conversations/%s/stop", conversation);
+    struct response r = ask("POST", path, AUTH, NULL);
+    assert_int_equal(r.status, 200);
+    assert_string_equal(r.body, said);
+    free(r.body);
+}
+
+/* Where a client stops its reply from a second connection it ends as it would at a stop string; nobody else's does. */
+static void test_stop(void **state)
+{
+    (void)state;
+    struct client c = hold("hold ab", "c-1", "\"b\""), other = hold("hold ab", "c-2", "\"b\"");
+    struct response r = ask("POST", "/v1/conversations/c-1/stop", "Content-Type: application/json\r\n", "{}");
+    assert_error(&r, 401, "authentication_error", NULL);
+    r = ask("GET", "/v1/conversations/c-1/stop", AUTH, NULL);
+    assert_error(&r, 405, "invalid_request_error", NULL);
+    assert_stopped("c-3", "{\"id\":\"c-3\",\"stopped\":0}");
+    assert_int_equal(atomic_load(&toy.finishes), 0);
+    assert_stopped("c-1", "{\"id\":\"c-1\",\"stopped\":1}");
+    assert_true(client_wait_for(&c, "\"finish_reason\":\"stop\""));
+    assert_true(client_wait_for(&c, "[DONE]"));
+    assert_int_equal(atomic_load(&toy.finishes), 1);
+    assert_int_equal(atomic_load(&toy.keep_count), 2);
+    assert_stopped("c-1", "{\"id\":\"c-1\",\"stopped\":0}");
+    struct client twin = hold("hold xyz", "c-2", "\"z\"");
+    assert_stopped("c-2", "{\"id\":\"c-2\",\"stopped\":2}");
+    assert_true(client_wait_for(&other, "[DONE]") && client_wait_for(&twin, "[DONE]"));
+    assert_int_equal(atomic_load(&toy.cancels), 0);
+    client_close(&c), client_close(&other), client_close(&twin);
+    c = hold("hold ", "c-4", "\"role\""); /* nothing was said: there is nothing to keep */
+    assert_stopped("c-4", "{\"id\":\"c-4\",\"stopped\":1}");
+    assert_true(client_wait_for(&c, "\"error\""));
+    assert_int_equal(atomic_load(&toy.cancels), 1);
+    assert_int_equal(atomic_load(&toy.finishes), 3);
+    client_close(&c);
 }
 
 /* A client that asks for ever more and reads nothing is cut off when its queue is full. */
@@ -461,6 +538,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_conversations, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_idempotency_key, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_disconnect_cancels, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_stop, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_client_that_does_not_read, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_keep_alive_comments, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_too_many_calls, set_up, tear_down),

@@ -5,7 +5,8 @@
  *   late T     says T, ends 30 ms later
  *   later T    on the next turn        hang T    says T, then never ends     hang       never even starts
  *   error N    api_error(-N) at once   broken T  says T, then api_error(INTERNAL)        context   api_error_context
- *   refuse     start() fails           flood     replies until it is cancelled */
+ *   refuse     start() fails           flood     replies until it is cancelled
+ *   hold T     says T, ends (as cancelled) when it is told that it is finished */
 #ifndef TANDEM_TESTS_TOY_OWNER_H
 #define TANDEM_TESTS_TOY_OWNER_H
 #include "http_client.h"
@@ -39,7 +40,7 @@ struct toy_call {
     struct api_call *call; /* NULL: cancelled */
     struct net_timer *timer;
     char *text;
-    bool logprobs, flooding, said;
+    bool logprobs, flooding, said, holding;
 };
 
 /* ---- a tokenizer whose ids are bytes ------------------------------------------------------------------------ */
@@ -197,6 +198,9 @@ static inline int toy_start(void *ctx, struct api_call *call, const struct api_i
         return 0;
     }
     toy_say(t, t->text, strncmp(said, "batch", 5) == 0);
+    t->holding = strncmp(said, "hold", 4) == 0;
+    if (t->holding)
+        return 0;
     if (strncmp(said, "broken", 6) == 0) {
         api_error(call, -TD_ERR_INTERNAL, "it broke", 0);
         toy_free(t);
@@ -214,6 +218,8 @@ static inline void toy_cancel(void *ctx, void *handle, bool finished, uint32_t k
     atomic_store(&toy.keep_count, keep_count);
     if (!t)
         abort();
+    if (finished && t->holding)
+        toy_done(t, FINISH_CANCELLED);
     if (finished)
         return;
     t->call = NULL;

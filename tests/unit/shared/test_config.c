@@ -27,7 +27,7 @@ static const struct config_option options[] = {
     {"keep-ratio", CONFIG_FLOAT, FIELD(ratio), "0.5", 0, 1, NULL, "how much to keep", false},
     {"verbose", CONFIG_BOOL, FIELD(verbose), NULL, 0, 0, NULL, "say more", false},
     {"cache", CONFIG_BOOL, FIELD(cache), "true", 0, 0, NULL, "keep a cache", false},
-    {"memory", CONFIG_SIZE, FIELD(memory), "1M", 4096, 1e15, NULL,
+    {"memory", CONFIG_SIZE, FIELD(memory), "1M", 4096, 0, NULL,
      "bytes of memory to use, which is explained in a text "
      "long enough to need more than one line of help",
      false},
@@ -264,7 +264,12 @@ static void test_sizes(void **state)
                                       "16777216T", "1 K", "4096{"};
     for (size_t i = 0; i < TD_COUNT(bad); i++)
         assert_error(load("--memory", bad[i]), -TD_ERR_ARG, "needs a size such as");
-    assert_error(load("--memory", "4095"), -TD_ERR_ARG, "memory must be from 4096");
+    assert_error(
+        load("--memory", "4095"), -TD_ERR_ARG,
+        "cannot use --memory: memory must be at least 4K (or 0), and this is 4095 bytes; the units are "
+        "K, M, G and T");
+    assert_int_equal(load("--memory", "0"), 0);
+    assert_true(got.memory == 0);
 }
 
 static void test_bools(void **state)

@@ -1,0 +1,238 @@
+"""tandem chat at a terminal and in scripts: Ctrl-C, hints, --json, and what it says of turns that are not kept."""
+import json
+import os
+import pty
+import re
+import select
+import shlex
+import signal
+import socket
+import subprocess
+import termios
+import threading
+import time
+
+import pytest
+
+from harness import BIN, Cloud, Edge
+from test_cli import ENV, lines, tandem
+
+LONG = "Write a very long story about a ship and its crew, with many chapters."
+
+
+class Terminal:
+    """tandem on a terminal of its own."""
+
+    def __init__(self, *arguments):
+        self.shown = b""
+        self.pid, self.fd = pty.fork()
+        if self.pid == 0:
+            os.execve(BIN / "tandem", ["tandem", *map(str, arguments)], {**ENV, "TERM": "xterm"})
+        self.settings = termios.tcgetattr(self.fd)
+
+    def wait_for(self, pattern, start=0):
+        """The match of `pattern` in what was shown from `start` on; half a minute of silence is a failure."""
+        while not (m := re.compile(pattern.encode(), re.S).search(self.shown, start)):
+            assert select.select([self.fd], [], [], 30)[0], self.shown[-500:]
+            self.shown += os.read(self.fd, 4096)
+        return m
+
+    def type(self, text):
+        os.write(self.fd, text.encode())
+
+    def end(self):
+        """Its exit code; all that it showed is in `shown`, and the terminal is as it was."""
+        try:
+            while data := os.read(self.fd, 4096):
+                self.shown += data
+        except OSError:  # the other side is closed
+            pass
+        assert termios.tcgetattr(self.fd) == self.settings
+        os.close(self.fd)
+        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+
+
+@pytest.fixture(params=["edge", "node"])
+def at(request, cloud, edge, tmp_path):
+    """Options that lead to an agent, and to a node."""
+    if request.param == "edge":
+        return "--url", edge.url
+    key = tmp_path / "a key"
+    key.write_text(cloud.token)
+    key.chmod(0o600)
+    return "--url", cloud.url, "--ca", cloud.ca, "--key-file", key
+
+
+def told(conversation, at):
+    return json.loads(tandem("conv", "show", conversation, *at, "--json").stdout)["messages"]
+
+
+def test_ctrl_c_ends_the_reply_and_keeps_it(at):
+    t = Terminal("chat", *at, "--seed", 1, "--max-tokens", 1500)
+    t.wait_for("> ")
+    t.type(LONG + "\n")
+    begun = t.wait_for(re.escape(LONG) + "\r\n(.{20})").end()
+    t.type("\x03")
+    ended = t.wait_for(r"\[ended here; what was said is kept\]\r\n> ", begun)
+    t.type("/id\n")
+    conversation = t.wait_for(r"conv-[0-9a-f]{24}", ended.end()).group(0).decode()
+    kept = told(conversation, at)
+    assert [m["role"] for m in kept][-2:] == ["user", "assistant"]
+    said = t.shown[t.shown.index(LONG.encode()) + len(LONG):ended.start()].decode().replace("^C", "").replace("\r\n", "\n").strip()
+    assert kept[-1]["content"].strip() == said, "the turn is what was shown"
+    t.type("What is the ship called?\n")  # the conversation goes on, with that turn in it
+    t.wait_for(r"called\?\r\n.+\r\n> ", ended.end())
+    assert [m["role"] for m in told(conversation, at)][-4:] == ["user", "assistant"] * 2
+    t.type("\x03")
+    assert t.end() == 130
+    assert f"go on later with: tandem chat {shlex.join(map(str, at))} --conversation {conversation}" in t.shown.decode()
+
+
+def test_ctrl_c_ends_a_single_question(at):
+    """In a script: the answer so far on stdout, and an exit code that says that it was cut."""
+    p = subprocess.Popen([BIN / "tandem", "chat", *map(str, at), "--seed", "1", "--max-tokens", "1500", "--conversation", "cut", LONG],
+                         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENV)
+    begun = os.read(p.stdout.fileno(), 1000).decode()  # past any buffer of ours
+    p.send_signal(signal.SIGINT)
+    rest, err = p.communicate(timeout=60)
+    assert p.returncode == 130 and "what was said is kept" in err
+    assert told("cut", at)[-1]["content"].strip() == (begun + rest).strip()
+    tandem("chat", *at, "--max-tokens", 2, "--conversation", "cut", "Go on.")  # it can
+    assert [m["role"] for m in told("cut", at)][-4:] == ["user", "assistant"] * 2
+    tandem("conv", "rm", "cut", *at)
+
+
+class Server:
+    """One that says what a test wants: each connection gets the next of `answers`, bytes or a function of the request, and is closed."""
+
+    def __init__(self, *answers):
+        self.listener, self.asked = socket.create_server(("127.0.0.1", 0)), []
+        self.url = f"http://127.0.0.1:{self.listener.getsockname()[1]}"
+        threading.Thread(target=self._serve, args=(answers,), daemon=True).start()
+
+    def wait_for_requests(self, count):
+        until = time.monotonic() + 30
+        while len(self.asked) < count:
+            assert time.monotonic() < until
+            time.sleep(0.01)
+
+    def _serve(self, answers):
+        threads = []
+        for answer in answers:
+            connection, _ = self.listener.accept()
+            threads.append(threading.Thread(target=self._answer, args=(connection, answer), daemon=True))
+            threads[-1].start()
+        for thread in threads:
+            thread.join()
+
+    def _answer(self, connection, answer):
+        with connection:
+            self.asked.append(connection.recv(1 << 16))
+            connection.sendall(HEAD + answer)
+            if not answer.endswith(b"[DONE]\n\n"):
+                while connection.recv(100):  # until the client has had enough
+                    pass
+
+
+HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\nX-Conversation-Id: c-1\r\n\r\n"
+HELLO = b'data: {"choices":[{"delta":{"content":"Hello"}}]}\n\n'
+DONE = b"data: [DONE]\n\n"
+
+
+def test_ctrl_c_before_the_first_word():
+    """There is nothing to keep: the connection is dropped, and the line that says that it waits is gone."""
+    server = Server(b"")
+    t = Terminal("chat", "--url", server.url, "Hi.")
+    t.wait_for("waiting for the first token")
+    t.type("\x03")
+    assert t.end() == 130
+    assert re.search(rb"\r\x1b\[Ktandem chat: ended; nothing of this turn is kept\r\n$", t.shown)
+    assert len(server.asked) == 1
+
+
+def test_ctrl_c_twice():
+    """A server that does not end the reply when it is asked to: the second Ctrl-C does not wait for it, nor for another question."""
+    server = Server(HELLO, b"{}")
+    t = Terminal("chat", "--url", server.url)
+    t.wait_for("> ")
+    t.type("Hi.\n")
+    t.wait_for("Hello")
+    t.type("\x03")
+    server.wait_for_requests(2)
+    assert server.asked[1].startswith(b"POST /v1/conversations/c-1/stop ")
+    t.type("\x03")
+    assert t.end() == 130
+    assert b"nothing of this turn is kept" in t.shown
+
+
+def test_a_turn_that_is_not_kept_is_told():
+    lost = b'data: {"choices":[],"conversation":"c-1","conversation_kept":false,"usage":{"prompt_tokens":1,"completion_tokens":1}}\n\n'
+    r = tandem("chat", "--url", Server(HELLO + lost + DONE).url, "Hi.")
+    assert r.stdout == "Hello\n" and "could not be stored" in r.stderr
+    r = tandem("chat", "--url", Server(HELLO + lost + DONE).url, "--json", "Hi.")
+    assert json.loads(r.stdout) == {"conversation": "c-1", "content": "Hello", "finish_reason": "", "conversation_kept": False,
+                                    "usage": {"prompt_tokens": 1, "completion_tokens": 1}}
+    assert "could not be stored" not in tandem("chat", "--url", Server(HELLO + DONE).url, "Hi.").stderr
+
+
+def test_one_question_tells_how_to_go_on(at):
+    """At a terminal: with all options that lead there. In a pipe the answer alone, or one object."""
+    t = Terminal("chat", *at, "--max-tokens", 4, "Name a river.")
+    assert t.end() == 0
+    command = re.search(r"go on with: (.*)\r\n", t.shown.decode()).group(1)
+    assert shlex.split(command)[:-1] == ["tandem", "chat", *map(str, at), "--conversation"]
+    again = [*shlex.split(command)[1:], "--max-tokens", 4, "--json", "And a lake?"]
+    r = json.loads(tandem(*again).stdout)
+    assert r["conversation"] == shlex.split(command)[-1] and r["usage"]["completion_tokens"] == 4 and r["finish_reason"] == "length"
+    assert r["timings"]["total_ms"] > 0 and r["conversation_kept"] is True
+    assert tandem("chat", *at, "--max-tokens", 4, "Name a river.").stderr == ""
+
+
+def test_messages_from_standard_input(edge):
+    """Line by line, or with - all of it as one; what is no text is refused before anything is sent."""
+    at = ("--url", edge.url, "--max-tokens", 4, "--json")
+    r = tandem("chat", *at, stdin="One.\n\nTwo.\r\n")
+    objects = [json.loads(x) for x in r.stdout.splitlines()]
+    assert len(objects) == 2 and objects[0]["conversation"] == objects[1]["conversation"]
+    r = json.loads(tandem("chat", *at, "-", stdin="One.\nTwo.\n").stdout)
+    assert [m["content"] for m in told(r["conversation"], at[:2])][-2] == "One.\nTwo."
+    for message in (b"caf\xe9", b"a\0b"):
+        p = subprocess.run([BIN / "tandem", "chat", *map(str, at), "-"], input=message, capture_output=True, env=ENV)
+        assert p.returncode == 1 and p.stdout == b"" and len(p.stderr.splitlines()) == 1
+
+
+def test_hints_at_the_wrong_address(cloud, edge):
+    for url, options, hint in ((edge.url + "/v1", (), None), (edge.url + "/v1/v1", (), "/v1 twice"), (edge.url.replace("http", "https"), (), "http://"),
+                               (cloud.url.replace("https", "http"), (), "https://"), (cloud.url, (), "--ca FILE"), (cloud.url, ("--ca", cloud.ca), "--key-file FILE"),
+                               (f"http://127.0.0.1:{cloud.admin_port}", (), "--listen-port"), ("ftp://localhost", (), "http://")):
+        r = tandem("conv", "ls", "--url", url, *options, code=1 if hint else 0)
+        assert not hint or (len(lines(r)) == 1 and hint in r.stderr), (url, r.stderr)
+
+
+def test_a_device_that_did_it_all(tmp_path):
+    """Without the cloud: --explain says who made the reply; a device that was never connected with the option says what it lacks."""
+    c = Cloud(tmp_path / "c")
+    c.start()
+    e = Edge(tmp_path / "e", c, c.new_token(), "auto", extra=["--cloud-timeout", "1"])
+    e.start()
+    tandem("chat", "--url", e.url, "--max-tokens", 2, "Hi.")  # it has been connected
+    assert e.stop() == 0
+    c.kill()
+    e.extra += ["--offline", "continue"]
+    e.start(wait=False)
+    while "listening on" not in e.log().split("stopped")[-1]:
+        time.sleep(0.05)
+    try:
+        r = tandem("chat", "--url", e.url, "Hi.", code=1)
+        assert "identity" in r.stderr and "connect it once" in r.stderr and len(lines(r)) == 1
+    finally:
+        e.stop()
+    c.start()
+    e.start()  # now it is
+    c.kill()
+    try:
+        said = tandem("chat", "--url", e.url, "--explain", "--max-tokens", 4, "Name a river.").stderr
+        assert "this device did it all" in said and "no plan:" not in said, said
+        assert "[the cloud was away: 4 tokens from token 0 on made here" in said and "16th 0" not in said
+    finally:
+        e.stop()
