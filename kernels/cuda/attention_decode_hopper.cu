@@ -133,12 +133,10 @@ template <int HD> static uint32_t blocks_of() /* 0: not on this device */
 {
     static int known; /* blocks + 1 */
     if (known == 0) {
-        cudaError_t before = cudaPeekAtLastError();
         int device = 0, count = 0;
         bool fits = has_kernel<HD, false, false>() && has_kernel<HD, true, false>() &&
                     has_kernel<HD, true, true>() && !cudaGetDevice(&device) &&
                     !cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device);
-        forget_errors(before);
         known = fits ? BLOCKS * count + 1 : 1;
     }
     return (uint32_t)known - 1;

@@ -272,12 +272,10 @@ static bool launch_hopper(cudaStream_t s, const struct cuda_attention *a, const 
     static int known; /* 1: this device has it, -1: it has not */
     CUtensorMap map;
     if (known == 0) {
-        cudaError_t before = cudaPeekAtLastError();
         cudaFuncAttributes code;
         bool fits = !cudaFuncGetAttributes(&code, hopper_kernel<HD>) && code.ptxVersion >= 90 &&
                     !cudaFuncSetAttribute(hopper_kernel<HD>, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                           (int)sizeof(hopper_shared<HD>));
-        forget_errors(before);
         known = fits ? 1 : -1;
     }
     if (known < 0 || !cuda_page_map(&map, a->kv, HD))

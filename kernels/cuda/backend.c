@@ -22,21 +22,31 @@
 
 /* --- the device ------------------------------------------------------------------------------- */
 
-int cuda_note(struct cuda_backend *b, cudaError_t rc, const char *what)
+int cuda_failed(struct cuda_backend *b, int code, const char *what, const char *why)
 {
-    if (rc == cudaSuccess)
-        return 0;
-    int code = rc == cudaErrorMemoryAllocation ? -TD_ERR_NOMEM : -TD_ERR_INTERNAL;
-    if (!b->failed)
-        log_error("cuda", "%s on cuda:%d failed: %s", what, b->device, cudaGetErrorString(rc));
-    if (!b->failed)
-        __atomic_store_n(&b->failed, code, __ATOMIC_RELAXED);
-    return b->failed;
+    int before = 0;
+    if (!__atomic_compare_exchange_n(&b->failed, &before, code, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED))
+        return before;
+    log_error("cuda", "%s on cuda:%d failed: %s", what, b->device, why);
+    return code;
 }
 
+int cuda_note(struct cuda_backend *b, cudaError_t rc, const char *what)
+{
+    int code = rc == cudaErrorMemoryAllocation ? -TD_ERR_NOMEM : -TD_ERR_INTERNAL;
+    return rc ? cuda_failed(b, code, what, cudaGetErrorString(rc)) : 0;
+}
+
+/* Nobody may be computing when the device is lost: it is asked, by a stream that is never being recorded. */
 static int cuda_state(const struct backend *base)
 {
-    return __atomic_load_n(&((const struct cuda_backend *)base)->failed, __ATOMIC_RELAXED);
+    struct cuda_backend *b = (struct cuda_backend *)(uintptr_t)base;
+    cudaError_t rc = cuda_code(b) ? cudaSuccess : cudaSetDevice(b->device);
+    if (!rc && !cuda_code(b))
+        rc = cuda_swaps_query(b);
+    if (rc && rc != cudaErrorNotReady)
+        cuda_note(b, rc, "looking at the device");
+    return cuda_code(b);
 }
 
 static bool device_fits(int device, char *why, size_t size)

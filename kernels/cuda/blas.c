@@ -25,7 +25,8 @@
     X(MatmulPreferenceCreate)                                                                                \
     X(MatmulPreferenceDestroy)                                                                               \
     X(MatmulPreferenceSetAttribute)                                                                          \
-    X(MatmulAlgoGetHeuristic)
+    X(MatmulAlgoGetHeuristic)                                                                                \
+    X(GetStatusString)
 
 struct library {
     void *handle;
@@ -142,17 +143,17 @@ static struct plan *plan_find(struct blas *b, const struct blas_product *s)
     return oldest;
 }
 
-int blas_run(struct blas *b, const struct blas_product *p)
+const char *blas_run(struct blas *b, const struct blas_product *p)
 {
     struct plan *plan = plan_find(b, p);
     if (!plan)
-        return -TD_ERR_INTERNAL;
+        return "it has no way to do it";
     plan->used_at = ++b->clock;
     float one = 1.0f, beta = p->add ? 1.0f : 0.0f;
-    return b->lib.Matmul(b->handle, plan->desc, &one, p->w, plan->w, p->act, plan->act, &beta, p->out,
-                         plan->out, p->out, plan->out, &plan->algo, b->workspace, WORKSPACE_SIZE, b->stream)
-               ? -TD_ERR_INTERNAL
-               : 0;
+    cublasStatus_t rc =
+        b->lib.Matmul(b->handle, plan->desc, &one, p->w, plan->w, p->act, plan->act, &beta, p->out, plan->out,
+                      p->out, plan->out, &plan->algo, b->workspace, WORKSPACE_SIZE, b->stream);
+    return rc ? b->lib.GetStatusString(rc) : NULL;
 }
 
 /* --- life ------------------------------------------------------------------------------------- */

@@ -19,7 +19,7 @@ struct blas_product { /* out[R][N] (+)= act[R][K] * w[N][K]^T, 16-bit operands, 
     bool bf16;                                   /* operands, and a 16-bit out; else f16 */
     bool out_f32, add;                           /* add: to what is in out */
 };
-/* 0 or -TD_ERR_INTERNAL. */
-int blas_run(struct blas *b, const struct blas_product *p);
+/* NULL, or why it could not be started: a text that stays. */
+const char *blas_run(struct blas *b, const struct blas_product *p);
 
 #endif

@@ -39,7 +39,7 @@ static double seconds_of(struct bench *b, int (*work)(struct bench *b))
 static int read_large(struct bench *b)
 {
     cuda_read_all(b->stream, b->large, LARGE_SIZE, 4 * b->sm_count, (uint32_t *)b->copy);
-    return (int)cudaGetLastError();
+    return (int)cuda_launch_error();
 }
 
 static int copy_large(struct bench *b)
@@ -64,7 +64,7 @@ static int multiply(struct bench *b)
                              .act_stride = SIDE,
                              .out_stride = SIDE,
                              .bf16 = true};
-    return blas_run(b->blas, &p);
+    return blas_run(b->blas, &p) ? -TD_ERR_INTERNAL : 0;
 }
 
 /* bf16 values between 2^-6 and 2^-5 of random sign and mantissa into host memory, and over both operands of the product. */

@@ -20,5 +20,5 @@ __global__ void __launch_bounds__(512) read_kernel(const uint4 *in, uint64_t cou
 
 void cuda_read_all(cudaStream_t s, const void *in, uint64_t size, uint32_t blocks, uint32_t *sink)
 {
-    read_kernel<<<blocks, 512, 0, s>>>((const uint4 *)in, size / 16, sink);
+    launch(read_kernel, dim3(blocks), dim3(512), 0, s, (const uint4 *)in, size / 16, sink);
 }

@@ -67,7 +67,7 @@ struct cuda_backend {
     /* products of 16-bit weights with more rows are product_hopper's, or the library's */
     uint32_t matvec_rows_16;
     bool deterministic; /* products by det_product.cu, attention by tiles alone */
-    int failed;         /* a code, once the device has failed: nothing works after it */
+    int failed;         /* a code, once the device has failed: nothing works after it; atomic */
 
     struct cuda_layer *layers; /* [layers_paged] */
     struct cuda_matrix embed;
@@ -96,7 +96,7 @@ struct cuda_backend {
     struct cuda_profiler *profiler; /* profile.c's */
 
     struct cuda_graph graphs[GRAPHS];
-    uint64_t graph_clock;
+    uint64_t graph_clock, record_at_us; /* the second: 0, or when recording is tried again */
     struct cuda_pass pass;
 };
 
@@ -121,7 +121,13 @@ static inline void *cuda_carve(struct cuda_carver *c, uint64_t size)
     return c->base ? c->base + at : NULL;
 }
 
-/* The code of a CUDA error, logged once; it stays with the backend. */
+static inline int cuda_code(const struct cuda_backend *b)
+{
+    return __atomic_load_n(&b->failed, __ATOMIC_RELAXED);
+}
+
+/* Something has failed for good: logged once, and the code stays with the backend. The second: by a CUDA error, if it is one. Any thread. */
+int cuda_failed(struct cuda_backend *b, int code, const char *what, const char *why);
 int cuda_note(struct cuda_backend *b, cudaError_t rc, const char *what);
 
 /* warm.c: steps of all kinds that nobody asked for, so that kernels are loaded and libraries set up before somebody waits, while there is
@@ -140,6 +146,7 @@ int cuda_page_copy(struct backend *base, uint32_t from, uint32_t to);
 int cuda_pieces_write(struct backend *base, struct page_piece *pieces, uint32_t count);
 int64_t cuda_swap_start(struct backend *base, const struct page_swap *swap);
 int cuda_swap_done(struct backend *base, int64_t ticket, bool wait);
+cudaError_t cuda_swaps_query(const struct cuda_backend *b); /* of their stream; any thread */
 void *cuda_host_take(struct backend *base, size_t size);
 void cuda_host_give(struct backend *base, void *memory);
 

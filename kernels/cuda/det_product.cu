@@ -442,12 +442,10 @@ template <bool BF16> static bool launch_wide(cudaStream_t s, const many_args &d)
     static int known; /* 1: this device has it, -1: it has not */
     CUtensorMap w, act;
     if (known == 0) {
-        cudaError_t before = cudaPeekAtLastError();
         cudaFuncAttributes code;
         bool fits = !cudaFuncGetAttributes(&code, wide_kernel<BF16>) && code.ptxVersion >= 90 &&
                     !cudaFuncSetAttribute(wide_kernel<BF16>, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                           (int)sizeof(wide_shared));
-        forget_errors(before);
         known = fits ? 1 : -1;
     }
     if (known < 0 || !cuda_map_rows(&w, d.w, d.n, d.spans * SPAN, d.spans * SPAN, TILE, false) ||

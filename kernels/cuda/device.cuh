@@ -3,25 +3,21 @@
 #pragma once
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
-#include <cuda_runtime_api.h>
+#include "kernels.h"
+#include <cuda_runtime.h>
 #include <stdint.h>
 
 #define F16_MAX 65504.0f
 
 /* --- launching -------------------------------------------------------------------------------- */
 
-/* Whether the device has something is only a question: an error that the answer leaves is nobody's. One that was there `before`, of a
- * launch that failed, stays for whoever looks at the end of the step. */
-static inline void forget_errors(cudaError_t before)
-{
-    if (before == cudaSuccess)
-        cudaGetLastError();
-}
-
+/* Every launch answers for itself (launches.c): what kernel<<<>>> answers is thrown away by the compiler. */
 template <class... P, class... A>
 static void launch(void (*kernel)(P...), dim3 grid, dim3 block, size_t shared, cudaStream_t stream, A... args)
 {
-    kernel<<<grid, block, shared, stream>>>((P)args...);
+    cudaLaunchConfig_t config = {};
+    config.gridDim = grid, config.blockDim = block, config.dynamicSmemBytes = shared, config.stream = stream;
+    cuda_launched(cudaLaunchKernelEx(&config, kernel, (P)args...));
 }
 
 /* --- 16-bit values ---------------------------------------------------------------------------- */

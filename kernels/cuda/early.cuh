@@ -25,10 +25,8 @@ static bool waits(const void *kernel)
 {
     static int known; /* 1: yes, -1: no */
     if (known == 0) {
-        cudaError_t before = cudaPeekAtLastError();
         cudaFuncAttributes code;
         known = !cudaFuncGetAttributes(&code, kernel) && code.ptxVersion >= 90 ? 1 : -1;
-        forget_errors(before);
     }
     return known > 0;
 }
@@ -53,5 +51,5 @@ static void launch_early(void (*kernel)(P...), dim3 grid, dim3 block, size_t sha
         attributes[config.numAttrs].val.clusterDim.y = attributes[config.numAttrs].val.clusterDim.z = 1;
         config.numAttrs++;
     }
-    cudaLaunchKernelEx(&config, kernel, (P)args...);
+    cuda_launched(cudaLaunchKernelEx(&config, kernel, (P)args...));
 }

@@ -14,9 +14,11 @@
 #include "kernels/cuda/det_kernels.h"
 #include "kernels/batch.h"
 #include "kernels/sampler.h"
+#include "shared/log.h"
 #include <math.h>
 
-#define LOG2_E 1.4426950408889634f
+#define LOG2_E          1.4426950408889634f
+#define RECORD_AGAIN_US 5000000 /* after there was no memory for a recorded step */
 
 /* --- products --------------------------------------------------------------------------------- */
 
@@ -58,9 +60,9 @@ static int product_many(struct cuda_backend *b, const struct cuda_product *p, ui
                                  .add = p->epilogue == CUDA_ADD_F32};
         if (opened)
             cuda_dequantise(b->stream, &p->m, first, q.n, b->scratch);
-        int rc = blas_run(b->blas, &q);
-        if (rc)
-            return rc;
+        const char *why = blas_run(b->blas, &q);
+        if (why)
+            return cuda_failed(b, -TD_ERR_INTERNAL, "multiplying by cuBLASLt", why);
     }
     return 0;
 }
@@ -385,7 +387,7 @@ static int enqueue_logits(struct cuda_backend *b, uint32_t first, uint32_t count
 static int finish(struct cuda_backend *b)
 {
     cuda_profile_mark(b, CUDA_PART_COPIES);
-    int rc = cuda_note(b, cudaGetLastError(), "launching kernels");
+    int rc = cuda_note(b, cuda_launch_error(), "launching kernels");
     return rc ? rc : cuda_note(b, cudaStreamSynchronize(b->stream), "computing");
 }
 
@@ -480,7 +482,9 @@ static bool is_plain_decode(const struct cuda_backend *b)
 static int enqueue_plain(struct cuda_backend *b)
 {
     int rc = enqueue_layers(b);
-    return rc ? rc : enqueue_logits(b, 0, b->pass.logit_count);
+    if (!rc)
+        rc = enqueue_logits(b, 0, b->pass.logit_count);
+    return rc ? rc : cuda_note(b, cuda_launch_error(), "launching kernels");
 }
 
 static struct cuda_graph *find_graph(struct cuda_backend *b)
@@ -493,10 +497,25 @@ static struct cuda_graph *find_graph(struct cuda_backend *b)
         if (g->used_at < oldest->used_at)
             oldest = g;
     }
-    if (oldest->exec)
+    if (oldest->exec) {
         cudaGraphExecDestroy(oldest->exec);
+        b->record_at_us = TD_MIN(b->record_at_us, (uint64_t)1); /* there may be room for another now */
+    }
     *oldest = (struct cuda_graph){0};
     return oldest;
+}
+
+/* Others have taken the memory that was left: steps go without. Said once, until one is recorded again. */
+static void put_off_recording(struct cuda_backend *b, struct cuda_graph *g)
+{
+    g->exec = NULL;
+    if (b->record_at_us == 0)
+        log_warn(
+            "cuda",
+            "cuda:%d has no memory left to record steps: they go kernel by kernel, which is slower; leave it "
+            "more (--gpu-memory-utilization)",
+            b->device);
+    b->record_at_us = clock_mono_us() + RECORD_AGAIN_US;
 }
 
 /* g->exec is NULL still where the device has no memory for it. */
@@ -512,12 +531,10 @@ static int record(struct cuda_backend *b, struct cuda_graph *g)
     if (!rc)
         rc = cuda_note(b, ended, "recording a step");
     cudaError_t made = rc ? cudaSuccess : cudaGraphInstantiate(&g->exec, graph, 0);
-    if (made == cudaErrorMemoryAllocation) { /* others have taken what was left: it goes without */
-        cudaGetLastError();
-        g->exec = NULL;
-    } else if (!rc) {
-        rc = cuda_note(b, made, "recording a step");
-    }
+    if (made == cudaErrorMemoryAllocation)
+        put_off_recording(b, g);
+    else if (!rc && !(rc = cuda_note(b, made, "recording a step")))
+        b->record_at_us = 0;
     if (graph)
         cudaGraphDestroy(graph);
     return rc;
@@ -534,6 +551,8 @@ static int enqueue_decode(struct cuda_backend *b)
         g->sample_count = b->pass.sample_count;
         return enqueue_plain(b);
     }
+    if (!g->exec && b->record_at_us > 0 && clock_mono_us() < b->record_at_us)
+        return enqueue_plain(b);
     int rc = g->exec ? 0 : record(b, g);
     if (!rc && !g->exec)
         return enqueue_plain(b);
@@ -575,8 +594,8 @@ int cuda_forward(struct backend *base, const struct batch *batch)
 {
     struct cuda_backend *b = (struct cuda_backend *)base;
     bool done[BATCH_SEQS_MAX] = {false};
-    if (b->failed)
-        return b->failed;
+    if (cuda_code(b))
+        return cuda_code(b);
     int rc = batch_check(&b->base, b->rows_max, b->has_head, batch);
     if (rc || (rc = cuda_note(b, cudaSetDevice(b->device), "choosing the device")))
         return rc;

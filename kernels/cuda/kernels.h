@@ -1,5 +1,5 @@
 /* kernels: the CUDA kernels' launchers, in C. Each puts work on a stream and returns; arguments are checked by the caller
- * (backend.c, forward.c), which also looks for launch errors at the end of a step.
+ * (backend.c, forward.c), which also asks what could not be launched at the end of a step.
  *
  * Names of sizes: R rows of the step, K columns and N rows of a weight matrix. 16-bit values are f16, or bf16 where a
  * flag says so. */
@@ -13,6 +13,12 @@
 #ifdef __cplusplus
 extern "C" {
 #endif
+
+/* --- launching -------------------------------------------------------------------------------- */
+
+/* Told by each launcher: the answer of a launch. And the first of this thread that was an error, since it was last asked for. */
+void cuda_launched(cudaError_t rc);
+cudaError_t cuda_launch_error(void);
 
 /* --- weights ---------------------------------------------------------------------------------- */
 

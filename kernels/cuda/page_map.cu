@@ -8,15 +8,12 @@ static decltype(&cuTensorMapEncodeTiled) encoder() /* or NULL */
     static decltype(&cuTensorMapEncodeTiled) encode;
     cudaDriverEntryPointQueryResult found;
     void *entry = nullptr;
-    cudaError_t before = cudaPeekAtLastError();
     if (encode)
         return encode;
     if (cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &entry, 12000, cudaEnableDefault,
                                          &found) ||
-        found != cudaDriverEntryPointSuccess) {
-        forget_errors(before);
+        found != cudaDriverEntryPointSuccess)
         return nullptr;
-    }
     return encode = (decltype(encode))entry;
 }
 

@@ -140,7 +140,7 @@ static bool page_call_ok(const struct backend *base, uint32_t page, uint32_t lay
 
 static int ready(struct cuda_backend *b)
 {
-    return b->failed ? b->failed : cuda_note(b, cudaSetDevice(b->device), "choosing the device");
+    return cuda_code(b) ? cuda_code(b) : cuda_note(b, cudaSetDevice(b->device), "choosing the device");
 }
 
 /* K and V of `token_count` tokens between a slot ([K|V][kv_head][token_count][head_dim]) and the page: heads of both lie evenly apart. */
@@ -183,7 +183,7 @@ int cuda_page_read(struct backend *base, uint32_t page, uint32_t layer, uint32_t
     int rc = ready(b);
     uint8_t *slot = rc ? NULL : take_slot(b);
     if (!slot)
-        return b->failed;
+        return cuda_code(b);
     size_t half = (size_t)2 * token_count * cuda_kv_size(&base->model->params);
     if ((rc = cuda_note(b, copy_rows(b, page, layer, token_count, slot, true), "copying a KV page")) ||
         (rc = cuda_note(b, cudaStreamSynchronize(b->stream), "copying a KV page")))
@@ -202,7 +202,7 @@ int cuda_page_write(struct backend *base, uint32_t page, uint32_t layer, uint32_
     int rc = ready(b);
     uint8_t *slot = rc ? NULL : take_slot(b);
     if (!slot)
-        return b->failed;
+        return cuda_code(b);
     size_t half = (size_t)2 * token_count * cuda_kv_size(&base->model->params);
     memcpy(slot, k, half);
     memcpy(slot + half, v, half);
@@ -215,8 +215,8 @@ int cuda_page_copy(struct backend *base, uint32_t from, uint32_t to)
     struct cuda_backend *b = (struct cuda_backend *)base;
     if (from >= base->page_count || to >= base->page_count)
         return -TD_ERR_ARG;
-    if (b->failed || from == to)
-        return b->failed;
+    if (cuda_code(b) || from == to)
+        return cuda_code(b);
     int rc = ready(b);
     return rc ? rc
               : cuda_note(b,
@@ -349,7 +349,7 @@ static int packing_run(struct cuda_backend *b, struct packing *k)
             b->stream, p->pieces_device + head, (const struct cuda_piece *)(p->pieces_device + PIECES_MAX),
             k->count, k->values_max, k->rows_max, p->tables, KV_BLOCK_TOKENS * b->base.model->params.head_dim,
             (uint16_t *)b->pages, p->pieces_device);
-        rc = cudaGetLastError();
+        rc = cuda_launch_error();
     }
     if (!rc)
         rc = cudaMemcpyAsync(k->flags, p->pieces_device, k->count, cudaMemcpyDeviceToHost, b->stream);
@@ -446,8 +446,8 @@ int cuda_swap_done(struct backend *base, int64_t ticket, bool wait)
     struct cuda_paging *p = b->paging;
     if (ticket < 1 || ticket > p->tickets_given)
         return -TD_ERR_ARG;
-    if (b->failed || ticket <= p->tickets_done)
-        return b->failed ? b->failed : 1;
+    if (cuda_code(b) || ticket <= p->tickets_done)
+        return cuda_code(b) ? cuda_code(b) : 1;
     cudaEvent_t event = p->ticket[(ticket - 1) % TICKETS];
     cudaError_t rc = wait ? cudaEventSynchronize(event) : cudaEventQuery(event);
     if (rc == cudaErrorNotReady)
@@ -456,6 +456,11 @@ int cuda_swap_done(struct backend *base, int64_t ticket, bool wait)
         return cuda_note(b, rc, "swapping KV pages");
     p->tickets_done = ticket;
     return 1;
+}
+
+cudaError_t cuda_swaps_query(const struct cuda_backend *b)
+{
+    return cudaStreamQuery(b->paging->swap_stream);
 }
 
 /* --- pinned memory ---------------------------------------------------------------------------- */
@@ -498,8 +503,8 @@ void *cuda_host_take(struct backend *base, size_t size)
 {
     struct cuda_backend *b = (struct cuda_backend *)base;
     uint8_t *memory = ready(b) ? NULL : make_memory(size);
-    if (memory && cudaHostRegister(memory, size, cudaHostRegisterDefault)) {
-        cudaGetLastError(); /* of this call alone: the device is well */
+    if (memory && cudaHostRegister(memory, size,
+                                   cudaHostRegisterDefault)) { /* of this call alone: the device is well */
         munmap(head_of(memory)->base, head_of(memory)->size);
         return NULL;
     }

@@ -386,7 +386,6 @@ template <bool BF16, int N> static uint32_t clusters_of(uint32_t splits) /* that
 {
     static int known[SPLITS_MAX + 1]; /* + 1 */
     if (known[splits] == 0) {
-        cudaError_t before = cudaPeekAtLastError();
         cudaFuncAttributes code;
         int count = 0;
         bool fits = !cudaFuncGetAttributes(&code, stream_kernel<BF16, N>) && code.ptxVersion >= 90 &&
@@ -401,7 +400,6 @@ template <bool BF16, int N> static uint32_t clusters_of(uint32_t splits) /* that
         config.attrs = &attribute, config.numAttrs = 1;
         if (!fits || cudaOccupancyMaxActiveClusters(&count, stream_kernel<BF16, N>, &config))
             count = 0;
-        forget_errors(before);
         known[splits] = count + 1;
     }
     return (uint32_t)known[splits] - 1;

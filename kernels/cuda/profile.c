@@ -51,7 +51,6 @@ static bool has_events(struct cuda_profiler *f)
 {
     for (uint32_t i = 0; i < MARKS_MAX; i++)
         if (!f->events[i] && cudaEventCreate(&f->events[i])) {
-            cudaGetLastError();
             f->events[i] = NULL;
             return false;
         }

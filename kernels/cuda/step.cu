@@ -423,7 +423,8 @@ __global__ void __launch_bounds__(THREADS, 1)
     __shared__ block_shared bs;
     if (threadIdx.x == 0) {
         for (int i = 0; i < 2; i++)
-            bell_init(&bs.sums_full[i], WARPS), bell_init(&bs.sums_empty[i], 1);
+            bell_init(&bs.sums_full[i], sum_writers(a.rows)),
+                bell_init(&bs.sums_empty[i], sum_readers(a.rows));
         bells_init(bs.b, lay.slots, WARPS);
     }
     __syncthreads();
@@ -480,11 +481,8 @@ static bool launch_step(cudaStream_t s, const cuda_step *a, uint32_t sm_count, b
     layout lay = {};
     CUtensorMap map;
     cudaFuncAttributes code;
-    cudaError_t before = cudaPeekAtLastError();
-    if (cudaFuncGetAttributes(&code, kernel) || code.ptxVersion < 90) { /* not the code of sm_90 */
-        forget_errors(before);
-        return false;
-    }
+    if (cudaFuncGetAttributes(&code, kernel) || code.ptxVersion < 90)
+        return false; /* not the code of sm_90 */
     if (form_of<F>::group && (a->embd % 256 || a->ffn % 256 || a->rope.head_count * HD % 256))
         return false; /* code_row does not take them, nor the copy engine their scales */
     if ((form_of<F>::group && a->rows > 1) || !lay_out<F, HD>(a, &lay))
@@ -492,22 +490,20 @@ static bool launch_step(cudaStream_t s, const cuda_step *a, uint32_t sm_count, b
     uint32_t shared = lay.slots * lay.slot_size + lay.scratch + lay.sums;
     int blocks = 0;
     if (cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared) ||
-        cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, THREADS, shared) || blocks < 1) {
-        forget_errors(before); /* not here: layer by layer, then */
-        return false;
-    }
+        cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, THREADS, shared) || blocks < 1)
+        return false; /* not here: layer by layer, then */
     if (only_asks)
         return true;
     if (cuda_step_letters(a) > a->letters_size || !cuda_page_map(&map, a->rope.kv, HD))
         return false;
-    cudaMemsetAsync(a->letters, 0, cuda_step_letters(a), s);
+    cuda_launched(cudaMemsetAsync(a->letters, 0, cuda_step_letters(a), s));
     cudaLaunchAttribute attribute = {};
     attribute.id = cudaLaunchAttributeCooperative;
     attribute.val.cooperative = 1;
     cudaLaunchConfig_t config = {};
     config.gridDim = dim3(sm_count), config.blockDim = dim3(THREADS), config.dynamicSmemBytes = shared;
     config.stream = s, config.attrs = &attribute, config.numAttrs = 1;
-    cudaLaunchKernelEx(&config, kernel, *a, lay, map);
+    cuda_launched(cudaLaunchKernelEx(&config, kernel, *a, lay, map));
     return true;
 }
 

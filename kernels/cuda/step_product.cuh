@@ -124,9 +124,20 @@ __device__ __forceinline__ void use_slot(float acc[2][4], const uint8_t *slot, c
 
 struct block_sums { /* of a tile, from all warps to one of them, which adds them up while the others go on */
     float *sums;    /* shared, [2][warps][2 parts][rows][17] */
-    uint64_t *full, *empty; /* [2] */
-    uint32_t count;         /* tiles so far */
+    uint64_t *full,
+        *empty; /* [2]; every lane that wrote, or read, arrives for itself: racecheck sees no other order */
+    uint32_t count; /* tiles so far */
 };
+
+__device__ __forceinline__ uint32_t
+sum_writers(uint32_t rows) /* lanes of all warps that have something of a tile */
+{
+    return WARPS * 8 * ((rows + 1) / 2);
+}
+__device__ __forceinline__ uint32_t sum_readers(uint32_t rows) /* lanes of the warp that adds up */
+{
+    return min(rows * 16, 32u);
+}
 
 /* One value of a product to where it is needed; `next` is the one to its right. */
 template <bool BF16>
@@ -221,14 +232,12 @@ __device__ __forceinline__ void multiply(ring &r, dealer &d, block_sums &b, uint
                     own[((warp * 2 + part) * act_rows + 2 * q + i % 2) * 17 + g + 8 * (i / 2)] =
                         acc[0][i] + acc[1][i];
         }
-        __syncwarp();
-        if (lane == 0)
+        if (2 * q < act_rows)
             bell_arrive(&b.full[half]);
         if (posts) {
             bell_wait(&b.full[half], parity);
             post_tile<BF16>(job, own, tile, rows, act_rows, before);
-            __syncwarp();
-            if (lane == 0)
+            if (lane < sum_readers(act_rows))
                 bell_arrive(&b.empty[half]);
         }
     }

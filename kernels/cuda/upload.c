@@ -36,10 +36,8 @@ static void road_open(struct road *r)
     for (int i = 0; i < 2 && !fails; i++)
         fails = cudaMallocHost((void **)&r->pinned[i], PIECE_SIZE) ||
                 cudaEventCreateWithFlags(&r->came[i], cudaEventDisableTiming);
-    if (fails) {
-        cudaGetLastError();
+    if (fails)
         road_close(r);
-    }
 }
 
 struct piece {
@@ -159,6 +157,8 @@ static cudaError_t copy_quantised(struct placing *p, const struct weight *w, uin
             return rc;
         cuda_repack(p->b->stream, w->type, p->raw, rows, w->columns, values + codes_size(form, before),
                     scales + scales_size(form, before));
+        if ((rc = cuda_launch_error()))
+            return rc;
         show_progress(p, values + codes_size(form, before + (uint64_t)rows * w->columns));
     }
     return cudaSuccess;

@@ -108,8 +108,8 @@ void cuda_repack(cudaStream_t s, uint32_t type, const void *raw, uint32_t rows, 
 {
     static const uint32_t sizes[] = {0, 0, 18, 20, 0, 0, 22, 24, 34, 0, 0, 0, 144, 176, 210};
     uint64_t blocks = (uint64_t)rows * columns / 32;
-    repack_kernel<<<(unsigned)((blocks + 127) / 128), 128, 0, s>>>(
-        type, (const uint8_t *)raw, blocks, sizes[type], type >= Q4_K ? 8 : 1, (uint32_t *)values, scales);
+    launch(repack_kernel, dim3((unsigned)((blocks + 127) / 128)), dim3(128), 0, s, type, (const uint8_t *)raw,
+           blocks, sizes[type], type >= Q4_K ? 8 : 1, (uint32_t *)values, scales);
 }
 
 /* --- back to values --------------------------------------------------------------------------- */

@@ -23,6 +23,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "e2e"))
 from harness import Cloud, Edge  # noqa: E402
 
 STREAMS, TOKENS, KILLS = 64, 256, 4
+LONG = 2000  # tokens of a reply that is still being made when something happens
 PAGES, PROMPTS = 40, 16  # of the run that is short of pages: its prompts have 5 or 6 blocks each
 failures = []
 
@@ -64,8 +65,8 @@ def prompt_of(i):
 
 
 def ask_one(port_and_number):
-    port, i = port_and_number
-    return ask(port, prompt_of(i), cache=False)
+    port, i, *tokens = port_and_number
+    return ask(port, prompt_of(i), cache=False, max_tokens=tokens[0] if tokens else TOKENS)
 
 
 def streams(edge, strict, count, alone):
@@ -204,28 +205,36 @@ def others_take_memory(cloud, edge, tell):
     check("others take all memory while it serves", all(n == TOKENS for n, _ in replies) and cloud.process.poll() is None, f"{replies}"[:300])
 
 
+def lose(cloud, tell):
+    """Break the device; (exit code, seconds until then, what the log has said since)."""
+    before, begun = len(cloud.log()), time.monotonic()
+    tell("lose")
+    try:
+        code = cloud.process.wait(30)
+    except subprocess.TimeoutExpired:
+        code = None
+    said = cloud.log()[before:]
+    return code == 1 and "the device that computes has failed" in said and "illegal memory access" in said, f"exit code {code} after {time.monotonic() - begun:.1f} s"
+
+
+def lost_while_idle(cloud, tell):
+    check("a device that is lost while nobody asks ends the cloud, too", *lose(cloud, tell))
+    cloud.start()
+
+
 def device_is_lost(cloud, edge, tell):
     """Replies fail with a word, or wait and are whole once the cloud is back; it ends by itself, and says why; what was stored is there."""
     kept = "Keep this in mind. " + "The fox is thirsty and the well is deep. " * 20
     text, _, _ = ask(edge.port, kept, max_tokens=16)
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
-        running = [pool.submit(ask_whatever, (edge.port, i)) for i in range(8)]
-        time.sleep(0.25)
-        begun = time.monotonic()
-        tell("lose")
-        try:
-            code = cloud.process.wait(30)
-        except subprocess.TimeoutExpired:
-            code = None
-        took = time.monotonic() - begun
-        log = cloud.log()
-        check("a lost device ends the cloud, which says why", code == 1 and "the device that computes has failed" in log and "illegal memory access" in log,
-              f"exit code {code} after {took:.1f} s")
+        running = [pool.submit(ask_whatever, (edge.port, i, LONG)) for i in range(8)]
+        time.sleep(0.5)
+        check("a lost device ends the cloud, which says why", *lose(cloud, tell))
         cloud.env.pop("TANDEM_GPU_FAULTS")
         cloud.start()
         ended = [r.result() for r in running]
-    whole = sum(n == TOKENS for n, _ in ended)
-    check("every reply fails with a word, or waits and is whole", all(n == TOKENS or "error" in word.lower() for n, word in ended),
+    whole = sum(n == LONG for n, _ in ended)
+    check("every reply fails with a word, or waits and is whole", all(n == LONG or "error" in word.lower() for n, word in ended),
           f"{whole} whole; " + "; ".join(sorted({w for _, w in ended if w}))[:400])
     again, usage, _ = ask(edge.port, kept, max_tokens=16)
     check("what was stored is there", again == text and usage["prompt_tokens_details"]["cached_tokens"] >= 64, f"{usage}")
@@ -252,6 +261,7 @@ def faults():
         edge = Edge(d / "e", cloud, token, 8, extra=["--codec", "l1", "--hidden", "f32"]).start()
         try:
             others_take_memory(cloud, edge, tell)
+            lost_while_idle(cloud, tell)
             device_is_lost(cloud, edge, tell)
         except Exception as e:
             check("no surprise", False, f"{e!r}\n{cloud.log()[-3000:]}\n{edge.log()[-1500:]}")

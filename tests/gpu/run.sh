@@ -48,7 +48,7 @@ cc -shared -o "$work/libcublasLt.so.13" -Wl,-soname,libcublasLt.so.13 -x c /dev/
 
 tests=(kernels_test_cuda_kv kernels_test_cuda_sample kernels_test_cuda_det kernels_test_cuda_forward kernels_test_cuda_ops kernels_test_cuda_stream kernels_test_cuda_fresh)
 if has tests; then
-  for test in "${tests[@]}" kernels_test_forward_double kernels_test_cuda_bench cloud_test_engine_gpu; do
+  for test in "${tests[@]}" kernels_test_cuda_launches kernels_test_forward_double kernels_test_cuda_bench cloud_test_engine_gpu; do
     step "$test" 120 "$bin/$test"
   done
   step "kernels_test_cuda_forward without cuBLASLt" 120 env LD_PRELOAD="$work/libcublasLt.so.13" "$bin/kernels_test_cuda_forward"
@@ -68,10 +68,9 @@ sanitizer=$(command -v compute-sanitizer || ls /usr/local/cuda/bin/compute-sanit
 if has sanitizer && [ -n "$sanitizer" ]; then
   for tool in racecheck initcheck memcheck; do
     for test in "${tests[@]}"; do
-      blas=() small=1
+      blas=()
       [ $tool = initcheck ] && blas=(env LD_PRELOAD="$work/libcublasLt.so.13")
-      [ $tool = racecheck ] && small=races
-      step "$tool of $test" 300 env TANDEM_TEST_SMALL=$small "${blas[@]}" "$sanitizer" --tool "$tool" --error-exitcode 9 "$bin/$test"
+      step "$tool of $test" 300 env TANDEM_TEST_SMALL=1 "${blas[@]}" "$sanitizer" --tool "$tool" --error-exitcode 9 "$bin/$test"
     done
   done
   together

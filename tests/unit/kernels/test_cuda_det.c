@@ -105,7 +105,7 @@ static void run_product(const struct made *p, uint32_t first, uint32_t rows, flo
                              .out = result,
                              .out_stride = n};
     cuda_det_product(NULL, &q, &buffers);
-    assert_int_equal(cudaGetLastError(), cudaSuccess);
+    assert_int_equal(cuda_launch_error(), cudaSuccess);
     assert_int_equal(cudaMemcpy(out, result, sizeof(float) * rows * n, cudaMemcpyDeviceToHost), cudaSuccess);
     cudaFree(buffers.w), cudaFree(buffers.act), cudaFree(result);
 }

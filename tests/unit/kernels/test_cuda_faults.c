@@ -53,7 +53,6 @@ static void others_take_all_memory(void **state)
             count++;
         else
             size /= 2;
-    cudaGetLastError();
     struct batch_seq seqs[8];
     int32_t ids[8] = {1, 2, 3, 4, 5, 6, 7, 8};
     float *rest = new_logits(&r, 8);
@@ -115,6 +114,7 @@ static void a_device_that_is_lost(void **state)
     assert_int_equal(run_all(&r, logits), 0);
     cuda_swiglu(0, (void *)64, 1, 64, false, false, (void *)4096);
     assert_int_not_equal(cudaDeviceSynchronize(), cudaSuccess);
+    assert_int_equal(r.backend->ops->state(r.backend), -TD_ERR_INTERNAL); /* before anybody has computed */
     assert_int_equal(run_all(&r, logits), -TD_ERR_INTERNAL);
     assert_nothing_works(&r, logits);
     r.backend->ops->host_give(r.backend, host);

@@ -64,7 +64,7 @@ static void *device_copy(const void *host, size_t size)
 
 static void fetch(void *host, const void *device, size_t size)
 {
-    assert_int_equal(cudaGetLastError(), cudaSuccess);
+    assert_int_equal(cuda_launch_error(), cudaSuccess);
     assert_int_equal(cudaMemcpy(host, device, size, cudaMemcpyDeviceToHost), cudaSuccess);
 }
 

@@ -131,7 +131,7 @@ static bool check_product(const struct scene *s, uint32_t rows, enum cuda_epilog
         .out_stride = stride};
     bool ran = cuda_product_hopper(0, &p, splits);
     struct outcome o = {0};
-    assert_int_equal(cudaGetLastError(), cudaSuccess);
+    assert_int_equal(cuda_launch_error(), cudaSuccess);
     assert_int_equal(cudaMemcpy(out, device, size, cudaMemcpyDeviceToHost), cudaSuccess);
     if (ran)
         compare(&o, s, rows, epilogue, out, before);
@@ -194,7 +194,7 @@ static void what_it_is_not_for(void **state)
     q[4].out_stride = 66;
     for (size_t i = 0; i < TD_COUNT(q); i++)
         assert_false(cuda_product_hopper(0, &q[i], 0));
-    assert_int_equal(cudaGetLastError(), cudaSuccess);
+    assert_int_equal(cuda_launch_error(), cudaSuccess);
 }
 #endif
 
