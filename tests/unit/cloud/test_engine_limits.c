@@ -352,7 +352,7 @@ static void logits_that_are_no_numbers_fail_the_request(void **state)
     client_direct(r, &bad, ids[0], 3, rig_greedy(5));
     client_direct(r, &good, ids[1], 3, rig_greedy(5));
     rig_until(r, bad.failed && good.done);
-    assert_int_equal(bad.fail_code, -TD_ERR_FORMAT);
+    assert_int_equal(bad.fail_code, -TD_ERR_INTERNAL);
     assert_int_equal(rig_stats(r).pages_used, 0);
     rig_close(r);
 }
