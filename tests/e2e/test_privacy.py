@@ -1,12 +1,17 @@
 """Personal data stays on the device; nothing readable lies in the cloud's store, index, logs or memory image. Each scan has a positive control."""
+import json
 import pathlib
+import shutil
 import struct
+import subprocess
 import time
 
 import pytest
 
 from conftest import client_of
-from harness import Cloud, Edge, Relay
+from harness import MODEL, Cloud, Edge, Relay
+from test_cli import tandem
+from test_faults import Redis, wait_until
 
 EMAIL, PHONE, CARD, IBAN = "marta.quill@example.org", "+44 20 7946 0958", "4539 1488 0343 6467", "DE89370400440532013000"
 
@@ -87,9 +92,39 @@ def token_ids(client, cloud, token, text):
     return reply.json()["tokens"]
 
 
+def varint(number):
+    out = bytearray()
+    while number > 127:
+        out.append(number & 127 | 128)
+        number >>= 7
+    return bytes(out) + bytes([number])
+
+
+def all_of(redis):
+    """Every key and value of the server."""
+    def cli(*words):
+        return subprocess.run(["redis-cli", "-p", str(redis.port), "--raw", *words], capture_output=True, check=True).stdout
+    keys = cli("KEYS", "*").split()
+    return b"".join([k + b"\n" + cli("GET", k.decode()) for k in keys]), len(keys)
+
+
+def exported(c, directory):
+    """The conversation and its blocks in a file, read from a store at rest."""
+    words, bundle = directory / "words", directory / "bundle"
+    words.write_text("words for the way\n")
+    words.chmod(0o600)
+    sent = json.loads(tandem("store", "export", bundle, "--tenant", "acme", "--principal", "alice", "--model", MODEL, "--transfer-key-file", words,
+                             "--store", c.store, "--store-key-file", c.dir / "store.key", "--json").stdout)
+    assert sent["conversations"] == 1 and sent["blocks"] >= 1
+    return bundle
+
+
 def test_store_holds_no_prompt(tmp_path):
-    c = Cloud(tmp_path / "c")
+    redis = Redis() if shutil.which("redis-server") else None
+    c = Cloud(tmp_path / "c", extra=["--redis", f"127.0.0.1:{redis.port}"] if redis else [])
     token = c.new_token()
+    if redis:
+        redis.start()
     c.start()
     try:
         text = "Zephyrine quokkas juggle marzipan obelisks beneath seventeen vermilion archways. " * 6
@@ -97,14 +132,23 @@ def test_store_holds_no_prompt(tmp_path):
         client.chat.completions.create(model="default", messages=[{"role": "user", "content": text}], temperature=0, max_tokens=80)
         ids = token_ids(client, c, token, text)[4:24]
         needles = [text[:40].encode(), struct.pack(f"<{len(ids)}I", *ids), struct.pack(f"<{len(ids)}H", *ids), str(ids)[1:-1].encode(),
-                   str(ids)[1:-1].replace(" ", "").encode()]
-        control = needles[0] + needles[1]
-        assert found(needles[:2], control) == needles[:2]
-        c.stop()
+                   str(ids)[1:-1].replace(" ", "").encode(), b"".join(map(varint, ids))]
+        control = needles[0] + needles[1] + needles[-1]
+        assert found([needles[0], needles[1], needles[-1]], control) == [needles[0], needles[1], needles[-1]]
+        if redis:
+            assert wait_until(lambda: all_of(redis)[1] >= 2), "control: it was written there"
+            assert found(needles, all_of(redis)[0]) == []
+        wal = c.store / "index.sqlite-wal"
+        assert wait_until(lambda: wal.stat().st_size > 0), "control: the index is written"
         for path in files_of(tmp_path / "c"):
+            assert found(needles, path.read_bytes()) == [], path
+        assert c.stop() == 0
+        for path in [*files_of(tmp_path / "c"), exported(c, tmp_path)]:
             assert found(needles, path.read_bytes()) == [], path
     finally:
         c.kill()
+        if redis:
+            redis.kill()
 
 
 def test_memory_forgets_the_prompt(tmp_path):

@@ -1,6 +1,7 @@
 """Who may come in, and what a damaged store does."""
 import pathlib
 import random
+import struct
 import subprocess
 import time
 
@@ -8,7 +9,7 @@ import openai
 import pytest
 
 from conftest import client_of
-from harness import Cloud, Edge
+from harness import MODEL, Cloud, Edge
 
 HELLO = [{"role": "user", "content": "Hello. " * 80}]
 
@@ -71,6 +72,51 @@ def test_other_tenant_sees_nothing(tmp_path):
         for token in (bob, eve):
             with pytest.raises(openai.NotFoundError):
                 client_of(c, token, c.ca).get(f"/conversations/{conversation}", cast_to=object)
+    finally:
+        c.kill()
+
+
+def exchanged(model, old, new):
+    """The same file with one thing in it replaced, which must be there once."""
+    assert model.count(old) == 1 and len(old) == len(new), old
+    return model.replace(old, new)
+
+
+def with_other_weights(model):
+    return model[:-4096] + bytes(b ^ 1 for b in model[-4096:])
+
+
+def with_other_rope(model):
+    head = b"llama.rope.freq_base" + struct.pack("<I", 6)
+    at = model.index(head) + len(head)
+    return model[:at] + struct.pack("<f", struct.unpack("<f", model[at:at + 4])[0] / 2) + model[at + 4:]
+
+
+def with_other_tokens(model):
+    """Two words of the vocabulary change places."""
+    one, two, aside = (struct.pack("<Q", 7) + w for w in ("ĠWales".encode(), "ĠJapan".encode(), b"\0" * 7))
+    return exchanged(exchanged(exchanged(model, one, aside), two, one), aside, two)
+
+
+def test_another_model_of_the_same_shape_sees_nothing(tmp_path):
+    model, path = pathlib.Path(MODEL).read_bytes(), tmp_path / "model.gguf"
+    c = Cloud(tmp_path / "c", model=path)
+    token = c.new_token()
+
+    def cached_by(content):
+        path.write_bytes(content)
+        c.start()
+        ask = dict(model="default", messages=HELLO, temperature=0, max_tokens=4)
+        hits = [client_of(c, token, c.ca).chat.completions.create(**ask).usage.prompt_tokens_details.cached_tokens for _ in range(2)]
+        assert c.stop() == 0
+        assert hits[1] >= 64, "control: its own"
+        return hits[0]
+
+    try:
+        assert cached_by(model) == 0
+        for other in (with_other_weights, with_other_rope, with_other_tokens):
+            assert cached_by(other(model)) == 0, other.__name__
+        assert cached_by(model) >= 64, "control: the first one's are there"
     finally:
         c.kill()
 
