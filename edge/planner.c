@@ -252,7 +252,8 @@ static struct plan_times device_alone(const struct planner_state *s)
     uint32_t begin = held - TD_MIN(s->unread_tokens, held);
     struct plan_times t = {.edge_us = plan_model_edge_us(&s->model, begin, s->prompt_count, layers)};
     t.first_us = s->local_queue_us + t.edge_us;
-    t.t16_us = t.first_us + 15 * s->model.edge_decode_us * TD_MAX(s->local_share, 1u);
+    double others = s->local_share > 1 ? s->local_share - 1 : 0;
+    t.t16_us = t.first_us + 15 * s->model.edge_decode_us * (1 + PLANNER_SHARED_PASS * others);
     return t;
 }
 
@@ -266,12 +267,12 @@ static struct plan_times race(const struct plan_times *device, const struct plan
 }
 
 static bool wants_race(const struct planner_state *s, const struct plan_times *cloud,
-                       const struct plan_times *race)
+                       const struct plan_times *device)
 {
     bool may = s->local != LOCAL_OFF && s->layers_held == s->layer_count && s->prefer == PREFER_LATENCY &&
                s->private_layers == 0; /* the cloud cannot do everything of a private prompt */
-    return may && (s->local == LOCAL_ALWAYS || race->first_us < PLANNER_GAIN * cloud->first_us ||
-                   race->t16_us < PLANNER_GAIN * cloud->t16_us);
+    return may && (s->local == LOCAL_ALWAYS || device->first_us < PLANNER_RACE * cloud->first_us ||
+                   device->t16_us < PLANNER_RACE * cloud->t16_us);
 }
 
 /* Among the plans that leave nothing to be computed from token ids. */
@@ -307,7 +308,7 @@ static void choose(const struct planner_state *s, struct plan *out)
             all[count++] = best_restoring(s, out, layers, restorable);
     }
     struct plan_times alone = all[0].times, device = device_alone(s), both = race(&device, &alone);
-    if (wants_race(s, &alone, &both)) { /* then that is what working together has to beat */
+    if (wants_race(s, &alone, &device)) { /* then that is what working together has to beat */
         all[0].times = both;
         all[0].local = true;
         count = s->local == LOCAL_ALWAYS ? 1 : count;

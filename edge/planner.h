@@ -13,7 +13,8 @@
  *
  * `local`: a device that holds the whole model can make tokens itself. It then runs the prompt through all layers and goes on decoding, while the cloud does
  * everything too (k = 0); each token is whoever's is first. So the times are the better ones of both sides, and no plan is later than the device or the
- * cloud alone. For the wish `latency` it takes the place of k = 0 where it makes either time PLANNER_GAIN of that: working together must then beat both sides alone.
+ * cloud alone. For the wish `latency` it takes the place of k = 0 where the device alone would be as soon, or about so (PLANNER_RACE): which is sooner by a few ms no
+ * estimate tells. Working together must then beat both sides alone.
  *
  * To run [0, k) on a token the device needs the KV of [0, k) of every earlier token. What it holds of the prefix ends at `held`; the
  * cloud's cache ends at `cached_tokens`; so [held, cached) must be caught up locally first, and only [cached, prompt) is sent:
@@ -39,12 +40,15 @@
 #include "shared/kv_block.h"
 
 /* fixed k: catching up may cost so many times the tokens that are left to do */
-#define PLANNER_CATCH_UP_COST   2
-#define PLANNER_AUTO            UINT32_MAX
-#define PLANNER_GAIN            0.97 /* of the time with k = 0: what a plan must stay below */
-#define PLANNER_SWITCH          0.90 /* of the time of going on: what a change under way must stay below */
-#define PLANNER_RESUME          0.9 /* of the cloud's going on alone: what taking a prompt up again must stay below */
-#define PLANNER_STEP_US         150000.0 /* that the cloud computes at a time; a plan takes effect behind it */
+#define PLANNER_CATCH_UP_COST 2
+#define PLANNER_AUTO          UINT32_MAX
+#define PLANNER_GAIN          0.97 /* of the time with k = 0: what a plan must stay below */
+#define PLANNER_SWITCH        0.90 /* of the time of going on: what a change under way must stay below */
+#define PLANNER_RESUME        0.9 /* of the cloud's going on alone: what taking a prompt up again must stay below */
+#define PLANNER_STEP_US       150000.0 /* that the cloud computes at a time; a plan takes effect behind it */
+#define PLANNER_RACE                                                                                         \
+    1.03 /* of the time with k = 0: what the device alone must stay below to make tokens, too */
+#define PLANNER_SHARED_PASS     0.5 /* of one reply's pass on the device: what each further one adds to it */
 #define PLANNER_COST_PATIENCE   1.24
 #define PLANNER_PATIENCE_CHUNKS 1.1
 #define PLANNER_PATIENCE_OFF                                                                                 \
