@@ -47,7 +47,7 @@
 #define PLANNER_RESUME        0.9 /* of the cloud's going on alone: what taking a prompt up again must stay below */
 #define PLANNER_STEP_US       150000.0 /* that the cloud computes at a time; a plan takes effect behind it */
 #define PLANNER_RACE                                                                                         \
-    1.03 /* of the time with k = 0: what the device alone must stay below to make tokens, too */
+    1.08 /* of the time with k = 0: what the device alone must stay below to make tokens, too */
 #define PLANNER_SHARED_PASS     0.5 /* of one reply's pass on the device: what each further one adds to it */
 #define PLANNER_COST_PATIENCE   1.24
 #define PLANNER_PATIENCE_CHUNKS 1.1

@@ -388,6 +388,8 @@ def whole_cell(bench, shape, repeats, fixed, limits, until):
     order = [m for m in bench.modes if fixed or not m.startswith("k")]
     for mode in [m for m in order if m.startswith("k")]:
         bench.ask(mode, 512, limits[prompt])
+    if prompt == 2048:  # what a token costs at such positions is known then
+        bench.ask("planner", prompt, limits[prompt])
     runs, i = {m: [] for m in order}, 0
     while i < repeats or (i < repeats + (4 if prompt <= 512 else 1) and time.monotonic() < until
                           and max(pair(shape, runs, w)["ratio"] for w in ("ttft", "t16")) > 1.03):

@@ -57,7 +57,7 @@ static void a_far_or_slow_link_makes_the_device_begin(void **state)
         {100, 20, 2048, 20000, 20000, false},
         {1, 100, 512, 20000, 500, false}, /* a cloud forty times as fast */
         {1, 2, 512, 20000, 20000, true}, /* about even: who is sooner no estimate tells */
-        {1, 2, 512, 21000, 20000, false},
+        {1, 2, 512, 24000, 20000, false},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         struct planner_state s =
