@@ -56,7 +56,7 @@ static void a_far_or_slow_link_makes_the_device_begin(void **state)
         {1000, 2, 2048, 20000, 20000, false}, /* together they take half of the time */
         {100, 20, 2048, 20000, 20000, false},
         {1, 100, 512, 20000, 500, false}, /* a cloud forty times as fast */
-        {1, 2, 512, 20000, 20000, true}, /* about even: who is sooner no estimate tells */
+        {1, 2, 512, 20000, 20000, true},  /* about even: who is sooner no estimate tells */
         {1, 2, 512, 24000, 20000, false},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
