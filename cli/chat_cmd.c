@@ -260,6 +260,10 @@ static int send_turn(struct chat *c, const char *body, struct td_error *err)
 static int say(struct chat *c, const char *message)
 {
     struct td_error err = {0};
+    if (!message[0]) {
+        fprintf(stderr, "tandem chat: the message is empty\n");
+        return -1;
+    }
     json_t *request = make_request(c, message);
     char *body = request ? json_dumps(request, JSON_COMPACT) : NULL;
     json_decref(request);

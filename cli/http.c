@@ -109,8 +109,9 @@ static size_t base_size(const char *url)
 static const char *advice_for(CURLcode code, const char *url)
 {
     switch (code) {
-    case CURLE_PEER_FAILED_VERIFICATION:
     case CURLE_SSL_CACERT_BADFILE:
+        return "--ca names a PEM file with the authority's certificate";
+    case CURLE_PEER_FAILED_VERIFICATION:
         return "name the authority of its certificate with --ca FILE";
     case CURLE_SSL_CONNECT_ERROR:
         return "does it speak plain HTTP? then --url begins with http://";

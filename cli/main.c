@@ -36,6 +36,15 @@ static void print_help(FILE *out)
                  "\n`tandem COMMAND --help` tells more. Exit codes: 0 done, 1 failed, 2 wrong usage.\n");
 }
 
+/* A result that did not get to where it was sent is none: the disk may be full. */
+static int finish(int code)
+{
+    if (fflush(stdout) == 0 && !ferror(stdout))
+        return code;
+    fprintf(stderr, "tandem: cannot write all of the output: is the disk full?\n");
+    return code == CLI_OK ? CLI_FAILED : code;
+}
+
 int main(int argc, char **argv)
 {
     if (argc < 2) {
@@ -56,7 +65,7 @@ int main(int argc, char **argv)
     }
     for (size_t i = 0; i < TD_COUNT(COMMANDS); i++)
         if (!strcmp(argv[1], COMMANDS[i].name))
-            return COMMANDS[i].run(argc - 1, argv + 1);
+            return finish(COMMANDS[i].run(argc - 1, argv + 1));
     fprintf(stderr, "tandem: there is no command '%s'; see tandem --help\n", argv[1]);
     return CLI_USAGE;
 }

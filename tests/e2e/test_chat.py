@@ -196,14 +196,21 @@ def test_messages_from_standard_input(edge):
     assert len(objects) == 2 and objects[0]["conversation"] == objects[1]["conversation"]
     r = json.loads(tandem("chat", *at, "-", stdin="One.\nTwo.\n").stdout)
     assert [m["content"] for m in told(r["conversation"], at[:2])][-2] == "One.\nTwo."
-    for message in (b"caf\xe9", b"a\0b"):
+    for message in (b"caf\xe9", b"a\0b", b"\n"):
         p = subprocess.run([BIN / "tandem", "chat", *map(str, at), "-"], input=message, capture_output=True, env=ENV)
         assert p.returncode == 1 and p.stdout == b"" and len(p.stderr.splitlines()) == 1
 
 
+def test_output_that_cannot_be_written(edge):
+    for command in (("chat", "--max-tokens", "2", "Hi."), ("chat", "--json", "--max-tokens", "2", "Hi."), ("conv", "ls")):
+        with open("/dev/full", "w") as full:
+            p = subprocess.run([BIN / "tandem", *command, "--url", edge.url], stdout=full, stderr=subprocess.PIPE, text=True, env=ENV)
+        assert p.returncode == 1 and "is the disk full?" in p.stderr, p.stderr
+
+
 def test_hints_at_the_wrong_address(cloud, edge):
     for url, options, hint in ((edge.url + "/v1", (), None), (edge.url + "/v1/v1", (), "/v1 twice"), (edge.url.replace("http", "https"), (), "http://"),
-                               (cloud.url.replace("https", "http"), (), "https://"), (cloud.url, (), "--ca FILE"), (cloud.url, ("--ca", cloud.ca), "--key-file FILE"),
+                               (cloud.url.replace("https", "http"), (), "https://"), (cloud.url, (), "--ca FILE"), (cloud.url, ("--ca", "/nowhere"), "PEM"), (cloud.url, ("--ca", cloud.ca), "--key-file FILE"),
                                (f"http://127.0.0.1:{cloud.admin_port}", (), "--listen-port"), ("ftp://localhost", (), "http://")):
         r = tandem("conv", "ls", "--url", url, *options, code=1 if hint else 0)
         assert not hint or (len(lines(r)) == 1 and hint in r.stderr), (url, r.stderr)
