@@ -4,6 +4,7 @@
 #include "cloud/node.h"
 #include "shared/forget.h"
 #include "shared/heap.h"
+#include "shared/paths.h"
 #include "shared/crypto.h"
 #include <stdio.h>
 #include <sys/prctl.h>
@@ -49,6 +50,7 @@ int main(int argc, char **argv)
 {
     heap_settle();
     forget_enable();
+    files_settle();
     if (crypto_init() < 0) {
         fprintf(stderr, "tandem-cloud: the cryptographic library does not work on this machine\n");
         return 1;

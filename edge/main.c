@@ -9,6 +9,7 @@
 #include "edge/settings.h"
 #include "shared/forget.h"
 #include "shared/heap.h"
+#include "shared/paths.h"
 #include "shared/crypto.h"
 #include <pthread.h>
 #include <signal.h>
@@ -188,6 +189,7 @@ int main(int argc, char **argv)
 {
     heap_settle();
     forget_enable();
+    files_settle();
     static struct program p;
     struct config *config;
     struct td_error err = {0};

@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -49,4 +50,13 @@ void path_model_name(const char *path, char *out, size_t size)
     if (length > cut && strcmp(base + length - cut, ending) == 0)
         length -= cut;
     snprintf(out, size, "%.*s", (int)length, base);
+}
+
+void files_settle(void)
+{
+    struct rlimit limit;
+    if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur >= FILES_MAX)
+        return;
+    limit.rlim_cur = limit.rlim_max < FILES_MAX ? limit.rlim_max : FILES_MAX;
+    setrlimit(RLIMIT_NOFILE, &limit); /* what is refused changes nothing */
 }

@@ -14,4 +14,9 @@ int path_make_parents(const char *path, struct td_error *err);
 /* What a model is called that nobody named: "models/SmolLM2.Q4_1.gguf" -> "SmolLM2.Q4_1". Cut to size. */
 void path_model_name(const char *path, char *out, size_t size);
 
+/* files_settle: let this process have as many descriptors as the system grants, at most FILES_MAX. Connections, segments and the index share them,
+ * and the usual 1,024 are taken by a few idle clients. For a program's main, before it opens anything; a library leaves that to its program. */
+#define FILES_MAX 16384
+void files_settle(void);
+
 #endif

@@ -3,6 +3,7 @@
 #include "shared/paths.h"
 #include <setjmp.h>
 #include <stdarg.h>
+#include <sys/resource.h>
 #include <cmocka.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -72,9 +73,23 @@ static void test_model_name(void **state)
     assert_string_equal(out, "long");
 }
 
+static void many_files_may_be_open(void **state)
+{
+    (void)state;
+    struct rlimit before, after;
+    assert_int_equal(getrlimit(RLIMIT_NOFILE, &before), 0);
+    rlim_t granted = before.rlim_max < FILES_MAX ? before.rlim_max : FILES_MAX;
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &(struct rlimit){granted / 2, before.rlim_max}), 0);
+    files_settle();
+    assert_int_equal(getrlimit(RLIMIT_NOFILE, &after), 0);
+    assert_int_equal(after.rlim_cur, granted);
+    assert_int_equal(after.rlim_max, before.rlim_max);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_default), cmocka_unit_test(test_parents),
+                                       cmocka_unit_test(many_files_may_be_open),
                                        cmocka_unit_test(test_model_name)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
