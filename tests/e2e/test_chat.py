@@ -12,8 +12,10 @@ import termios
 import threading
 import time
 
+import openai
 import pytest
 
+from conftest import client_of
 from harness import BIN, Cloud, Edge
 from test_cli import ENV, lines, tandem
 
@@ -100,6 +102,43 @@ def test_ctrl_c_ends_a_single_question(at):
     tandem("chat", *at, "--max-tokens", 2, "--conversation", "cut", "Go on.")  # it can
     assert [m["role"] for m in told("cut", at)][-4:] == ["user", "assistant"] * 2
     tandem("conv", "rm", "cut", *at)
+
+
+@pytest.mark.parametrize("where", ["edge", "node"])
+def test_a_reply_is_stopped_at_any_moment(where, cloud, edge):
+    """Before its first token, within, while its turn is being stored, afterwards: the reply is whole and its turn is there once, or it ended with an error
+    and there is no turn."""
+    client = client_of(edge) if where == "edge" else client_of(cloud, cloud.token, cloud.ca)
+    ask = dict(model="default", messages=[{"role": "user", "content": "Count to ten."}], max_tokens=12, temperature=0)
+    begun = time.monotonic()
+    client.chat.completions.create(**ask, extra_body={"ignore_eos": True})
+    whole, kept, lost = time.monotonic() - begun, 0, 0
+    for i in range(20):
+        over, name = threading.Event(), f"stop-{where}-{i}"
+
+        def stop():
+            time.sleep(whole * i / 10)  # the last ones come when it is over, whatever the machine does meanwhile
+            while not over.wait(0.002):
+                client.post(f"/conversations/{name}/stop", cast_to=object, body={})
+
+        stopper = threading.Thread(target=stop)
+        stopper.start()
+        try:
+            r = client.chat.completions.create(**ask, extra_body={"conversation": name, "ignore_eos": True})
+            said, kept = r.choices[0].message.content, kept + 1
+            assert 0 < r.usage.completion_tokens <= 12
+        except openai.APIError:
+            said, lost = None, lost + 1
+        finally:
+            over.set()
+            stopper.join()
+        if said is None:
+            with pytest.raises(openai.NotFoundError):
+                client.get(f"/conversations/{name}", cast_to=object)
+        else:
+            assert [m["content"] for m in client.get(f"/conversations/{name}", cast_to=object)["messages"]][-1].strip() == said.strip()
+            client.delete(f"/conversations/{name}", cast_to=object)
+    assert kept > 0 and kept + lost == 20
 
 
 class Server:
