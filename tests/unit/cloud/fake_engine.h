@@ -12,7 +12,7 @@
 #include <cmocka.h>
 
 #define FAKE_COMMANDS_MAX 512
-#define FAKE_WAIT_S       5
+#define FAKE_WAIT_S       60
 
 struct fake_command {
     char name[8]; /* open, plan, hidden, kv, start, cancel, detach */

@@ -127,7 +127,7 @@ static inline void fixture_pending(void *arg)
 static inline void fixture_settle(void)
 {
     size_t pending = 1;
-    for (int i = 0; i < 500 && pending > 0; i++) {
+    for (int i = 0; i < 12000 && pending > 0; i++) {
         on_loop(fixture_pending, &pending);
         if (pending)
             nanosleep(&(struct timespec){.tv_nsec = 5000000}, NULL);

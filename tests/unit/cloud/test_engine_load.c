@@ -81,7 +81,7 @@ static bool is_settled(struct rig *r)
 
 static void settle(struct rig *r)
 {
-    for (int i = 0; !is_settled(r) && i < 100000; i++)
+    for (int i = 0; !is_settled(r) && i < 1000000; i++)
         nanosleep(&(struct timespec){.tv_nsec = 50000}, NULL);
 }
 

@@ -51,7 +51,7 @@ static struct ingest_piece *make(const struct kv_shape *of, uint32_t block, uint
 static struct ingest_piece *wait_for(struct ingest *g)
 {
     struct ingest_piece *piece = NULL;
-    for (int i = 0; i < 100000 && (ingest_gather(g), !(piece = ingest_pop(g))); i++)
+    for (int i = 0; i < 1000000 && (ingest_gather(g), !(piece = ingest_pop(g))); i++)
         nanosleep(&(struct timespec){.tv_nsec = 20000}, NULL);
     assert_non_null(piece);
     return piece;

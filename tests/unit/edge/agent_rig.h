@@ -225,7 +225,7 @@ static inline void rig_make(struct rig *r, uint32_t layers)
                                       .threads = 1,
                                       .kv_memory = 1u << 20,
                                       .data_dir = r->data,
-                                      .cloud_timeout_ms = 5000};
+                                      .cloud_timeout_ms = 60000};
 }
 
 static inline void rig_connect(void *arg)

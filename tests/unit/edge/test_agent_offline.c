@@ -208,6 +208,11 @@ static void a_device_that_was_never_connected_waits(void **state)
     rig_free(&r);
 }
 
+static bool is_ready(void *arg)
+{
+    return uplink_state(((struct rig *)arg)->agent->uplink) == UPLINK_READY;
+}
+
 /* The default: nothing is made here, nothing kept. */
 static void without_the_wish_it_waits(void **state)
 {
@@ -220,6 +225,7 @@ static void without_the_wish_it_waits(void **state)
     r.cloud.cut_after = 10;
     r.cloud.away_then = true;
     rig_run(&r);
+    assert_true(comes_true(r.cloud.loop, is_ready, &r)); /* the patience is for the link that breaks */
     struct client *c = rig_asks(&r, 40);
     client_run(&r, c);
     assert_int_equal(c->failed, 1);

@@ -30,7 +30,7 @@ static int set_up(void **state)
 
 static bool reaches(atomic_int *counter, int value)
 {
-    for (int i = 0; i < 5000 && atomic_load(counter) < value; i++)
+    for (int i = 0; i < 60000 && atomic_load(counter) < value; i++)
         usleep(1000);
     return atomic_load(counter) >= value;
 }

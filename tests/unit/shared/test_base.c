@@ -122,7 +122,7 @@ static void test_clocks(void **state)
     struct timespec pause = {.tv_nsec = 3000000};
     nanosleep(&pause, NULL);
     uint64_t passed = clock_mono_us() - before;
-    assert_in_range(passed, 3000, 3000000);
+    assert_true(passed >= 3000);
     double difference = (double)clock_wall_us() / 1e6 - (double)time(NULL);
     assert_true(fabs(difference) < 2);
 }

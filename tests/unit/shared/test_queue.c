@@ -59,7 +59,7 @@ static void test_timeout(void **state)
     uint64_t before = clock_mono_us();
     assert_null(queue_pop(q, 20000));
     uint64_t waited = clock_mono_us() - before;
-    assert_in_range(waited, 20000, 5000000);
+    assert_true(waited >= 20000);
     queue_destroy(q);
 }
 
