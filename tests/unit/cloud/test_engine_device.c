@@ -56,7 +56,7 @@ static void the_host_draws_what_the_device_cannot(void **state)
     rig_ids(ids, 10, VOCAB, 3);
     client_direct(r, &c, ids, 10, generate);
     rig_until(r, c.done || c.failed);
-    assert_int_equal(c.fail_code, -TD_ERR_ARG);
+    assert_int_equal(c.fail_code, -TD_ERR_INTERNAL);
     assert_int_equal(twin_of(r)->drawn, 0);
     rig_close(r);
 }
