@@ -25,6 +25,10 @@
 int cuda_failed(struct cuda_backend *b, int code, const char *what, const char *why)
 {
     int before = 0;
+    cudaError_t launch =
+        cuda_launch_error(); /* what failed in front of this is why: a recording is void behind it */
+    if (launch)
+        what = "launching kernels", why = cudaGetErrorString(launch);
     if (!__atomic_compare_exchange_n(&b->failed, &before, code, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED))
         return before;
     log_error("cuda", "%s on cuda:%d failed: %s", what, b->device, why);

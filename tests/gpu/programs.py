@@ -206,7 +206,7 @@ def others_take_memory(cloud, edge, tell):
 
 
 def lose(cloud, tell):
-    """Break the device; (exit code, seconds until then, what the log has said since)."""
+    """Break the device. Does the cloud end by itself and say why; and in numbers."""
     before, begun = len(cloud.log()), time.monotonic()
     tell("lose")
     try:
