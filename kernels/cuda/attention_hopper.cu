@@ -278,7 +278,7 @@ static bool launch_hopper(cudaStream_t s, const struct cuda_attention *a, const 
                                           (int)sizeof(hopper_shared<HD>));
         known = fits ? 1 : -1;
     }
-    if (known < 0 || !cuda_page_map(&map, a->kv, HD))
+    if (known < 0 || !cuda_page_map(&map, a->kv, HD, 64, false))
         return false;
     hopper_args d = {*a, tiles};
     launch(hopper_kernel<HD>, dim3(a->kv_head_count, tile_count), dim3(THREADS), sizeof(hopper_shared<HD>), s,

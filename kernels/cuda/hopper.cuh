@@ -79,6 +79,25 @@ __device__ __forceinline__ void copy_box(void *shared, const CUtensorMap *map, i
         : "memory");
 #endif
 }
+/* The same of what is read once: L2 lets it go before all else. once: read_once(). */
+__device__ __forceinline__ void copy_box_once(void *shared, const CUtensorMap *map, int32_t x, int32_t y,
+                                              uint64_t *bell, uint64_t once)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_"
+                 "hint [%0], [%1, {%2, %3}], [%4], %5;" ::"r"(shared_address(shared)),
+                 "l"(map), "r"(x), "r"(y), "r"(shared_address(bell)), "l"(once)
+                 : "memory");
+#endif
+}
+__device__ __forceinline__ uint64_t read_once()
+{
+    uint64_t once = 0;
+#if __CUDA_ARCH__ >= 900
+    asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(once));
+#endif
+    return once;
+}
 /* So that the first copy with it does not wait for the map itself. */
 __device__ __forceinline__ void fetch_map(const CUtensorMap *map)
 {
@@ -135,12 +154,19 @@ __device__ __forceinline__ void add_two(float *to, float x, float y)
     asm volatile("red.relaxed.gpu.global.add.v2.f32 [%0], {%1, %2};" ::"l"(to), "f"(x), "f"(y) : "memory");
 #endif
 }
-__device__ __forceinline__ void add_four(float *to, float4 v)
+/* `bytes` of floats from shared memory, which must last until adds_done; multiples of 16. fence_async comes first. */
+__device__ __forceinline__ void add_bulk(float *to, const float *shared, uint32_t bytes)
 {
 #if __CUDA_ARCH__ >= 900
-    asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(v.x), "f"(v.y),
-                 "f"(v.z), "f"(v.w)
+    asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(to),
+                 "r"(shared_address(shared)), "r"(bytes)
                  : "memory");
+#endif
+}
+__device__ __forceinline__ void adds_done() /* the thread's own */
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("cp.async.bulk.commit_group; cp.async.bulk.wait_group 0;" ::: "memory");
 #endif
 }
 
@@ -161,9 +187,9 @@ __device__ __forceinline__ uint32_t page_at(uint32_t token, uint32_t piece) /* b
     return piece / 8 * PLANE_SIZE + token * 128 + ((piece % 8) ^ (token % 8)) * 16;
 }
 
-/* A map of all rows of head_dim f16 behind kv, in boxes of 64 by 64. False: there is no such thing here. */
-bool cuda_page_map(CUtensorMap *map, const void *kv, uint32_t head_dim);
-/* The same of rows of 16-bit values, `stride` values apart, in boxes of box_rows by 64; behind the last row or column lie zeros. A box's
- * neighbour along the rows comes to L2 with it, but for `alone`. */
+/* A map of all rows of head_dim f16 behind kv, in boxes of `tokens` rows by 64 values. A box's neighbour along the rows comes to L2 with
+ * it, but for `alone`: where both are asked for behind each other, memory is quicker without. False: there is no such thing here. */
+bool cuda_page_map(CUtensorMap *map, const void *kv, uint32_t head_dim, uint32_t tokens, bool alone);
+/* The same of rows of 16-bit values, `stride` values apart, in boxes of box_rows by 64; behind the last row or column lie zeros. */
 bool cuda_map_rows(CUtensorMap *map, const void *values, uint64_t rows, uint32_t columns, uint32_t stride,
                    uint32_t box_rows, bool alone);

@@ -1,4 +1,4 @@
-/* page_map: how the copy engine sees rows of 16-bit values: KV pages (boxes of 64 tokens by 64 values of a head), weights, activations. */
+/* page_map: how the copy engine sees rows of 16-bit values: KV pages (boxes of tokens by 64 values of a head), weights, activations. */
 #include "device.cuh"
 #include "hopper.cuh"
 #include <cuda_runtime.h>
@@ -29,7 +29,7 @@ bool cuda_map_rows(CUtensorMap *map, const void *values, uint64_t rows, uint32_t
                      CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
-bool cuda_page_map(CUtensorMap *map, const void *kv, uint32_t head_dim)
+bool cuda_page_map(CUtensorMap *map, const void *kv, uint32_t head_dim, uint32_t tokens, bool alone)
 {
-    return cuda_map_rows(map, kv, (uint64_t)1 << 31, head_dim, head_dim, 64, false);
+    return cuda_map_rows(map, kv, (uint64_t)1 << 31, head_dim, head_dim, tokens, alone);
 }

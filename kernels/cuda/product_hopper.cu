@@ -1,22 +1,25 @@
 /* product_hopper: 16-bit weights times 3 to 128 rows (sm_90a): the weights stream by, at the memory's speed.
  *
- * out[R][N] = act[R][K] * W[N][K]^T, computed as W * act^T: a tile is up to 256 rows of W, which are the rows of wgmma's product, and all
- * rows of act, padded to 16, 32, 64 or 128, its columns. Two warps feed a ring of slots each, 64 columns of the tile and of act, through
- * the copy engine; two groups of four warps multiply, two planes of up to 64 rows of W each. With CUDA_SWIGLU16 these are rows of gate and
- * the same of up, so that both lie in the registers of one thread.
+ * out[R][N] = act[R][K] * W[N][K]^T; a tile is up to 256 rows of W and all rows of act. Two warps feed a ring of slots each, 64 columns of
+ * the tile and of act, through the copy engine; two groups of four warps multiply. Up to 64 rows this is W * act^T: the rows of wgmma's
+ * product are W's, two planes of up to 64 a group, and its columns act's, padded to 16, 32 or 64. With more it is the other way round: 64
+ * rows of act a group, and the tile the columns. Then no plane is padded, and shared memory is read a quarter less; with so many rows the
+ * card is at the limit of its power, and what saves work makes it quicker. With CUDA_SWIGLU16 planes are by turns rows of gate and the same
+ * of up, so that both lie in the registers of one thread.
  *
  * grid: tiles x splits, a block an SM. Where there are fewer tiles than SMs, `splits` blocks share a tile, a run of columns each. With
- * CUDA_ADD_F32 they add to memory as they come, so that the last bit depends on their order; else they are a cluster, and each adds up,
- * for some of the rows of act, what all found, through the cluster's shared memory. With more tiles a block takes them in turns.
+ * CUDA_ADD_F32 they add to memory as they come, by the copy engine, so that the last bit depends on their order; else they are a cluster,
+ * and each adds up, for some of the rows of act, what all found, through the cluster's shared memory. With more tiles a block takes them in
+ * turns.
  *
  * The kernel begins while the one before it ends (early.cuh): its ring is filled with weights, which nothing in a step writes; only
  * act has to wait. So memory works on while rows are normed or turned.
  *
  * bytes: W once from memory; act once a tile from L2, a quarter as much with 64 rows, half with 128. flops 2 * N * K * R. Predicted: the
- * read rate of the card. Measured on an H200 behind each other, in GB/s of W with 32 rows: 4,130 for 28672 x 4096, 4,140 for
- * 128256 x 4096; a smaller one loses 2 to 4 us at its ends. With 128 rows 3,460 for 28672 x 4096, SwiGLU included, which is what the
- * library's product alone takes: the tensor cores are busy half of the time, L2 77 %, memory 70 %, and the clock is lower. Smaller ones
- * are left to the library there: what blocks that share a tile must add up is half as much as W. */
+ * read rate of the card. Measured on an H200 behind each other, in GB/s of W with 32 rows: 4,290 for 28672 x 4096, 4,140 for
+ * 128256 x 4096; a smaller one loses 2 to 4 us at its ends. With 128 rows 3,000 to 3,430 for 28672 x 4096, SwiGLU included: the card's power
+ * is at its limit and the clock goes down to 1.4 GHz. Smaller ones are left to the library there: what blocks that share a tile must add up
+ * is half as much as W, and takes 9 us. */
 #include "early.cuh"
 #include "hopper.cuh"
 #include "kernels.h"
@@ -30,6 +33,7 @@
 #define SPLITS_MAX 8
 #define SLOTS_MAX  12
 #define SUMS_ROW   (PLANES * 64 + 4) /* floats between rows of sums: no bank conflicts */
+#define WIDE       64                /* rows; with more, products are the other way round */
 #define SHARED_SIZE                                                                                          \
     (225 * 1024) /* of a block: with room for two, SMs would get one or two, and those with two be late */
 #define ON_THE_WAY                                                                                           \
@@ -37,7 +41,8 @@
 
 struct stream_shape { /* how a product is shared out: blockIdx.x is tile * splits + rank */
     uint32_t tiles, splits, chunks, rows, plane_rows; /* chunks: of K; rows: of W, of the gate with `pair` */
-    bool pair, joins; /* joins: blocks of a tile are a cluster, which adds up */
+    bool pair, joins,
+        adds; /* joins: blocks of a tile are a cluster, which adds up; adds: a block adds its one tile to memory */
 };
 
 __device__ __forceinline__ uint32_t first_chunk(const stream_shape &s, uint32_t rank)
@@ -56,11 +61,17 @@ __device__ __forceinline__ uint32_t plane_row(const stream_shape &s, uint32_t ti
                   : tile * tile_width(s) + plane * s.plane_rows;
 }
 
+__device__ __forceinline__ bool shares_sums(const stream_shape &s) /* at the end, in the slots' place */
+{
+    return s.joins || s.adds;
+}
+
 struct stream_args {
     cuda_product p;
     stream_shape shape;
     uint32_t slots, ahead; /* of weights; ahead: at most on their way */
     bool twos;             /* two slots are asked for together, plane by plane */
+    bool once;             /* L2 lets W go first */
 };
 
 struct share { /* of a block */
@@ -132,6 +143,7 @@ __device__ __forceinline__ void feed_weights(stream_ring r, const stream_args &d
                                              const CUtensorMap *map)
 {
     uint32_t fed = 0, plane_size = d.shape.plane_rows * 2 * CHUNK, together = d.twos ? 2 : 1;
+    uint64_t once = read_once();
     for (uint32_t tile = own.tile; tile < d.shape.tiles; tile += own.tile_step)
         for (uint32_t chunk = own.begin; chunk < own.end; chunk += together) {
             stream_ring first = r;
@@ -146,8 +158,12 @@ __device__ __forceinline__ void feed_weights(stream_ring r, const stream_args &d
             for (uint32_t i = 0; i < PLANES; i++) {
                 stream_ring q = first;
                 for (uint32_t j = 0; j < count; j++) {
-                    copy_box(q.slot() + i * plane_size, map, (int32_t)((chunk + j) * CHUNK),
-                             (int32_t)plane_row(d.shape, tile, i), &q.full[q.at]);
+                    uint8_t *to = q.slot() + i * plane_size;
+                    int32_t x = (int32_t)((chunk + j) * CHUNK), y = (int32_t)plane_row(d.shape, tile, i);
+                    if (d.once)
+                        copy_box_once(to, map, x, y, &q.full[q.at], once);
+                    else
+                        copy_box(to, map, x, y, &q.full[q.at]);
                     q.step();
                 }
             }
@@ -199,6 +215,32 @@ __device__ __forceinline__ void multiply(float (&sum)[2][N / 2], rings &r, uint3
     }
     wgmma_wait<0>();
     wgmma_hold(sum[0]), wgmma_hold(sum[1]);
+    r.weights.let_go(weights), r.act.let_go(act);
+}
+
+/* The same the other way round: of all four planes, for 64 rows of act. */
+template <bool BF16, int PLANE_ROWS>
+__device__ __forceinline__ void multiply_wide(float (&sum)[2 * PLANE_ROWS], rings &r, uint32_t chunks)
+{
+    uint32_t rows = threadIdx.x / 128 * 64 * 2 * CHUNK, weights = 0, act = 0; /* slots of the chunk before */
+    for (uint32_t i = 0; i < chunks; i++) {
+        r.weights.await_full();
+        r.act.await_full();
+        uint32_t w = shared_address(r.weights.slot()), x = shared_address(r.act.slot()) + rows;
+        wgmma_begin();
+#pragma unroll
+        for (uint32_t k = 0; k < CHUNK / 16; k++)
+            wgmma_product<BF16>(sum, wgmma_operand(x + 32 * k, 16), wgmma_operand(w + 32 * k, 16),
+                                i > 0 || k > 0);
+        wgmma_commit();
+        wgmma_wait<1>(); /* what the slots before were read for */
+        if (i > 0)
+            r.weights.let_go(weights), r.act.let_go(act);
+        weights = r.weights.at, act = r.act.at;
+        r.weights.step(), r.act.step();
+    }
+    wgmma_wait<0>();
+    wgmma_hold(sum);
     r.weights.let_go(weights), r.act.let_go(act);
 }
 
@@ -256,6 +298,32 @@ __device__ __forceinline__ void put_tile(const stream_args &d, float (&sum)[2][N
     }
 }
 
+/* A thread has, of rows r and r + 8 of act, two neighbours along W's in each eight; of up the same as of gate, a plane later. */
+template <bool BF16, int PLANE_ROWS>
+__device__ __forceinline__ void put_wide(const stream_args &d, const float (&sum)[2 * PLANE_ROWS],
+                                         uint32_t tile)
+{
+    uint32_t row = threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4;
+#pragma unroll
+    for (uint32_t plane = 0; plane < PLANES; plane++) {
+        if (d.shape.pair && plane % 2)
+            continue;
+        uint32_t first = plane_row(d.shape, tile, plane) + 2 * (threadIdx.x % 4);
+#pragma unroll
+        for (uint32_t j = 0; j < PLANE_ROWS / 8; j++)
+#pragma unroll
+            for (uint32_t i = 0; i < 2; i++) {
+                uint32_t at = (plane * PLANE_ROWS / 8 + j) * 4 + 2 * i, r = row + 8 * i, n = first + 8 * j,
+                         up = (at + PLANE_ROWS / 2) % (2 * PLANE_ROWS);
+                float x = sum[at], y = sum[at + 1];
+                if (d.shape.pair)
+                    x = gated(x, sum[up]), y = gated(y, sum[up + 1]);
+                if (r < d.p.rows && n < d.shape.rows)
+                    put_two<BF16>(d.p, r, n, x, y);
+            }
+    }
+}
+
 /* --- the end of a tile, in a cluster ------------------------------------------------------------ */
 
 template <int N> __device__ __forceinline__ void share_sums(float *sums, const float (&sum)[2][N / 2])
@@ -267,6 +335,18 @@ template <int N> __device__ __forceinline__ void share_sums(float *sums, const f
 #pragma unroll
         for (uint32_t i = 0; i < N / 2; i++)
             sums[(i / 4 * 8 + 2 * q + i % 2) * SUMS_ROW + first + m * 64 + i / 2 % 2 * 8] = sum[m][i];
+}
+
+template <int PLANE_ROWS>
+__device__ __forceinline__ void share_wide(float *sums, const float (&sum)[2 * PLANE_ROWS])
+{
+    float *own = sums + (threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4) * SUMS_ROW + 2 * (threadIdx.x % 4);
+#pragma unroll
+    for (uint32_t j = 0; j < PLANE_ROWS / 2; j++)
+#pragma unroll
+        for (uint32_t i = 0; i < 2; i++)
+            *(float2 *)(own + 8 * i * SUMS_ROW + j * 8 / PLANE_ROWS * 64 + j * 8 % PLANE_ROWS) =
+                make_float2(sum[4 * j + 2 * i], sum[4 * j + 2 * i + 1]);
 }
 
 /* Four values, added up over the cluster. */
@@ -316,6 +396,25 @@ __device__ __forceinline__ void put_shared(const stream_args &d, const float *su
     }
 }
 
+/* --- the end of a tile that is added to memory ---------------------------------------------------- */
+
+/* Rows, or their planes, by the copy engine: 1 % of a step with 32 or 64 rows less than by threads. */
+__device__ __forceinline__ void put_added(const stream_args &d, const float *sums, uint32_t tile)
+{
+    const stream_shape &s = d.shape;
+    uint32_t pieces = s.plane_rows == 64 ? 1 : PLANES,
+             width = s.plane_rows == 64 ? PLANES * 64 : s.plane_rows;
+    fence_async();
+    meet_warps<WORKERS>(1);
+    for (uint32_t i = threadIdx.x; i < d.p.rows * pieces; i += WORKERS) {
+        uint32_t r = i / pieces, plane = i % pieces, n = tile * tile_width(s) + plane * s.plane_rows;
+        if (n < s.rows)
+            add_bulk((float *)d.p.out + (uint64_t)r * d.p.out_stride + n, sums + r * SUMS_ROW + plane * 64,
+                     4 * min(width, s.rows - n));
+    }
+    adds_done();
+}
+
 /* --- the kernel ------------------------------------------------------------------------------- */
 
 template <bool BF16, int N>
@@ -325,12 +424,28 @@ __device__ __forceinline__ void work(rings r, const stream_args &d, const share 
     early_wait();
     for (uint32_t tile = own.tile; tile < d.shape.tiles; tile += own.tile_step) {
         multiply<BF16, N>(sum, r, own.end - own.begin, d.shape.plane_rows * 2 * CHUNK);
-        if (!d.shape.joins)
+        if (!shares_sums(d.shape))
             put_tile<BF16, N>(d, sum, tile);
     }
-    if (d.shape.joins) { /* one tile */
+    if (shares_sums(d.shape)) { /* one tile */
         meet_warps<WORKERS>(1);
         share_sums<N>((float *)r.weights.slots, sum);
+    }
+}
+
+template <bool BF16, int PLANE_ROWS>
+__device__ __forceinline__ void work_wide(rings r, const stream_args &d, const share &own)
+{
+    float sum[2 * PLANE_ROWS];
+    early_wait();
+    for (uint32_t tile = own.tile; tile < d.shape.tiles; tile += own.tile_step) {
+        multiply_wide<BF16, PLANE_ROWS>(sum, r, own.end - own.begin);
+        if (!shares_sums(d.shape))
+            put_wide<BF16, PLANE_ROWS>(d, sum, tile);
+    }
+    if (shares_sums(d.shape)) { /* one tile */
+        meet_warps<WORKERS>(1);
+        share_wide<PLANE_ROWS>((float *)r.weights.slots, sum);
     }
 }
 
@@ -347,7 +462,8 @@ __device__ __forceinline__ void make_bells(const stream_ring &r)
         bell_init(&r.full[i], 1), bell_init(&r.free[i], WORKERS / 32);
 }
 
-template <bool BF16, int N>
+/* PLANE_ROWS: with more than WIDE rows, else 0. */
+template <bool BF16, int N, int PLANE_ROWS>
 __global__ void __launch_bounds__(THREADS, 1)
     stream_kernel(const __grid_constant__ stream_args d, const __grid_constant__ CUtensorMap w,
                   const __grid_constant__ CUtensorMap act)
@@ -365,9 +481,12 @@ __global__ void __launch_bounds__(THREADS, 1)
     }
     __syncthreads();
     early_start();
-    if (warp < WORKERS / 32)
-        work<BF16, N>(r, d, own);
-    else if (threadIdx.x == WORKERS)
+    if (warp < WORKERS / 32) {
+        if constexpr (PLANE_ROWS > 0)
+            work_wide<BF16, PLANE_ROWS>(r, d, own);
+        else
+            work<BF16, N>(r, d, own);
+    } else if (threadIdx.x == WORKERS)
         feed_weights(r.weights, d, own, &w);
     else if (threadIdx.x == WORKERS + 32)
         feed_act<N>(r.act, d, own, &act);
@@ -377,20 +496,35 @@ __global__ void __launch_bounds__(THREADS, 1)
         if (warp < WORKERS / 32)
             put_shared<BF16>(d, (const float *)sh->slots, own.tile);
         cluster_part(); /* nobody leaves while others read */
+    } else if (d.shape.adds && warp < WORKERS / 32) {
+        put_added(d, (const float *)sh->slots, own.tile);
     }
 }
 
 /* --- sharing out ------------------------------------------------------------------------------ */
 
+template <bool BF16, int N> static auto kernel_of(uint32_t plane_rows)
+{
+    if constexpr (N > WIDE)
+        return plane_rows == 64 ? stream_kernel<BF16, N, 64> : stream_kernel<BF16, N, 56>;
+    else
+        return stream_kernel<BF16, N, 0>;
+}
+
+template <bool BF16, int N> static bool has_kernel(uint32_t plane_rows)
+{
+    cudaFuncAttributes code;
+    return !cudaFuncGetAttributes(&code, kernel_of<BF16, N>(plane_rows)) && code.ptxVersion >= 90 &&
+           !cudaFuncSetAttribute(kernel_of<BF16, N>(plane_rows), cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                 SHARED_SIZE);
+}
+
 template <bool BF16, int N> static uint32_t clusters_of(uint32_t splits) /* that fit on the device together */
 {
     static int known[SPLITS_MAX + 1]; /* + 1 */
     if (known[splits] == 0) {
-        cudaFuncAttributes code;
         int count = 0;
-        bool fits = !cudaFuncGetAttributes(&code, stream_kernel<BF16, N>) && code.ptxVersion >= 90 &&
-                    !cudaFuncSetAttribute(stream_kernel<BF16, N>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                          SHARED_SIZE);
+        bool fits = has_kernel<BF16, N>(64) && has_kernel<BF16, N>(56);
         cudaLaunchAttribute attribute = {};
         attribute.id = cudaLaunchAttributeClusterDimension;
         attribute.val.clusterDim = {splits, 1, 1};
@@ -398,7 +532,7 @@ template <bool BF16, int N> static uint32_t clusters_of(uint32_t splits) /* that
         config.gridDim = dim3(splits), config.blockDim = dim3(THREADS);
         config.dynamicSmemBytes = SHARED_SIZE;
         config.attrs = &attribute, config.numAttrs = 1;
-        if (!fits || cudaOccupancyMaxActiveClusters(&count, stream_kernel<BF16, N>, &config))
+        if (!fits || cudaOccupancyMaxActiveClusters(&count, kernel_of<BF16, N>(64), &config))
             count = 0;
         known[splits] = count + 1;
     }
@@ -426,12 +560,12 @@ template <bool BF16, int N> static bool shape_plan(stream_shape *s, const cuda_p
     bool pair = p.epilogue == CUDA_SWIGLU16, adds = p.epilogue == CUDA_ADD_F32;
     uint32_t least = UINT32_MAX, rows = pair ? p.m.rows / 2 : p.m.rows,
              chunks = (p.m.columns + CHUNK - 1) / CHUNK;
-    uint32_t most = splits    ? splits
-                    : N <= 64 ? SPLITS_MAX
-                              : 1; /* of 128 rows there would be too much to add up */
+    uint32_t most = splits      ? splits
+                    : N <= WIDE ? SPLITS_MAX
+                                : 1; /* of 128 rows there would be too much to add up */
     for (uint32_t n = splits ? splits : 1; n <= most && n <= chunks; n++)
-        for (uint32_t plane_rows = 64; plane_rows >= 40; plane_rows -= 8) {
-            stream_shape t = {0, n, chunks, rows, plane_rows, pair, n > 1 && !adds};
+        for (uint32_t plane_rows = 64; plane_rows >= (N > WIDE ? 56 : 40); plane_rows -= 8) {
+            stream_shape t = {0, n, chunks, rows, plane_rows, pair, n > 1 && !adds, false};
             t.tiles = (rows + tile_width(t) - 1) / tile_width(t);
             uint32_t together = tiles_at_once<BF16, N>(t);
             if (together == 0 || (n > 1 && t.tiles > together))
@@ -440,7 +574,7 @@ template <bool BF16, int N> static bool shape_plan(stream_shape *s, const cuda_p
             if (cost < least)
                 least = cost, *s = t;
         }
-    if (N > 64 && splits == 0 && least < UINT32_MAX && s->tiles < clusters_of<BF16, N>(1) * 3 / 4)
+    if (N > WIDE && splits == 0 && least < UINT32_MAX && s->tiles < clusters_of<BF16, N>(1) * 3 / 4)
         return false; /* the library is quicker */
     return least < UINT32_MAX;
 }
@@ -449,11 +583,11 @@ template <bool BF16, int N> static bool shape_plan(stream_shape *s, const cuda_p
 
 template <bool BF16, int N> static bool launch_stream(cudaStream_t s, const cuda_product &p, uint32_t splits)
 {
-    stream_args d = {p, {}, 0, 0, false};
+    stream_args d = {p, {}, 0, 0, false, N <= 32};
     CUtensorMap w, act;
     if (!shape_plan<BF16, N>(&d.shape, p, splits))
         return false;
-    d.twos = N <= 32 && d.shape.plane_rows >= 56; /* others lose: 128 rows 3 %, smaller planes up to 10 % */
+    d.twos = N != 64 && d.shape.plane_rows >= 56; /* others lose, smaller planes up to 10 % */
     if (!cuda_map_rows(&w, p.m.values, p.m.rows, p.m.columns, p.m.columns, d.shape.plane_rows, d.twos) ||
         !cuda_map_rows(&act, p.act, p.rows, p.m.columns, p.act_stride, N, false))
         return false;
@@ -463,8 +597,9 @@ template <bool BF16, int N> static bool launch_stream(cudaStream_t s, const cuda
     d.ahead = min(d.slots, (ON_THE_WAY + size - 1) / size);
     static_assert(ON_THE_WAY >= 2 * PLANES * 64 * 2 * CHUNK, "two slots may be on their way");
     uint32_t together = min(d.shape.tiles, tiles_at_once<BF16, N>(d.shape));
-    launch_early(stream_kernel<BF16, N>, dim3(together * d.shape.splits), dim3(THREADS), SHARED_SIZE, s,
-                 d.shape.joins ? d.shape.splits : 1, d, w, act);
+    d.shape.adds = p.epilogue == CUDA_ADD_F32 && together == d.shape.tiles;
+    launch_early(kernel_of<BF16, N>(d.shape.plane_rows), dim3(together * d.shape.splits), dim3(THREADS),
+                 SHARED_SIZE, s, d.shape.joins ? d.shape.splits : 1, d, w, act);
     return true;
 }
 

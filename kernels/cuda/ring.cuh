@@ -67,13 +67,40 @@ struct swizzled {
     }
 };
 
+#define PART 16 /* tokens of a box of page_maps.part: a warp's */
+
+struct page_maps {
+    const CUtensorMap *page,
+        *part; /* part: for pages of which the row sees less; or NULL: pages come whole */
+};
+
+/* K and V of one page and head: `tokens` of them, boxes of `box` rows. at: the row of the map where K begins, v: where V does. */
+template <int HD, bool ONCE>
+__device__ __forceinline__ void copy_page_boxes(const ring &r, const CUtensorMap *map, int32_t at, int32_t v,
+                                                uint32_t tokens, uint32_t box, uint64_t once)
+{
+    uint64_t *bell = &r.b->full[r.at];
+    bell_expect(bell, 2 * tokens * HD * 2);
+    for (uint32_t t = 0; t < tokens; t += box)
+#pragma unroll
+        for (int p = 0; p < 2 * HD / 64; p++) {
+            int32_t x = 64 * (p % (HD / 64)), y = (p < HD / 64 ? at : v) + (int32_t)t;
+            uint8_t *to = r.page() + p * PLANE_SIZE + t * 128;
+            if (ONCE)
+                copy_box_once(to, map, x, y, bell, once);
+            else
+                copy_box(to, map, x, y, bell);
+        }
+}
+
 /* The pages of a split for one KV head; row: of the map, where the head's K begins in page 0. early: the row's last page is being
- * written by kernels before this one, which are not waited for yet; false from then on. */
-template <int HD>
+ * written by kernels before this one, which are not waited for yet; false from then on. ONCE: hardly another split reads these pages. */
+template <int HD, bool ONCE = false>
 __device__ __forceinline__ void feed_split(ring &r, const cuda_split &s, const cuda_attention &a,
-                                           const CUtensorMap *map, uint32_t row, bool &early)
+                                           const page_maps &maps, uint32_t row, bool &early)
 {
     uint32_t page_rows = (uint32_t)(a.page_values / HD);
+    uint64_t once = ONCE ? read_once() : 0;
 #pragma unroll 1
     for (uint32_t i = 0; i < s.page_count; i++) {
         if (early && (i + 1) * 64 >= s.token_count) {
@@ -82,13 +109,13 @@ __device__ __forceinline__ void feed_split(ring &r, const cuda_split &s, const c
         }
         r.make_room();
         if (threadIdx.x % 32 == 0) {
-            int32_t at = (int32_t)(a.tables[s.table + s.page_begin + i] * page_rows + row);
-            bell_expect(&r.b->full[r.at], 2 * 64 * HD * 2);
-            for (int p = 0; p < HD / 64; p++) {
-                copy_box(r.page() + p * PLANE_SIZE, map, 64 * p, at, &r.b->full[r.at]);
-                copy_box(r.page() + (HD / 64 + p) * PLANE_SIZE, map, 64 * p,
-                         at + (int32_t)a.kv_head_count * 64, &r.b->full[r.at]);
-            }
+            int32_t at = (int32_t)(a.tables[s.table + s.page_begin + i] * page_rows + row),
+                    v = at + (int32_t)a.kv_head_count * 64;
+            uint32_t left = (s.token_count - i * 64 + PART - 1) / PART * PART;
+            if (maps.part && left < 64)
+                copy_page_boxes<HD, ONCE>(r, maps.part, at, v, left, PART, once);
+            else
+                copy_page_boxes<HD, ONCE>(r, maps.page, at, v, 64, 64, once);
         }
         __syncwarp();
         r.step();

@@ -34,7 +34,7 @@ template <cuda_form F, int HD> __device__ void feed(ring r, const cuda_step &a, 
         feed_product<F>(r, d, l.qkv, 1);
 #pragma unroll 1
         for (uint32_t at = blockIdx.x; at < a.split_grid * kv_heads; at += gridDim.x)
-            feed_split<HD>(r, a.splits[at / kv_heads], a.attention, map,
+            feed_split<HD>(r, a.splits[at / kv_heads], a.attention, {map, nullptr},
                            (i * 2 * kv_heads + at % kv_heads) * 64, early);
         feed_product<F>(r, d, l.o, 1);
         feed_product<F>(r, d, l.gate_up, 2);
@@ -494,7 +494,7 @@ static bool launch_step(cudaStream_t s, const cuda_step *a, uint32_t sm_count, b
         return false; /* not here: layer by layer, then */
     if (only_asks)
         return true;
-    if (cuda_step_letters(a) > a->letters_size || !cuda_page_map(&map, a->rope.kv, HD))
+    if (cuda_step_letters(a) > a->letters_size || !cuda_page_map(&map, a->rope.kv, HD, 64, false))
         return false;
     cuda_launched(cudaMemsetAsync(a->letters, 0, cuda_step_letters(a), s));
     cudaLaunchAttribute attribute = {};
