@@ -351,6 +351,17 @@ void engine_do_open(struct engine *e, uint64_t handle, struct engine_open *open)
     }
 }
 
+/* What can be known of a request to draw before a token is computed for it: what goes wrong later is the node's fault. */
+static int check_sampling(const struct engine *e, const struct sampler_params *p, struct td_error *err)
+{
+    int rc = sampler_check(p, err);
+    for (uint32_t i = 0; i < p->bias_count && rc == 0; i++)
+        if ((uint32_t)p->bias[i].id >= e->model.vocab_count)
+            rc = td_fail(err, -TD_ERR_ARG, "logit_bias names token id %d; the model has %u", p->bias[i].id,
+                         e->model.vocab_count);
+    return rc;
+}
+
 void engine_do_start(struct engine *e, struct sequence *s, const struct engine_generate *g)
 {
     struct td_error err;
@@ -358,7 +369,7 @@ void engine_do_start(struct engine *e, struct sequence *s, const struct engine_g
     s->idle = false;
     if (s->started)
         return;
-    int rc = sampler_check(&g->sampling, &err);
+    int rc = check_sampling(e, &g->sampling, &err);
     if (rc == 0 && (rc = sequence_set_generate(s, &e->model, g)) < 0)
         td_fail(&err, rc, "the node is out of memory");
     if (rc < 0) {

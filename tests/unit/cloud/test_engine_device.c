@@ -43,22 +43,27 @@ static void tokens_are_drawn_by_the_device(void **state)
     rig_close(r);
 }
 
-/* What the device's list has no room for, or no meaning, is drawn by the host, with its words. */
-static void the_host_draws_what_the_device_cannot(void **state)
+/* The client's mistake, and told before anything is computed for it, whoever draws. */
+static void a_bias_outside_the_vocabulary_is_refused(void **state)
 {
     (void)state;
     static struct client c;
     int32_t ids[10];
-    struct rig *r = rig_open((struct rig_options){.device = true});
-    struct engine_generate generate = rig_sampling(4, 1);
-    generate.sampling.bias_count = 1;
-    generate.sampling.bias[0] = (struct sampler_bias){(int32_t)r->model->params.vocab_count, 1.0f};
-    rig_ids(ids, 10, VOCAB, 3);
-    client_direct(r, &c, ids, 10, generate);
-    rig_until(r, c.done || c.failed);
-    assert_int_equal(c.fail_code, -TD_ERR_INTERNAL);
-    assert_int_equal(twin_of(r)->drawn, 0);
-    rig_close(r);
+    for (int device = 0; device < 2; device++) {
+        struct rig *r = rig_open((struct rig_options){.device = device});
+        struct engine_generate generate = rig_sampling(4, 1);
+        generate.sampling.bias_count = 1;
+        generate.sampling.bias[0] = (struct sampler_bias){(int32_t)r->model->params.vocab_count, 1.0f};
+        rig_ids(ids, 10, VOCAB, 3);
+        client_direct(r, &c, ids, 10, generate);
+        rig_until(r, c.done || c.failed);
+        assert_int_equal(c.fail_code, -TD_ERR_ARG);
+        generate.sampling.bias[0].id--;
+        client_direct(r, &c, ids, 10, generate);
+        rig_until(r, c.done || c.failed);
+        assert_true(c.done);
+        rig_close(r);
+    }
 }
 
 /* An edge's prompt, k = 1, with pieces of `codec`; one of them broken beyond what its sender's CRC knows. */
@@ -300,7 +305,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(tokens_are_drawn_by_the_device),
-        cmocka_unit_test(the_host_draws_what_the_device_cannot),
+        cmocka_unit_test(a_bias_outside_the_vocabulary_is_refused),
         cmocka_unit_test(pieces_go_to_the_device),
         cmocka_unit_test(what_the_device_has_no_room_for_comes_back),
         cmocka_unit_test(preempted_ones_come_back),
