@@ -235,8 +235,8 @@ static int file_load(struct keys *k, const uint8_t *file, size_t size, struct td
         return file_damaged(k, -TD_ERR_FORMAT, err);
     if (load_le32(file + AT_VERSION) != KEYS_VERSION)
         return td_fail(err, -TD_ERR_VERSION,
-                       "cannot read %s/" KEYS_FILE ": version %u is newer than this program", k->directory,
-                       load_le32(file + AT_VERSION));
+                       "cannot read %s/" KEYS_FILE ": it is of version %u, this program reads version %d",
+                       k->directory, load_le32(file + AT_VERSION), KEYS_VERSION);
     uint32_t count = load_le32(file + AT_COUNT);
     size_t body = size - TAIL_SIZE;
     if (count > KEYS_TENANTS_MAX || body != HEAD_SIZE + (size_t)ENTRY_SIZE * count ||

@@ -1,6 +1,7 @@
 /* recover: from the files of a directory to the tables in RAM.
  *
- *   1. Every segment file is opened and its head checked. A file without one good head was never acknowledged: it is removed.
+ *   1. Every segment file is opened and its head checked. A file without one good head was never acknowledged: it is removed. One of
+ *      another version ends the opening before anything is changed.
  *   2. If the index is sound, its rows fill the tables; it knows each segment up to an applied length. If it is not, it is set
  *      aside and all lengths are zero.
  *   3. Segments are replayed beyond those lengths in order of their ids, which is the order of lsns: the last record of an id wins,
@@ -53,29 +54,50 @@ static int compare_ids(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* The head page is damaged: any record of the file states the segment's nonce. */
-static bool find_nonce(struct store *s, struct segment *g, uint64_t size)
+/* The head page is damaged: any record of the file states the segment's nonce. -TD_ERR_NOTFOUND: it has none. */
+static int find_nonce(struct store *s, struct segment *g, uint64_t size)
 {
     for (uint64_t at = RECORD_PAGE; at + RECORD_PAGE <= size; at += RECORD_PAGE) {
         uint8_t page[RECORD_PAGE];
         struct record_head h;
         if (io_read_all(s->io, g->fd, page, sizeof page, at) < 0)
             continue;
-        if (record_head_parse(page, &h) == 0 && h.segment_id == g->id && h.offset == at) {
+        int rc = record_head_parse(page, &h);
+        if (rc == -TD_ERR_VERSION)
+            return rc;
+        if (rc == 0 && h.segment_id == g->id && h.offset == at) {
             g->nonce = h.segment_nonce;
             g->first_lsn = 0; /* not known: assume the oldest, so that tombstones are kept */
-            return true;
+            return 0;
         }
     }
-    return false;
+    return -TD_ERR_NOTFOUND;
 }
 
-/* Open a segment file. *out = NULL when there is nothing in it. */
+/* -TD_ERR_VERSION: another version of this program wrote it, so nothing here may touch it. */
+static int identify(struct store *s, struct segment *g, uint64_t size)
+{
+    uint8_t page[RECORD_PAGE];
+    struct segment_head head;
+    int rc = size >= RECORD_PAGE ? io_read_all(s->io, g->fd, page, sizeof page, 0) : -TD_ERR_TRUNCATED;
+    rc = rc < 0 ? rc : segment_head_parse(page, &head);
+    if (rc == -TD_ERR_VERSION)
+        return rc;
+    if (rc == 0 && head.id == g->id) {
+        g->nonce = head.nonce;
+        g->first_lsn = head.first_lsn;
+        return 0;
+    }
+    rc = find_nonce(s, g, size);
+    if (rc == 0)
+        log_warn("store", "a segment's head is damaged; its records are read");
+    return rc;
+}
+
+/* Open a segment file. *out = NULL when it cannot be opened, or, -TD_ERR_NOTFOUND, when there is nothing in it. */
 static int open_segment(struct store *s, uint64_t id, struct segment **out)
 {
     char name[SEGMENT_NAME_SIZE], path[IO_PATH_MAX];
-    uint8_t page[RECORD_PAGE];
-    struct segment_head head;
     *out = NULL;
     segment_name(id, name);
     if (!io_path(path, s->directory, name))
@@ -96,28 +118,17 @@ static int open_segment(struct store *s, uint64_t id, struct segment **out)
         s->index_partial = s->segment_unread = true;
         return 0;
     }
-    bool good = size >= RECORD_PAGE && io_read_all(s->io, g->fd, page, sizeof page, 0) == 0 &&
-                segment_head_parse(page, &head) == 0 && head.id == id;
-    if (good) {
-        g->nonce = head.nonce;
-        g->first_lsn = head.first_lsn;
-    } else {
-        good = find_nonce(s, g, (uint64_t)size);
-        log_warn("store", good ? "a segment's head is damaged; its records are read"
-                               : "a segment without records is removed");
-    }
     int64_t allocated = s->io->allocated(s->io, g->fd);
     g->end = (uint64_t)size / RECORD_PAGE * RECORD_PAGE;
     g->hole_size = allocated >= 0 && allocated < size ? (uint64_t)(size - allocated) : 0;
-    int rc = good ? segments_add(&s->segments, g) : 0;
-    if (good && rc == 0) {
+    int rc = identify(s, g, (uint64_t)size);
+    rc = rc < 0 ? rc : segments_add(&s->segments, g);
+    if (rc == 0) {
         *out = g;
         return 0;
     }
     s->io->close(s->io, g->fd);
     free(g);
-    if (!good && !s->read_only)
-        s->io->unlink(s->io, path);
     return rc;
 }
 
@@ -140,14 +151,24 @@ static int open_segments(struct store *s)
     s->next_segment_id = 1;
     if (rc == 0 && list.count > 0)
         keep_names(s);
+    size_t empty = 0;
     for (size_t i = 0; i < list.count && rc == 0; i++) {
         struct segment *g;
         rc = open_segment(s, list.ids[i], &g);
         s->next_segment_id = list.ids[i] + 1;
+        if (rc == -TD_ERR_NOTFOUND) {
+            list.ids[empty++] = list.ids[i];
+            rc = 0;
+        }
         if (rc == 0 && g) {
             s->next_lsn = TD_MAX(s->next_lsn, g->first_lsn);
             segments_trim(&s->segments);
         }
+    }
+    /* Only now: a directory with one segment of another version is left as it is. */
+    for (size_t i = 0; i < empty && rc == 0 && !s->read_only; i++) {
+        log_warn("store", "a segment without records is removed");
+        segment_unlink(&s->segments, list.ids[i]);
     }
     free(list.ids);
     return rc;
@@ -487,6 +508,12 @@ int recover(struct store *s, const struct store_env *env, bool keys_found, struc
                        "cannot open store %s: its key file " KEYS_FILE
                        " is missing; restore it, or remove the directory",
                        s->directory);
+    if (rc == -TD_ERR_VERSION)
+        return td_fail(
+            err, rc,
+            "cannot open store %s: its segments were written by another version of this program; start "
+            "that version, or remove the directory",
+            s->directory);
     if (rc == 0 && !s->read_only)
         rc = load_index(s, s->index_directory);
     struct replay r = {0};

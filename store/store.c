@@ -81,6 +81,12 @@ static int take_lock(struct store *s, struct td_error *err)
     s->lock_fd = s->io->lock(s->io, path, s->read_only, &holder);
     if (s->lock_fd >= 0)
         return take_directory(s, err);
+    if (s->lock_fd == -ENOENT &&
+        s->read_only) { /* a copy without it: the directory's own lock will do, if there is a directory */
+        int rc = take_directory(s, err);
+        if (rc < 0 || s->directory_fd >= 0)
+            return rc;
+    }
     if (s->lock_fd == -EWOULDBLOCK)
         return td_fail(err, -TD_ERR_BUSY,
                        "cannot open store %s: process %ld holds it; stop that program or ask it instead",
