@@ -163,7 +163,7 @@ static int check_size(const struct config_option *o, uint64_t size, const char *
         err, -TD_ERR_ARG,
         "cannot use %s: %s must be at least %llu%.1s (or 0), and this is %llu bytes; the units are "
         "K, M, G and T",
-        source, o->name, (unsigned long long)shown, "\0KMGT" + unit, (unsigned long long)size);
+        source, o->name, (unsigned long long)shown, &"\0KMGT"[unit], (unsigned long long)size);
 }
 
 /* Check `text` and put it in the option's slot. `source` says where it came from, as in "edge.ini:3" or
