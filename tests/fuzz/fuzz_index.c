@@ -1,7 +1,10 @@
 /* fuzz_index: hostile index.sqlite and keys.td beside a sound log. The first byte says what the rest is: 0 the index, byte for byte; 1 changes to a sound one
  * (u16le place, u8 value); 2 rows and lengths of segments that a sound SQLite file holds, 12 bytes each; 3 changes to keys.td, its CRC made right. An index
- * may cost hits, and records that it leaves out or takes for others may go, as for anybody who may write the directory; it never gives wrong hits: what is
- * read, before and after a rebuild, is what was written, quality included, and nothing ends the process. A changed key file is refused. */
+ * may cost hits, and never gives wrong ones: what is read, before and after a rebuild, is what was written, quality included, and nothing ends the process.
+ * A changed key file is refused.
+ * What does not hold, so that nothing here asks for it: that all records are there after a rebuild. A sound but false index that calls a segment
+ * reflected and leaves out its rows makes the open store remove the segment as empty, and a row with another record's place, lsn and size gets that
+ * one voided with its own. Input of mode 2 with applied pages and no row in segment 1 shows it: 02 2a, then ff to the end of the row. */
 #include "shared/log.h"
 #include "store/store_internal.h"
 #include "store/tier.h"
