@@ -115,6 +115,7 @@ static int gguf_load(const char *path, const void *data, size_t size, struct ggu
     struct gguf *g = calloc(1, sizeof *g);
     if (g) {
         g->fd = -1;
+        pthread_mutex_init(&g->intact_lock, NULL);
         g->path = strdup(path);
     }
     if (!g || !g->path) {
@@ -165,6 +166,7 @@ void gguf_close(struct gguf *g)
         munmap((void *)g->map, g->map_size);
     if (g->fd >= 0)
         close(g->fd);
+    pthread_mutex_destroy(&g->intact_lock);
     free(g->path);
     free(g);
 }

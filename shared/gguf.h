@@ -114,7 +114,7 @@ int gguf_slice(struct gguf *g, uint32_t layer_end, const char *out_path, progres
 int gguf_verify(struct gguf *g, progress_fn progress, void *ctx, struct td_error *err);
 /* gguf_intact: are the mapped tensors still those that gguf_digests last saw? For who computes with them, before a use and again before
  * what came of it counts: whoever writes into the file changes its time first. One look at that time; if it is another, every tensor is
- * hashed, so a mere touch does no harm. Once false, always false. One thread at a time. */
+ * hashed, so a mere touch does no harm. Once false, always false. Any thread. */
 bool gguf_intact(struct gguf *g);
 /* Layers whose tensors are present: n_layer for a full file, "tandem.slice.layer_end" for a slice. */
 uint32_t gguf_layers_held(const struct gguf *g);

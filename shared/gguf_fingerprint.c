@@ -286,11 +286,11 @@ int gguf_verify(struct gguf *g, progress_fn progress, void *ctx, struct td_error
 
 bool gguf_intact(struct gguf *g)
 {
-    if (g->changed)
-        return false;
-    if (!gguf_is_touched(g))
-        return true;
-    g->changed =
-        !g->digests || g->identity.size != g->map_size || check_tensors(g, g->digests, NULL, NULL, NULL) < 0;
-    return !g->changed;
+    pthread_mutex_lock(&g->intact_lock);
+    if (!g->changed && gguf_is_touched(g))
+        g->changed = !g->digests || g->identity.size != g->map_size ||
+                     check_tensors(g, g->digests, NULL, NULL, NULL) < 0;
+    bool intact = !g->changed;
+    pthread_mutex_unlock(&g->intact_lock);
+    return intact;
 }

@@ -8,6 +8,7 @@
 #ifndef TANDEM_SHARED_GGUF_INTERNAL_H
 #define TANDEM_SHARED_GGUF_INTERNAL_H
 #include "shared/gguf.h"
+#include <pthread.h>
 
 #define GGUF_MAGIC             0x46554747u /* "GGUF" read as a little-endian u32 */
 #define GGUF_VERSION           3u
@@ -34,8 +35,9 @@ struct gguf {
     char *path; /* owned; "" for borrowed bytes */
     int fd;     /* of the mapped file, -1 without one: its time tells whether somebody writes into it */
     struct gguf_identity identity;
-    uint8_t *digests; /* owned: what gguf_digests said last; NULL before */
-    bool changed;     /* what gguf_intact has found */
+    uint8_t *digests;            /* owned: what gguf_digests said last; NULL before */
+    pthread_mutex_t intact_lock; /* who asks while all is hashed for another waits */
+    bool changed;                /* what gguf_intact has found */
 
     struct gguf_value *values;
     size_t value_count;
