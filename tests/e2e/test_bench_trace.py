@@ -48,8 +48,9 @@ def test_refusals_are_one_line(tmp_path):
     bad.write_text('{"timestamp": 1, "hash_ids": [1]}\n{"timestamp": 2, "hash_ids": 1}\n')
     assert "line 2: " in tandem(bad, code=1).stderr
     for arguments, code in (((bad,), 1), ((tmp_path / "none",), 1), ((bad, "--sizes", "3,1"), 2), ((bad, "--sizes", "0"), 2),
-                            ((bad, "--sizes", "nan"), 2), ((bad, "--policy", "mru"), 2), ((), 2)):
+                            ((bad, "--sizes", "nan"), 2), ((bad, "--policy", "mru"), 2)):
         assert len(tandem(*arguments, code=code).stderr.strip().splitlines()) == 1
+    assert tandem(code=2).stderr.startswith("Usage: tandem bench trace FILE")
     good = tmp_path / "good.jsonl"
     good.write_text('{"timestamp": 1, "hash_ids": [1]}\n')
     assert "cannot write chart" in tandem(good, "--svg", tmp_path, code=1).stderr
