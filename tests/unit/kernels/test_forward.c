@@ -3,8 +3,6 @@
 #include "kernels/cpu/ops.h"
 #include "tests/unit/kernels/models.h"
 #include <math.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #define TOKENS 150 /* three blocks, the last one short */
 
@@ -480,53 +478,6 @@ static void a_part_of_the_layers(void **state)
     free(hidden), free(want), reference_close(&f);
 }
 
-static void copy_file(const char *from, const char *to)
-{
-    FILE *in = fopen(from, "rb"), *out = fopen(to, "wb");
-    assert_true(in && out);
-    for (int c; (c = fgetc(in)) != EOF;)
-        fputc(c, out);
-    fclose(in), fclose(out);
-}
-
-/* Clocks of files are coarse: a time that it has not had. */
-static void touch(int fd, long time_ns)
-{
-    struct timespec times[2] = {{1, 0}, {1, time_ns}};
-    assert_int_equal(futimens(fd, times), 0);
-}
-
-/* What somebody writes into a model file is not computed with, and the backend says that it has failed. */
-static void a_model_that_is_written_into(void **state)
-{
-    (void)state;
-    char path[] = "/tmp/td-forward-XXXXXX";
-    int32_t id = 3;
-    uint32_t page = 0;
-    uint8_t hash[TD_HASH_SIZE], byte;
-    char sidecar[64];
-    struct batch_seq s = {.layer_end = 1, .row_count = 1, .ids = &id, .pages = &page};
-    struct run r;
-    int fd = mkstemp(path);
-    assert_true(fd >= 0);
-    copy_file(TEST_DATA "/tiny/llama-gqa-untied.gguf", path);
-    run_open_path(&r, path, 1, NULL, 16);
-    assert_int_equal(run_batch(&r, &s, 1), 0);
-    assert_int_equal(gguf_fingerprint(r.file, hash, NULL, NULL, NULL), 0);
-    unlink(strcat(strcpy(sidecar, path), ".digests"));
-    touch(fd, 5);
-    assert_int_equal(run_batch(&r, &s, 1), 0);
-    assert_int_equal(r.backend->ops->state(r.backend), 0);
-    off_t last = (off_t)gguf_file_size(r.file) - 1;
-    assert_int_equal(pread(fd, &byte, 1, last), 1);
-    byte ^= 1;
-    assert_int_equal(pwrite(fd, &byte, 1, last), 1);
-    touch(fd, 6);
-    assert_int_equal(run_batch(&r, &s, 1), -TD_ERR_IO);
-    assert_int_equal(r.backend->ops->state(r.backend), -TD_ERR_IO);
-    run_close(&r), close(fd), unlink(path);
-}
-
 static void check_create(const struct model *m, struct backend_config config, int code, const char *word)
 {
     struct backend *b;
@@ -566,7 +517,6 @@ int main(void)
         cmocka_unit_test(a_refused_batch_writes_nothing),
         cmocka_unit_test(page_calls_check_their_arguments),
         cmocka_unit_test(a_part_of_the_layers),
-        cmocka_unit_test(a_model_that_is_written_into),
         cmocka_unit_test(backends_that_cannot_be),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
