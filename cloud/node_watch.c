@@ -22,6 +22,7 @@ void node_block_signals(void)
     fill_signals(&set);
     pthread_sigmask(SIG_BLOCK, &set, NULL);
     signal(SIGPIPE, SIG_IGN);
+    signal(SIGXFSZ, SIG_IGN); /* beyond `ulimit -f` a write fails, like on a full disk, and does not end us */
 }
 
 struct warming {

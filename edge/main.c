@@ -197,6 +197,7 @@ int main(int argc, char **argv)
     forbid_core_dumps();
     pthread_sigmask(SIG_BLOCK, &set, NULL); /* before any thread: all that come after have them blocked too */
     signal(SIGPIPE, SIG_IGN);
+    signal(SIGXFSZ, SIG_IGN); /* beyond `ulimit -f` a write fails, like on a full disk, and does not end us */
     int rc = edge_settings_load(argc, argv, &p.settings, &config, &err);
     if (rc == 1)
         return 0;

@@ -124,6 +124,12 @@ static int take_pages(struct cpu_backend *b, struct td_error *err)
     if (b->base.page_count <= fit) {
         b->pages_size = b->base.page_count * page_size;
         b->pages = map_memory(b->pages_size);
+        if (!b->pages) /* there is as much, and it is not to be had: ulimit -v, or promised to others */
+            return td_fail(
+                err, -TD_ERR_NOMEM,
+                "cannot start the CPU engine: the system refuses %zu MiB for %u KV pages (is there a "
+                "limit, as of ulimit -v?); take fewer",
+                b->pages_size / MIB, b->base.page_count);
     }
     if (!b->pages)
         return td_fail(err, -TD_ERR_NOMEM,

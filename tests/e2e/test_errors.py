@@ -1,4 +1,6 @@
 """Bad starts: one line that says what is wrong and what to do, and an exit code that is not 0."""
+import resource
+import signal
 import socket
 import subprocess
 import urllib.error
@@ -129,6 +131,44 @@ def test_full_disk(tmp_path):
     finally:
         c.kill()
         subprocess.run(["umount", "-l", mount])
+
+
+def under(program, limit, size):
+    """Starts it under a limit, with signals as a shell leaves them; Python ignores SIGXFSZ."""
+    def limited():
+        signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+        resource.setrlimit(limit, (size, size))
+    with open(program.log_path, "ab") as log:
+        program.process = subprocess.Popen([str(c) for c in program.command()], stdout=log, stderr=log, preexec_fn=limited)
+
+
+def test_files_that_may_not_grow(tmp_path):
+    """Under `ulimit -f` no block fits into a file: both programs serve and keep what is said, as on a full disk."""
+    from conftest import client_of
+    c = Cloud(tmp_path / "c")
+    e = Edge(tmp_path / "e", c, c.new_token())
+    ask = dict(model="default", temperature=0, max_tokens=4)
+    try:
+        for program in (c, e):
+            under(program, resource.RLIMIT_FSIZE, 1 << 20)
+            program.wait_ready()
+        client = client_of(e)
+        for i in range(3):
+            r = client.chat.completions.create(messages=[{"role": "user", "content": f"{i} words and words " * 100}], **ask)
+            assert r.choices[0].message.content is not None
+        assert "writes are off: disk full" in c.log() + e.log(), "control: the limit was met"
+        assert e.stop() == 0 and c.stop() == 0
+        c.start(), e.start()  # without a limit
+        assert client.get(f"/conversations/{r.model_extra['conversation']}", cast_to=object)["id"]
+    finally:
+        e.kill()
+        c.kill()
+
+
+def test_memory_that_is_refused(node):
+    under(node, resource.RLIMIT_AS, 512 << 20)
+    assert node.process.wait(20) == 1
+    assert "ulimit -v" in node.log() and "at most" not in node.log(), node.log()
 
 
 def test_help_and_version():
