@@ -64,7 +64,7 @@ int store_master_key_load(const char *path, bool create, uint8_t out[CRYPTO_KEY_
         return decode(variable, "the environment variable " MASTER_KEY_VARIABLE, out, err);
     if (!path || !*path)
         return td_fail(err, -TD_ERR_NOTFOUND,
-                       "no master key: set " MASTER_KEY_VARIABLE " or name a key file");
+                       "no master key: set " MASTER_KEY_VARIABLE " or name a key file with --store-key-file");
     int fd = io_posix.open(&io_posix, path, O_RDONLY);
     if (fd >= 0) {
         io_posix.close(&io_posix, fd);
