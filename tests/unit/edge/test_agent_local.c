@@ -137,6 +137,11 @@ static void another_text_of_the_cloud_goes_on_behind_the_devices(void **state)
     rig_free(&r);
 }
 
+static bool cloud_is_asked(void *arg)
+{
+    return ((struct rig *)arg)->cloud.generate_count > 0;
+}
+
 /* Too busy, says the cloud; the client has tokens already. */
 static void a_cloud_that_is_busy_is_asked_again(void **state)
 {
@@ -148,6 +153,8 @@ static void a_cloud_that_is_busy_is_asked_again(void **state)
     struct client *c = rig_asks(&r, 80);
     begin(&r, c);
     assert_true(comes_true(r.cloud.loop, has_five, c));
+    assert_true(
+        comes_true(r.cloud.loop, cloud_is_asked, &r)); /* the device may be sooner than its first OPEN */
     r.cloud.error_code = TD_ERR_FULL;
     r.cloud.error_retry = true;
     r.cloud.same_token = RIG_TOKEN + 1; /* makes it open again, which is refused once */
@@ -202,6 +209,7 @@ static void a_lost_link_does_not_stop_the_device(void **state)
     struct client *c = rig_asks(&r, 90);
     begin(&r, c);
     assert_true(comes_true(r.cloud.loop, has_five, c));
+    assert_true(comes_true(r.cloud.loop, cloud_is_asked, &r));
     on_loop(r.cloud.loop, cut, &r);
     assert_true(comes_true(r.cloud.loop, is_back, &r));
     assert_true(r.cloud.opens[1].held_count >= 5);
