@@ -1,7 +1,7 @@
 /* recover: from the files of a directory to the tables in RAM.
  *
- *   1. Every segment file is opened and its head checked. A file without one good head was never acknowledged: it is removed. One of
- *      another version ends the opening before anything is changed.
+ *   1. Every segment file is opened and its head checked. A file without one good head was never acknowledged: it is removed, if all of it
+ *      could be read. One of another version ends the opening before anything is changed.
  *   2. If the index is sound, its rows fill the tables; it knows each segment up to an applied length. If it is not, it is set
  *      aside and all lengths are zero.
  *   3. Segments are replayed beyond those lengths in order of their ids, which is the order of lsns: the last record of an id wins,
@@ -54,15 +54,20 @@ static int compare_ids(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* The head page is damaged: any record of the file states the segment's nonce. -TD_ERR_NOTFOUND: it has none. */
+/* The head page is damaged: any record of the file states the segment's nonce. -TD_ERR_NOTFOUND: it has none; another code: some of it cannot be
+ * read, so nobody can say. */
 static int find_nonce(struct store *s, struct segment *g, uint64_t size)
 {
+    int unread = 0;
     for (uint64_t at = RECORD_PAGE; at + RECORD_PAGE <= size; at += RECORD_PAGE) {
         uint8_t page[RECORD_PAGE];
         struct record_head h;
-        if (io_read_all(s->io, g->fd, page, sizeof page, at) < 0)
+        int rc = io_read_all(s->io, g->fd, page, sizeof page, at);
+        if (rc < 0) {
+            unread = rc;
             continue;
-        int rc = record_head_parse(page, &h);
+        }
+        rc = record_head_parse(page, &h);
         if (rc == -TD_ERR_VERSION)
             return rc;
         if (rc == 0 && h.segment_id == g->id && h.offset == at) {
@@ -71,10 +76,10 @@ static int find_nonce(struct store *s, struct segment *g, uint64_t size)
             return 0;
         }
     }
-    return -TD_ERR_NOTFOUND;
+    return unread ? unread : -TD_ERR_NOTFOUND;
 }
 
-/* -TD_ERR_VERSION: another version of this program wrote it, so nothing here may touch it. */
+/* -TD_ERR_VERSION: another version of this program wrote it, so nothing here may touch it. -TD_ERR_NOTFOUND: all of it was read, and nothing is in it. */
 static int identify(struct store *s, struct segment *g, uint64_t size)
 {
     uint8_t page[RECORD_PAGE];
@@ -88,13 +93,25 @@ static int identify(struct store *s, struct segment *g, uint64_t size)
         g->first_lsn = head.first_lsn;
         return 0;
     }
-    rc = find_nonce(s, g, size);
-    if (rc == 0)
+    int found = find_nonce(s, g, size);
+    if (found == 0)
         log_warn("store", "a segment's head is damaged; its records are read");
-    return rc;
+    bool unread = rc == -TD_ERR_IO || rc == -TD_ERR_NOMEM;
+    return found == -TD_ERR_NOTFOUND && unread ? rc : found;
 }
 
-/* Open a segment file. *out = NULL when it cannot be opened, or, -TD_ERR_NOTFOUND, when there is nothing in it. */
+/* An error of the moment, perhaps: the file stays, and the next start looks at it again. */
+static int pass_over(struct store *s, struct segment *g, int rc)
+{
+    if (g->fd >= 0)
+        s->io->close(s->io, g->fd);
+    free(g);
+    log_error("store", "a segment cannot be read (%s): its records are misses", td_status_text(rc));
+    s->index_partial = s->segment_unread = true;
+    return 0;
+}
+
+/* Open a segment file. *out = NULL when it cannot be read, or, -TD_ERR_NOTFOUND, when there is nothing in it. */
 static int open_segment(struct store *s, uint64_t id, struct segment **out)
 {
     char name[SEGMENT_NAME_SIZE], path[IO_PATH_MAX];
@@ -109,19 +126,14 @@ static int open_segment(struct store *s, uint64_t id, struct segment **out)
     g->sealed = g->name_durable = true;
     g->fd = s->io->open(s->io, path, s->read_only ? O_RDONLY : O_RDWR);
     int64_t size = g->fd < 0 ? g->fd : s->io->size(s->io, g->fd);
-    if (size < 0) {
-        if (g->fd >= 0)
-            s->io->close(s->io, g->fd);
-        free(g);
-        log_error("store", "a segment cannot be opened (%s): its records are misses",
-                  td_status_text(io_status(size)));
-        s->index_partial = s->segment_unread = true;
-        return 0;
-    }
+    if (size < 0)
+        return pass_over(s, g, io_status(size));
     int64_t allocated = s->io->allocated(s->io, g->fd);
     g->end = (uint64_t)size / RECORD_PAGE * RECORD_PAGE;
     g->hole_size = allocated >= 0 && allocated < size ? (uint64_t)(size - allocated) : 0;
     int rc = identify(s, g, (uint64_t)size);
+    if (rc < 0 && rc != -TD_ERR_VERSION && rc != -TD_ERR_NOTFOUND)
+        return pass_over(s, g, rc);
     rc = rc < 0 ? rc : segments_add(&s->segments, g);
     if (rc == 0) {
         *out = g;

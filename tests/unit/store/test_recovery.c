@@ -1,6 +1,7 @@
 /* recovery: what is found again when files were cut, flipped, deleted, or when the index is old, broken, locked or absent. */
 #include "store_fixture.h"
 #include "shared/log.h"
+#include <errno.h>
 #include <fcntl.h>
 #include <sqlite3.h>
 #include <sys/stat.h>
@@ -406,6 +407,40 @@ static void test_a_deleted_segment_while_running(void **state)
     fixture_remove(dir);
 }
 
+static int64_t pread_breaks(struct io *io, int fd, void *data, size_t size, uint64_t offset)
+{
+    char link[64], path[512];
+    snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
+    ssize_t length = readlink(link, path, sizeof path - 1);
+    path[length < 0 ? 0 : length] = 0;
+    return strstr(path, "/seg-") ? -EIO : io_posix.pread(io, fd, data, size, offset);
+}
+
+/* A disk that does not answer for a while says nothing of what is on it. */
+static void test_a_segment_that_cannot_be_read_stays(void **state)
+{
+    (void)state;
+    struct store_config c;
+    char *dir = make_store(&c);
+    for (int with_index = 0; with_index < 2; with_index++) {
+        struct io io = io_posix;
+        struct store *s = fixture_open(&c);
+        int kept = count_blocks(s, 0, BLOCKS);
+        assert_true(kept > 1);
+        store_close(s);
+        io.pread = pread_breaks;
+        if (!with_index)
+            remove_index(dir);
+        assert_int_equal(store_open_with(&c, &(struct store_env){.io = &io}, &s, NULL), 0);
+        assert_int_equal(count_blocks(s, 0, BLOCKS), 0);
+        store_close(s);
+        s = fixture_open(&c);
+        assert_int_equal(count_blocks(s, 0, BLOCKS), kept);
+        store_close(s);
+    }
+    fixture_remove(dir);
+}
+
 /* Swapping whole records or files between places must never give another block's bytes. */
 static void test_records_out_of_place(void **state)
 {
@@ -585,6 +620,7 @@ int main(void)
         cmocka_unit_test(test_any_damaged_page_costs_one_record),
         cmocka_unit_test(test_a_cut_segment),
         cmocka_unit_test(test_a_deleted_segment_while_running),
+        cmocka_unit_test(test_a_segment_that_cannot_be_read_stays),
         cmocka_unit_test(test_records_out_of_place),
         cmocka_unit_test(test_a_torn_record_at_the_end),
         cmocka_unit_test(test_an_erased_tenant_stays_erased_under_an_old_key_file),
