@@ -31,7 +31,8 @@ struct fake_open {
     uint32_t ids_count;
 };
 struct fake_plan {
-    uint32_t epoch, range_count;
+    uint32_t epoch, range_count, rows_patience_ms;
+    bool resumes;
     struct {
         uint32_t first_token, count, layers, codec, hidden_dtype;
     } ranges[4];
@@ -78,6 +79,9 @@ struct fake_cloud {
     int error_code;         /* an ERROR instead of OPEN_ACK */
     uint32_t left_from;     /* with the first rows: from here on it waits for no more; then tokens come */
     bool error_retry;       /* … after FAKE_RETRY_MS */
+    uint32_t
+        leaves; /* plans of which it waits for no more rows when the first come, and goes on from there by itself */
+    bool says_again; /* … and it says so once more when it has been helped again: on its way when it was */
 
     /* records */
     uint64_t error_us, opened_us; /* of the last ERROR, of the last OPEN */
@@ -231,6 +235,8 @@ static inline void fake_plan(struct fake_cloud *f, const Tandem__Plan *m)
     struct fake_plan *p = &f->plans[f->plan_count++ % FAKE_PLANS];
     p->epoch = m->epoch;
     p->range_count = (uint32_t)m->n_ranges;
+    p->rows_patience_ms = m->rows_patience_ms;
+    p->resumes = m->resumes;
     for (size_t i = 0; i < m->n_ranges && i < TD_COUNT(p->ranges); i++) {
         p->ranges[i].first_token = m->ranges[i]->first_token;
         p->ranges[i].count = m->ranges[i]->count;
@@ -252,6 +258,16 @@ static inline void fake_cut(struct fake_conn *c)
     ws_close(c->ws, "cut");
 }
 
+/* Everything from this token on is its own, under this plan. */
+static inline void fake_leave(struct fake_conn *c, uint32_t epoch, uint32_t from)
+{
+    Tandem__Ingested m = TANDEM__INGESTED__INIT;
+    m.epoch = epoch;
+    m.left_end = m.hidden_tokens = m.kv_tokens = c->cloud->opens[0].prompt_count;
+    m.left_begin = m.run_tokens = from;
+    fake_send(c, FRAME_INGESTED, c->stream, &m.base, NULL, 0);
+}
+
 static inline int fake_on_frame(void *ctx, const struct wire_frame *frame)
 {
     struct fake_conn *c = ctx;
@@ -270,6 +286,8 @@ static inline int fake_on_frame(void *ctx, const struct wire_frame *frame)
         break;
     case FRAME_PLAN:
         fake_plan(f, frame->plan);
+        if (f->says_again && frame->plan->resumes)
+            fake_leave(c, frame->plan->epoch - 1, 0);
         break;
     case FRAME_GENERATE:
         f->generate_count++;
@@ -298,6 +316,10 @@ static inline int fake_on_frame(void *ctx, const struct wire_frame *frame)
             m.left_begin = f->left_from;
             fake_send(c, FRAME_INGESTED, frame->stream, &m.base, NULL, 0);
             f->silent = false;
+        }
+        if (f->leaves > 0 && f->rows == 0 && frame->hidden->epoch == fake_epoch(f)) {
+            f->leaves--;
+            fake_leave(c, frame->hidden->epoch, frame->hidden->first_token);
         }
         if (frame->hidden->epoch == fake_epoch(f)) {
             f->rows_begin = f->rows ? f->rows_begin : frame->hidden->first_token;

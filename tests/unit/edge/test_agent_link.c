@@ -1,5 +1,6 @@
 /* agent, links that break: each token once, the plan that the cloud knows goes on, nodes that leave are followed, and no cloud is an error in time. */
 #include "agent_rig.h"
+#include "edge/agent_internal.h"
 #include "edge/api_edge.h"
 
 /* ---- links that break ---- */
@@ -60,6 +61,112 @@ static void what_the_cloud_did_by_itself_is_in_the_record(void **state)
     assert_int_equal(p->ranges[1].layers, 0);
     assert_int_equal(p->ranges[1].count, prompt - 64);
     assert_int_equal(c->timings.plan.left_tokens, prompt - 64);
+    rig_free(&r);
+}
+
+/* ---- a prompt that was left is taken up again ---- */
+
+static const char prompt_text[] =
+    "The keeper of the lighthouse had been told to light the lamp at dusk and to put it out at dawn, and to "
+    "write down every ship that passed, and he did so for thirty years without a word, until one evening no "
+    "ship came and no gull cried. He lit the lamp all the same, wrote that nothing had passed, and sat down "
+    "at the window to wait for the morning, which came late and grey and brought a letter.";
+
+/* The device has one layer of two, and chooses; a layer of a token takes the cloud 20 ms. */
+static struct client *rig_slow_cloud(struct rig *r, uint32_t leaves)
+{
+    struct gguf *file;
+    char slice[160];
+    rig_make(r, PLANNER_AUTO);
+    snprintf(slice, sizeof slice, "%s.slice", r->model);
+    assert_int_equal(gguf_open(r->model, &file, NULL), 0);
+    assert_int_equal(gguf_slice(file, 1, slice, NULL, NULL, NULL), 0);
+    gguf_close(file);
+    assert_int_equal(rename(slice, r->model), 0);
+    r->config.local = LOCAL_OFF;
+    r->cloud.layer_ns = 20000000;
+    rig_run(r);
+    client_run(r, client_asks(r, "hello")); /* tells it so */
+    r->cloud.silent = true;
+    r->cloud.leaves = leaves;
+    r->cloud.open_count = r->cloud.plan_count = 0;
+    return client_asks(r, prompt_text);
+}
+
+static bool was_left_for_good(void *arg)
+{
+    struct rig *r = arg;
+    return r->cloud.leaves == 0 && r->agent->flights && r->agent->flights->left;
+}
+
+static bool is_helped_again(void *arg)
+{
+    const struct fake_cloud *f = &((struct rig *)arg)->cloud;
+    return f->plan_count == 2 && f->rows > 0 && f->rows_begin + f->rows == f->opens[0].prompt_count;
+}
+
+/* Much later: nothing more is told. */
+static void look_once_more(void *arg)
+{
+    struct flight *f = ((struct rig *)arg)->agent->flights;
+    uint32_t epoch = f->epoch;
+    assert_true(plan_reconsider(f, clock_mono_us() + 1000000)); /* it is still on its way */
+    assert_int_equal(f->epoch, epoch);
+}
+
+static void check_rest(const struct fake_plan *p, uint32_t from, uint32_t prompt)
+{
+    uint32_t last = p->range_count - 1;
+    assert_true(p->resumes);
+    assert_int_equal(p->ranges[last].first_token, from);
+    assert_int_equal(p->ranges[last].count, prompt - from);
+    assert_int_equal(p->ranges[last].layers, 1);
+}
+
+/* Begun when the plan comes: 150 ms of computing, 7 tokens of a layer; so help comes back with the next block. What the cloud had said before it heard of
+ * it does not count, whenever that comes. */
+static void a_prompt_that_was_left_is_taken_up_again(void **state)
+{
+    (void)state;
+    for (int says_again = 0; says_again < 2; says_again++) {
+        struct rig r;
+        struct client *c = rig_slow_cloud(&r, 1);
+        r.cloud.says_again = says_again;
+        on_loop(r.cloud.loop, client_begin, c);
+        assert_true(comes_true(r.cloud.loop, is_helped_again, &r));
+        on_loop(r.cloud.loop, let_tokens, &r);
+        assert_true(comes_true(r.cloud.loop, client_ended, c));
+        client_check_reply(c, FAKE_REPLY);
+        const struct fake_plan *p = r.cloud.plans;
+        assert_int_equal(r.cloud.plan_count, 2);
+        assert_false(p[0].resumes);
+        assert_int_equal(p[0].ranges[p[0].range_count - 1].layers, 1);
+        uint32_t left = p[0].ranges[0].layers ? 0 : p[0].ranges[0].count, from = left + KV_BLOCK_TOKENS;
+        check_rest(&p[1], from, c->usage.prompt_tokens);
+        assert_int_equal(r.cloud.rows_begin, from);
+        assert_int_equal(p[1].ranges[0].layers, 0); /* nothing of the plan before had run */
+        assert_int_equal(c->timings.plan.left_tokens, KV_BLOCK_TOKENS);
+        rig_free(&r);
+    }
+}
+
+/* Whoever stumbles again and again is helped RESUMES_MAX times. */
+static void it_is_not_taken_up_for_ever(void **state)
+{
+    (void)state;
+    struct rig r;
+    struct client *c = rig_slow_cloud(&r, 5);
+    on_loop(r.cloud.loop, client_begin, c);
+    assert_true(comes_true(r.cloud.loop, was_left_for_good, &r));
+    on_loop(r.cloud.loop, look_once_more, &r);
+    on_loop(r.cloud.loop, let_tokens, &r);
+    assert_true(comes_true(r.cloud.loop, client_ended, c));
+    client_check_reply(c, FAKE_REPLY);
+    assert_int_equal(r.cloud.plan_count, 5);
+    for (uint32_t i = 1; i < 5; i++) {
+        assert_true(r.cloud.plans[i].epoch > r.cloud.plans[i - 1].epoch);
+        check_rest(&r.cloud.plans[i], i * KV_BLOCK_TOKENS, c->usage.prompt_tokens);
+    }
     rig_free(&r);
 }
 
@@ -249,6 +356,8 @@ int main(void)
         cmocka_unit_test(no_cloud_is_an_error_after_the_timeout),
         cmocka_unit_test(a_refusal_fails_requests_at_once),
         cmocka_unit_test(what_the_cloud_did_by_itself_is_in_the_record),
+        cmocka_unit_test(a_prompt_that_was_left_is_taken_up_again),
+        cmocka_unit_test(it_is_not_taken_up_for_ever),
         cmocka_unit_test(an_upload_goes_on_as_the_cloud_has_it_planned),
         cmocka_unit_test(a_plan_does_not_get_deeper_under_way),
         cmocka_unit_test(a_plan_beyond_the_prompt_is_not_carried_out),
