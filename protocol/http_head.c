@@ -162,7 +162,7 @@ bool http_is_json(const char *content_type)
     return after == '\0' || after == ';' || after == ' ';
 }
 
-/* Neither type nor body: what `curl -X POST` sends. A web page's form always has a type. */
+/* Neither type nor body: what `curl -X POST` sends. A web page's form has a type; a script can send nothing, but not without an Origin. */
 bool http_is_json_or_nothing(const char *content_type, uint64_t body_size)
 {
     return http_is_json(content_type) || (!content_type[0] && body_size == 0);
