@@ -1,30 +1,25 @@
 /* conv_file: exported conversations as files. They are what people said, so they are sealed (store/portable.h) unless somebody says --plain. */
 #include "cli/conv_cmd.h"
+#include "shared/new_file.h"
 #include "store/portable.h"
 #include <errno.h>
-#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <unistd.h>
 
 #define CONV_FILE_MAX (64u << 20)
 
 static int write_plain(const char *path, const char *json, size_t size, struct td_error *err)
 {
-    int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
-    if (fd < 0)
-        return td_fail(err, -TD_ERR_IO, "cannot make %s: %s", path, strerror(errno));
-    FILE *f = fdopen(fd, "wb");
-    bool good = f && fwrite(json, 1, size, f) == size && fflush(f) == 0 && fsync(fd) == 0;
-    int why = errno;
-    if (f)
-        fclose(f);
-    else
-        close(fd);
-    if (good)
-        return 0;
-    unlink(path);
-    return td_fail(err, -TD_ERR_IO, "cannot write %s: %s", path, strerror(why));
+    struct new_file f;
+    int rc = new_file_create(&f, path, err);
+    if (rc < 0)
+        return rc;
+    errno = 0;
+    if (fwrite(json, 1, size, f.stream) == size)
+        return new_file_finish(&f, err);
+    rc = new_file_failed(&f, err);
+    new_file_discard(&f);
+    return rc;
 }
 
 int conv_file_write(const char *path, const char *key_file, bool plain, const char *json, size_t size,

@@ -1,6 +1,7 @@
 /* tandem: talks to edge and cloud through their APIs; works on model files and stores directly. */
 #include "cli/cli.h"
 #include "shared/crypto.h"
+#include <signal.h>
 #include <stdio.h>
 
 static const struct {
@@ -59,6 +60,7 @@ int main(int argc, char **argv)
         printf("tandem %s\n", TANDEM_VERSION);
         return CLI_OK;
     }
+    signal(SIGXFSZ, SIG_IGN); /* beyond `ulimit -f` a write fails, like on a full disk, and does not end us */
     if (crypto_init() < 0) {
         fprintf(stderr, "tandem: the system gives no random numbers\n");
         return CLI_FAILED;

@@ -1,19 +1,19 @@
 /* portable: see portable.h. */
 #include "store/portable.h"
+#include "shared/new_file.h"
 #include <errno.h>
-#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 enum { SALT_AT = 8, ITERATIONS_AT = 40, FRAME_HEAD = 8, AAD_SIZE = PORTABLE_HEAD_SIZE + FRAME_HEAD };
 
 struct portable {
+    struct new_file made; /* writing; its stream is `file` */
     FILE *file;
     char *path;
-    bool writing, ended;
+    bool ended;
     uint32_t frames;
     uint8_t key[CRYPTO_KEY_SIZE];
     uint8_t aad[AAD_SIZE]; /* the file's head, then the frame's */
@@ -36,13 +36,6 @@ void portable_key(const char *words, const uint8_t salt[32], uint32_t iterations
     crypto_wipe(u, sizeof u);
 }
 
-/* errno says why. */
-static int io_failed(const struct portable *p, const char *what, struct td_error *err)
-{
-    return td_fail(err, errno == ENOSPC ? -TD_ERR_DISKFULL : -TD_ERR_IO, "cannot %s %s: %s", what, p->path,
-                   strerror(errno ? errno : EIO));
-}
-
 static struct portable *make(const char *path)
 {
     struct portable *p = calloc(1, sizeof *p);
@@ -57,10 +50,10 @@ void portable_close(struct portable *p)
 {
     if (!p)
         return;
-    if (p->file)
+    if (p->made.stream)
+        new_file_discard(&p->made);
+    else if (p->file)
         fclose(p->file);
-    if (p->file && p->writing && !p->ended)
-        unlink(p->path);
     crypto_wipe(p->key, sizeof p->key);
     free(p->path);
     free(p);
@@ -70,26 +63,17 @@ void portable_close(struct portable *p)
 
 static int begin(struct portable *p, const char *words, uint32_t iterations, struct td_error *err)
 {
-    int fd = open(p->path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
-    if (fd < 0 && errno == EEXIST)
-        return td_fail(err, -TD_ERR_EXISTS, "cannot write %s: it is there already; choose another name",
-                       p->path);
-    if (fd < 0)
-        return io_failed(p, "make", err);
-    p->writing = true;
-    p->file = fdopen(fd, "wb");
-    if (!p->file) {
-        close(fd);
-        unlink(p->path);
-        return td_fail(err, -TD_ERR_NOMEM, "cannot write %s: out of memory", p->path);
-    }
+    int rc = new_file_create(&p->made, p->path, err);
+    if (rc < 0)
+        return rc;
+    p->file = p->made.stream;
     memcpy(p->aad, PORTABLE_MAGIC, 8);
     if (crypto_random(p->aad + SALT_AT, 32) < 0)
         return td_fail(err, -TD_ERR_CRYPTO, "cannot seal %s: no random numbers", p->path);
     store_le32(p->aad + ITERATIONS_AT, iterations);
     portable_key(words, p->aad + SALT_AT, iterations, p->key);
     errno = 0;
-    return fwrite(p->aad, PORTABLE_HEAD_SIZE, 1, p->file) == 1 ? 0 : io_failed(p, "write", err);
+    return fwrite(p->aad, PORTABLE_HEAD_SIZE, 1, p->file) == 1 ? 0 : new_file_failed(&p->made, err);
 }
 
 int portable_create(const char *path, const char *words, struct portable **out, struct td_error *err)
@@ -126,7 +110,7 @@ static int write_frame(struct portable *p, const void *data, size_t size, bool l
         td_fail(err, rc, "cannot seal %s", p->path);
     else if (fwrite(frame, FRAME_HEAD, 1, p->file) != 1 || fwrite(sealed, 1, size, p->file) != size ||
              fwrite(tag, sizeof tag, 1, p->file) != 1)
-        rc = io_failed(p, "write", err);
+        rc = new_file_failed(&p->made, err);
     free(sealed);
     return rc;
 }
@@ -139,10 +123,10 @@ int portable_write(struct portable *p, const void *data, size_t size, struct td_
 int portable_finish(struct portable *p, struct td_error *err)
 {
     int rc = write_frame(p, "", 0, true, err);
-    errno = 0;
-    if (rc == 0 && (fflush(p->file) != 0 || fsync(fileno(p->file)) != 0))
-        rc = io_failed(p, "write", err);
-    p->ended = rc == 0;
+    if (rc == 0) {
+        rc = new_file_finish(&p->made, err);
+        p->file = NULL;
+    }
     portable_close(p);
     return rc;
 }
@@ -151,10 +135,9 @@ int portable_finish(struct portable *p, struct td_error *err)
 
 static int start(struct portable *p, const char *words, struct td_error *err)
 {
-    errno = 0;
     p->file = fopen(p->path, "rbe");
     if (!p->file)
-        return io_failed(p, "open", err);
+        return td_fail(err, -TD_ERR_IO, "cannot open %s: %s", p->path, strerror(errno));
     if (fread(p->aad, PORTABLE_HEAD_SIZE, 1, p->file) != 1 || memcmp(p->aad, PORTABLE_MAGIC, 8) != 0)
         return td_fail(err, -TD_ERR_FORMAT, "cannot read %s: it is no sealed export", p->path);
     uint32_t iterations = load_le32(p->aad + ITERATIONS_AT);

@@ -25,7 +25,7 @@
 #define PORTABLE_WORDS_MAX      1024 /* characters in a key file */
 
 struct portable;
-/* A new file of mode 0600; one that is there already is -TD_ERR_EXISTS and stays as it is. */
+/* A new file of mode 0600, which has its name once it is finished (shared/new_file.h); one that is there already is -TD_ERR_EXISTS and stays as it is. */
 int portable_create(const char *path, const char *words, struct portable **out, struct td_error *err);
 int portable_create_with(const char *path, const char *words, uint32_t iterations, struct portable **out,
                          struct td_error *err); /* tests: fewer iterations */

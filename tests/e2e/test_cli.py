@@ -3,6 +3,8 @@ import json
 import os
 import pty
 import re
+import resource
+import signal
 import socket
 import subprocess
 import threading
@@ -18,10 +20,16 @@ from harness import BIN, MODEL, ROOT, Cloud, Edge
 ENV = {k: v for k, v in os.environ.items() if not k.startswith("TANDEM_")}  # TANDEM_MODEL would be a setting
 
 
-def tandem(*arguments, stdin="", code=0):
-    r = subprocess.run([BIN / "tandem", *map(str, arguments)], input=stdin, capture_output=True, text=True, timeout=120, env=ENV)
+def tandem(*arguments, stdin="", code=0, **how):
+    r = subprocess.run([BIN / "tandem", *map(str, arguments)], input=stdin, capture_output=True, text=True, timeout=120, env=ENV, **how)
     assert r.returncode == code, r.stdout + r.stderr
     return r
+
+
+def files_stay_small():
+    """As `ulimit -f` in a shell; Python ignores the signal."""
+    signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (16, 16))
 
 
 def test_chat_saves_and_resumes(edge, tmp_path):
@@ -412,6 +420,9 @@ def test_conversations_are_copied(cloud, edge, tmp_path):
         assert (b"Ada" in path.read_bytes()) == (how == ("--plain",)) and (b'"tokens"' in path.read_bytes()) == (how == ("--plain",))
     assert len(lines(tandem("conv", "export", "original", tmp_path / "sealed", "--export-key-file", words, *at, code=1))) == 1  # it is there already
     tandem("conv", "export", "original", tmp_path / "third", *at, code=2)  # neither sealed nor said to be plain
+    for how in (("--export-key-file", words), ("--plain",)):  # what cannot be written whole is not there at all
+        r = tandem("conv", "export", "original", tmp_path / "third", *how, *at, code=1, preexec_fn=files_stay_small)
+        assert "third: File too large" in lines(r)[0] and not list(tmp_path.glob("third*"))
     a = resume("original")
     assert a.usage.prompt_tokens_details.cached_tokens > 0
     b = resume(fork)  # the same text, from the same KV

@@ -4,7 +4,9 @@
 #include "shared/log.h"
 #include "store/bundle.h"
 #include "store/conversation.h"
+#include <signal.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 
 #define WORDS "a long line of words"
 enum { ITERATIONS = 3, BLOCKS = 4 };
@@ -118,6 +120,29 @@ static void test_file(void **state)
     assert_int_equal(portable_write(p, "x", 1, &err), 0);
     portable_close(p);
     assert_int_equal(stat(in_directory("half"), &st), -1);
+}
+
+/* Whoever is killed in mid-export has made no export, and the next one finds its name free. */
+static void test_killed_in_the_middle(void **state)
+{
+    (void)state;
+    static uint8_t frame[1 << 20];
+    struct stat st;
+    int status, frames;
+    pid_t child = fork();
+    if (child == 0) {
+        struct portable *p;
+        struct td_error err = {0};
+        if (portable_create_with(in_directory("killed"), WORDS, ITERATIONS, &p, &err) == 0 &&
+            portable_write(p, frame, sizeof frame, &err) == 0)
+            raise(SIGKILL);
+        _exit(1);
+    }
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_true(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
+    assert_int_equal(stat(in_directory("killed"), &st), -1);
+    write_file("killed");
+    assert_int_equal(read_file("killed", WORDS, &frames), 0);
 }
 
 /* Any byte changed, any length cut: no error goes unnoticed, and no wrong text comes out. */
@@ -420,6 +445,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_key),
         cmocka_unit_test_setup_teardown(test_file, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_killed_in_the_middle, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_damage, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_bundle, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_claims_of_a_bundle_are_not_believed, set_up, tear_down),
