@@ -318,7 +318,7 @@ static void publish(struct store *s, struct store_op *op)
     if ((op->kind == OP_BLOCK && !op->demotes) || op->kind == OP_CONVERSATION)
         counter_add(op->status < 0 ? &s->counters.put_failures : &s->counters.puts, NULL, 1);
     op_queue_done(&s->queue, op->charge); /* before the caller hears of it: its next put must find the room */
-    if (op->done)
+    if (op->done && op->kind != OP_BARRIER) /* that one ends when it is released */
         op->done(op->ctx, op->status);
 }
 

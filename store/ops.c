@@ -30,6 +30,10 @@ void op_hold(struct store_op *op)
 void op_release(struct store_op *op)
 {
     while (op && atomic_fetch_sub_explicit(&op->references, 1, memory_order_acq_rel) == 1) {
+        if (op->kind == OP_BARRIER && op->done) { /* whoever waits has it on his stack, until now */
+            op->done(op->ctx, op->status);
+            return;
+        }
         struct store_op *follows = op->follows;
         if (op->type == RECORD_CONVERSATION)
             crypto_wipe(op->data, op->size);

@@ -276,12 +276,15 @@ static int wait_op(struct store *s, struct store_op *op)
     return store_waiter_wait(&w);
 }
 
+/* It takes no memory: whoever has queued what points into his stack must be able to wait for its end. */
 int store_flush(struct store *s)
 {
+    struct store_waiter w = STORE_WAITER;
+    struct store_op barrier = {.kind = OP_BARRIER, .references = 1, .done = store_waiter_done, .ctx = &w};
     if (s->read_only)
         return 0;
-    struct store_op *op = op_create(OP_BARRIER, 0, 0);
-    return op ? wait_op(s, op) : -TD_ERR_NOMEM;
+    int rc = op_queue_push(&s->queue, &barrier, true);
+    return rc < 0 ? rc : store_waiter_wait(&w);
 }
 
 int store_run_task(struct store *s, struct store_task *task)

@@ -45,7 +45,7 @@ enum op_kind {
     OP_ERASE,   /* all of a tenant */
     OP_FOLLOW,  /* a block that is there or on its way already: ends as `follows` does */
     OP_PIN,     /* block_index: type of what it pins */
-    OP_BARRIER, /* store_flush */
+    OP_BARRIER, /* store_flush, on its stack if `done` is set; or only to wake the writer */
 };
 
 struct store_op {
