@@ -88,8 +88,11 @@ int admin_start(uint16_t port, struct admin **out, struct td_error *err)
     if (!a)
         return td_fail(err, -TD_ERR_NOMEM, "cannot start: out of memory");
     a->handler = (struct http_handler){on_request, on_client_gone, a};
-    struct net_listen listen = {
-        .bind_address = "127.0.0.1", .port = port, .http = &a->handler, .loopback_hosts_only = true};
+    struct net_listen listen = {.bind_address = "127.0.0.1",
+                                .port = port,
+                                .http = &a->handler,
+                                .loopback_hosts_only = true,
+                                .takes_all_files = true};
     struct td_error why = {0};
     a->loop = net_loop_create(err);
     int rc = a->loop ? net_listen(a->loop, &listen, &a->port, &why) : -TD_ERR_INTERNAL;

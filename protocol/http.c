@@ -7,9 +7,11 @@
  * Transfer-Encoding is refused: 411. */
 #include "protocol/http_internal.h"
 #include "shared/crypto.h"
+#include "shared/log.h"
 #include "protocol/api_internal.h"
 #include <stdlib.h>
 #include <strings.h>
+#include <sys/resource.h>
 
 /* a body must grow by so much within LIMIT_HTTP_IDLE_MS, or be complete */
 #define BODY_PROGRESS_SIZE (16u << 10)
@@ -294,11 +296,32 @@ static int complete_body(struct http_exchange *x)
 
 /* ---- libwebsockets ----------------------------------------------------------------------------------------- */
 
+/* The lowest free descriptor is given out first: one this high means that all others are taken. */
+static bool takes_kept_file(struct lws *wsi, int fd)
+{
+    static _Atomic uint64_t logged_us;
+    const struct listener *l = net_listener_of(wsi);
+    struct rlimit limit;
+    if (!l || l->takes_all_files || getrlimit(RLIMIT_NOFILE, &limit) != 0 ||
+        (rlim_t)fd < limit.rlim_cur - TD_MIN((rlim_t)NET_FILES_KEPT, limit.rlim_cur / 4))
+        return false;
+    uint64_t now_us = clock_mono_us();
+    if (now_us - atomic_load(&logged_us) >= 60000000) {
+        atomic_store(&logged_us, now_us);
+        log_warn("net",
+                 "connections are refused: nearly all %llu descriptors are in use; allow more (ulimit -n)",
+                 (unsigned long long)limit.rlim_cur);
+    }
+    return true;
+}
+
 int http_callback(struct lws *wsi, enum lws_callback_reasons reason, void *user, void *in, size_t size)
 {
     (void)user;
     struct http_exchange *x;
     switch (reason) {
+    case LWS_CALLBACK_FILTER_NETWORK_CONNECTION:
+        return takes_kept_file(wsi, (int)(intptr_t)in);
     case LWS_CALLBACK_HTTP:
         return on_head(wsi);
     case LWS_CALLBACK_HTTP_BODY:

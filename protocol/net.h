@@ -81,6 +81,9 @@ void ws_close(struct ws_conn *c, const char *why); /* soon; on_closed follows */
 void ws_abort(struct ws_conn *c, const char *why);
 
 /* ---- listening and connecting ---- */
+/* Of the descriptors that the process may have so many, a quarter at most, are not for connections: a store must be able to open what it reads and writes,
+ * however many clients there are. A connection beyond is closed as it comes. */
+#define NET_FILES_KEPT 256
 struct net_listen {
     const char *bind_address;         /* "127.0.0.1", "::", NULL with unix_path */
     uint16_t port;                    /* 0: any free one; see *bound_port */
@@ -93,7 +96,8 @@ struct net_listen {
     bool loopback_hosts_only;
     /* NULL-terminated, or NULL: any request that carries an Origin is refused (403) */
     const char *const *origins_allowed;
-    bool require_json; /* POST without application/json: 415 */
+    bool require_json;    /* POST without application/json: 415 */
+    bool takes_all_files; /* an operator's: also the NET_FILES_KEPT */
 };
 /* The error line names what to do: port in use → another --listen-port; missing certificate → deploy/certs.sh. */
 int net_listen(struct net_loop *l, const struct net_listen *config, uint16_t *bound_port,

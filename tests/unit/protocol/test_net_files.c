@@ -1,0 +1,97 @@
+/* Connections leave descriptors to the rest of the process: what a store reads and writes is opened however many clients there are. */
+#include "http_client.h"
+#include "protocol/net.h"
+#include <fcntl.h>
+#include <pthread.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <sys/resource.h>
+#include <cmocka.h>
+
+#define FILES 200 /* that this process may have: a quarter of them is kept */
+
+static void on_request(void *ctx, struct http_exchange *x, const struct http_request *r)
+{
+    (void)ctx, (void)r;
+    http_respond(x, 200, "text/plain", NULL, 0, "yes", 3);
+}
+
+static void on_client_gone(void *ctx, struct http_exchange *x)
+{
+    (void)ctx, (void)x;
+}
+
+static const struct http_handler handler = {on_request, on_client_gone, NULL};
+
+static void *run(void *arg)
+{
+    net_loop_run(arg);
+    return NULL;
+}
+
+static bool is_served(struct client *c)
+{
+    client_request(c, "GET", "/", "", NULL);
+    struct response r = client_response(c, false);
+    free(r.body);
+    return r.status == 200;
+}
+
+static int files_left(void)
+{
+    int files[FILES], count = 0;
+    while (count < FILES && (files[count] = open("/dev/null", O_RDONLY)) >= 0)
+        count++;
+    for (int i = 0; i < count; i++)
+        close(files[i]);
+    return count;
+}
+
+static void clients_leave_files_to_others(void **state)
+{
+    (void)state;
+    struct td_error err = {0};
+    struct rlimit before;
+    struct client clients[FILES];
+    uint16_t port, operators_port;
+    pthread_t thread;
+    int count = 0;
+    struct net_loop *loop = net_loop_create(&err);
+    assert_non_null(loop);
+    assert_int_equal(net_listen(loop, &(struct net_listen){.http = &handler}, &port, &err), 0);
+    assert_int_equal(net_listen(loop, &(struct net_listen){.http = &handler, .takes_all_files = true},
+                                &operators_port, &err),
+                     0);
+    pthread_create(&thread, NULL, run, loop);
+    assert_int_equal(getrlimit(RLIMIT_NOFILE, &before), 0);
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &(struct rlimit){FILES, before.rlim_max}), 0);
+    do /* each takes two here, its own end and the server's */
+        clients[count] = client_open(port);
+    while (is_served(&clients[count++]) && count < FILES / 2);
+    assert_true(count > 20); /* control */
+    assert_true(count < FILES / 2);
+    assert_true(clients[count - 1].ended);
+    assert_true(files_left() >= FILES / 4 - 4);
+    struct client other = client_open(operators_port);
+    assert_true(is_served(&other));
+    client_close(&other);
+    for (int i = 0; i < count - 1; i++)
+        assert_true(is_served(&clients[i])); /* who is in stays in */
+    for (int i = 0; i < count; i++)
+        client_close(&clients[i]);
+    struct client again;
+    for (bool served = false; !served; client_close(&again)) { /* once the server has seen them leave */
+        again = client_open(port);
+        served = is_served(&again);
+    }
+    net_loop_stop(loop);
+    pthread_join(thread, NULL);
+    net_loop_destroy(loop);
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &before), 0);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(clients_leave_files_to_others)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
