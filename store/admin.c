@@ -43,6 +43,7 @@ void store_stats(struct store *s, struct store_stats *out)
     pthread_mutex_unlock(&s->segments.lock);
     out->dead_bytes = out->segment_bytes > live ? out->segment_bytes - live : 0;
     out->queue_bytes = op_queue_size(&s->queue);
+    out->policy_bytes = evict_memory_size(s);
 }
 
 /* ---- listings --------------------------------------------------------------------------------------------- */

@@ -548,6 +548,7 @@ static void commit(struct store *s, struct store_op *batch)
 void *writer_main(void *arg)
 {
     struct store *s = arg;
+    space_publish(s); /* what was found: nothing may come for long */
     for (bool closing = false; !closing;) {
         uint64_t wait_us = s->row_count        ? STORE_INDEX_INTERVAL_US
                            : s->index_retry_us ? s->index_wait_us

@@ -124,6 +124,16 @@ int store_set_tenant(struct store *s, const char *tenant, uint64_t quota_size, u
     return rc;
 }
 
+uint64_t evict_memory_size(struct store *s)
+{
+    struct policy_stats stats = {.memory_size = 0};
+    pthread_mutex_lock(&s->policy_lock);
+    if (s->policy)
+        policy_stats(s->policy, &stats);
+    pthread_mutex_unlock(&s->policy_lock);
+    return stats.memory_size;
+}
+
 /* ---- recovery ----------------------------------------------------------------------------------------------- */
 
 static int by_lsn(const void *a, const void *b)

@@ -82,6 +82,7 @@ json_t *operator_stats(struct store *s)
                   {"dead_bytes", n.dead_bytes},
                   {"limit_bytes", n.limit_bytes},
                   {"queue_bytes", n.queue_bytes},
+                  {"policy_bytes", n.policy_bytes},
                   {"hits", n.hits},
                   {"misses", n.misses},
                   {"evictions", n.evictions},

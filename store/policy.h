@@ -32,6 +32,8 @@
 #define POLICY_ENTRY_SIZE_MAX 136
 /* Ghosts remembered, or as many as blocks are held if that is more. Measured: a quarter of it loses up to 10 % of the hits. */
 #define POLICY_GHOSTS_MIN 65536
+#define POLICY_BYTES_HELP                                                                                    \
+    "Bytes of memory for the choice of what stays in a tier: grows until it knows enough blocks that went"
 
 struct policy;
 struct policy_config {

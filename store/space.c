@@ -461,6 +461,14 @@ static void keep_limits(struct store *s)
         append_abandon(s);
 }
 
+void space_publish(struct store *s)
+{
+    metric_set(s->metrics.bytes, (double)segments_size(&s->segments));
+    metric_set(s->metrics.blocks, (double)table_count(&s->blocks));
+    metric_set(s->metrics.queue_bytes, (double)op_queue_size(&s->queue));
+    metric_set(s->metrics.policy_bytes, (double)evict_memory_size(s));
+}
+
 void space_housekeeping(struct store *s)
 {
     keep_limits(s);
@@ -474,7 +482,5 @@ void space_housekeeping(struct store *s)
             break; /* one at a time: operations wait meanwhile */
         }
     }
-    metric_set(s->metrics.bytes, (double)segments_size(&s->segments));
-    metric_set(s->metrics.blocks, (double)table_count(&s->blocks));
-    metric_set(s->metrics.queue_bytes, (double)op_queue_size(&s->queue));
+    space_publish(s);
 }

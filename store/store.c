@@ -30,6 +30,7 @@ static void register_metrics(struct store_metrics *m)
     m->index_behind =
         metric_gauge("tandem_store_index_behind", NULL,
                      "1 while the index cannot be written: a later start may have to read segments");
+    m->policy_bytes = metric_gauge("tandem_kv_tier_policy_bytes", tier, POLICY_BYTES_HELP);
     m->writes_off = metric_gauge("tandem_store_writes_off", NULL, "1 while the disk is full or failing");
 }
 

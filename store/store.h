@@ -146,8 +146,8 @@ struct store_stats {
     uint64_t demotions, demoted_bytes;
     uint64_t puts, put_failures, reads, read_failures, damaged;
     uint64_t bytes_written, bytes_read, fsyncs;
-    uint64_t queue_bytes;
-    bool writes_off; /* disk full or failing */
+    uint64_t queue_bytes, policy_bytes; /* of memory, the latter for the choice of what stays */
+    bool writes_off;                    /* disk full or failing */
 };
 void store_stats(struct store *s, struct store_stats *out);
 typedef int (*store_block_fn)(void *ctx, const char *tenant, const struct kv_block_id *id,

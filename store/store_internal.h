@@ -121,7 +121,7 @@ struct store_counters {
 };
 struct store_metrics {
     struct metric *bytes, *blocks, *hits, *misses, *damaged, *demotions, *demoted_bytes, *fsyncs,
-        *write_bytes, *queue_bytes, *writes_off, *index_behind;
+        *write_bytes, *queue_bytes, *policy_bytes, *writes_off, *index_behind;
 };
 
 struct store {
@@ -220,6 +220,7 @@ void entry_set_place(struct store *s, struct entry *e, uint64_t segment_id, uint
 bool space_fits(struct store *s, uint64_t size);
 int space_make_room(struct store *s, uint64_t size); /* -TD_ERR_DISKFULL when nothing helps */
 void space_housekeeping(struct store *s);
+void space_publish(struct store *s);  /* the figures of metrics */
 bool space_is_short(struct store *s); /* what comes will soon cost something else its place */
 /* Is a closed segment dead by so many per cent of what it takes? */
 bool space_is_dead(const struct segment *g, unsigned percent);
@@ -244,6 +245,7 @@ void evict_take_back(struct store *s, const struct entry *e);
 /* It was to be demoted, and cannot be; retry: not now. Is it held still? */
 bool evict_not_demoted(struct store *s, uint32_t tenant, const struct kv_block_id *id, bool retry);
 void evict_pin(struct store *s, uint32_t tenant, const uint8_t id[32], bool pinned);
+uint64_t evict_memory_size(struct store *s);
 /* Where something has to go for what comes, a block whose parent is not there is not worth it: no request can get to it. */
 bool evict_admits(struct store *s, const struct store_op *op);
 /* On the writer, with nothing of the batch unpublished: let blocks go until `size` bytes more are free (0: only what has expired or is over a

@@ -41,7 +41,8 @@ enum tier_kind { TIER_RAM, TIER_DISK, TIER_REMOTE, TIER_COUNT };
 struct tier_stats {
     uint64_t blocks, bytes, limit_bytes; /* of a remote tier: what this node knows of */
     uint64_t hits, misses, puts, put_failures, evictions, timeouts, damaged;
-    bool present, sick; /* sick: it hangs or is away, and counts as empty until it answers again */
+    uint64_t policy_bytes; /* of memory, for the choice of what stays */
+    bool present, sick;    /* sick: it hangs or is away, and counts as empty until it answers again */
 };
 
 struct tier;

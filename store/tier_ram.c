@@ -237,6 +237,9 @@ static void ram_stats(struct tier *t, struct tier_stats *out)
     out->blocks = m->count;
     out->bytes = m->size;
     out->limit_bytes = m->limit_size;
+    struct policy_stats policy;
+    policy_stats(m->policy, &policy);
+    out->policy_bytes = policy.memory_size;
     pthread_mutex_unlock(&m->lock);
 }
 

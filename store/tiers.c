@@ -2,6 +2,7 @@
 #include "store/tiers.h"
 #include "shared/metrics.h"
 #include "store/lane.h"
+#include "store/policy.h"
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -22,7 +23,7 @@ struct tiers {
     void *wake_ctx;
     atomic_uint writing_back; /* blocks whose acknowledgement by the disk will send them on */
     struct metric *bytes[TIER_COUNT], *blocks[TIER_COUNT], *hits[TIER_COUNT], *misses[TIER_COUNT],
-        *evictions[TIER_COUNT], *sick[TIER_COUNT];
+        *evictions[TIER_COUNT], *sick[TIER_COUNT], *policy_bytes[TIER_COUNT];
 };
 
 const char *tier_name(enum tier_kind kind)
@@ -218,6 +219,7 @@ static void register_metrics(struct tiers *t, enum tier_kind kind)
     t->misses[kind] = metric_counter("tandem_kv_tier_misses_total", label,
                                      "Look-ups of KV blocks that a tier did not have");
     t->sick[kind] = metric_gauge("tandem_kv_tier_sick", label, "1 while a tier hangs or is away");
+    t->policy_bytes[kind] = metric_gauge("tandem_kv_tier_policy_bytes", label, POLICY_BYTES_HELP);
     t->evictions[kind] =
         metric_counter("tandem_kv_tier_evictions_total", label, "KV blocks that went to make room in a tier");
 }
@@ -236,6 +238,7 @@ void tiers_update_metrics(struct tiers *t)
         metric_set(t->misses[kind], (double)s.misses);
         metric_set(t->evictions[kind], (double)s.evictions);
         metric_set(t->sick[kind], s.sick);
+        metric_set(t->policy_bytes[kind], (double)s.policy_bytes);
     }
 }
 

@@ -2,6 +2,7 @@
 log say what is wrong, and when the fault goes the tier is back by itself."""
 import collections
 import contextlib
+import itertools
 import random
 import shutil
 import socket
@@ -18,6 +19,7 @@ from harness import ROOT, Cloud, Edge, free_port
 from test_concurrency import wait_until
 
 SMALL = ["--store-ram", "0", "--pages", "9", "--context", "512"]  # what was asked before the last prompt is on the disk alone
+PROMPTS = range(1, 17)
 
 
 def prompt(number):
@@ -70,7 +72,23 @@ def node(path, **settings):
 def texts(tmp_path_factory):
     """The undisturbed replies."""
     with node(tmp_path_factory.mktemp("undisturbed")) as n:
-        yield collections.defaultdict(lambda: None, {i: n.ask(i)[0] for i in range(1, 13)})
+        yield collections.defaultdict(lambda: None, {i: n.ask(i)[0] for i in PROMPTS})
+
+
+BLOCKS = 'tandem_kv_tier_blocks{tier="disk"}'
+
+
+def written(n):
+    """Blocks on the disk when nothing more is on its way: they are encoded behind the reply, written behind that, and counted once a second."""
+    counts = []
+
+    def at_rest():
+        time.sleep(1.1)
+        counts.append((n.metric("tandem_store_queue_bytes"), n.metric(BLOCKS)))
+        return len(counts) > 2 and counts[-1] == counts[-2] == counts[-3] and counts[-1][0] == 0
+
+    n.comes_true(at_rest, 60)
+    return counts[-1][1]
 
 
 def fill(n, texts):
@@ -81,16 +99,24 @@ def fill(n, texts):
         n.comes_true(lambda: n.metric("tandem_store_queue_bytes") == 0)
 
 
-def reads(n, texts):
-    """Does prompt 1 come from the disk? What is late is computed instead, so it may take another try."""
+def reads(n, texts, number=1):
+    """Does this prompt come from the disk? What is late is computed instead, so it may take another try."""
     for _ in range(5):
-        text, cached = n.ask(1)
-        assert text == texts[1]
+        text, cached = n.ask(number)
+        assert text == texts[number]
         if cached >= 256:
             return True
-        for i in (3, 4):
+        for i in (7, 8):
             n.ask(i)
     return False
+
+
+def is_there_after_a_kill(n, texts, number):
+    blocks = written(n)
+    n.cloud.kill()
+    n.cloud.start()
+    n.comes_true(lambda: n.metric(BLOCKS) == blocks)  # published once a second
+    assert reads(n, texts, number)
 
 
 # ---- the disk fails ----
@@ -157,13 +183,10 @@ def test_writes_that_fail(tmp_path, texts, preload, fault):
         faults.write_text("")
         n.comes_true(lambda: n.ask(5)[0] == texts[5] and n.metric("tandem_store_writes_off") == 0)
         assert n.told("writes are on again") == 1
-        before = n.metric('tandem_kv_tier_blocks{tier="disk"}')
+        before = n.metric(BLOCKS)
         assert n.ask(6)[0] == texts[6]
-        n.comes_true(lambda: n.metric('tandem_kv_tier_blocks{tier="disk"}') > before)
-        n.cloud.kill()
-        n.cloud.start()
-        text, cached = n.ask(6)
-        assert text == texts[6] and cached >= 256
+        n.comes_true(lambda: n.metric(BLOCKS) > before)
+        is_there_after_a_kill(n, texts, 6)
 
 
 def test_a_disk_that_others_fill(tmp_path, texts):
@@ -189,10 +212,7 @@ def test_a_disk_that_others_fill(tmp_path, texts):
             before = n.metric("tandem_store_write_bytes_total")
             assert n.ask(10)[0] == texts[10]
             n.comes_true(lambda: n.metric("tandem_store_write_bytes_total") > before)
-            n.cloud.kill()
-            n.cloud.start()
-            text, cached = n.ask(10)
-            assert text == texts[10] and cached >= 256
+            is_there_after_a_kill(n, texts, 10)
     finally:
         subprocess.run(["umount", "-l", mount])
 
@@ -328,11 +348,7 @@ def test_index_damaged_while_serving(tmp_path, texts, how):
                 overwrite(f, lambda data: data.__setitem__(slice(0, len(data)), b"garbage!" * (len(data) // 8)))
         for i in (3, 4, 1):
             assert n.ask(i)[0] == texts[i]
-        time.sleep(1)
-        n.cloud.kill()
-        n.cloud.start()
-        text, cached = n.ask(3)
-        assert text == texts[3] and cached >= 256, "the segments alone are enough"
+        is_there_after_a_kill(n, texts, 3)  # the segments alone are enough
 
 
 def test_index_locked_while_serving(tmp_path, texts):
@@ -346,12 +362,12 @@ def test_index_locked_while_serving(tmp_path, texts):
         for i in (1, 3, 4):
             assert n.ask(i)[0] == texts[i]
         assert n.metric("tandem_store_index_behind") == 1 and n.told("another program has locked it") == 1
-        assert n.ask(3)[1] >= 256
+        assert reads(n, texts, 3)
         other.rollback()
         other.close()
         n.comes_true(lambda: n.metric("tandem_store_index_behind") == 0, 60)
         assert n.told("there is an index again") == 1 and n.told("another program has locked it") == 1
-        blocks = n.metric('tandem_kv_tier_blocks{tier="disk"}')
+        blocks = n.metric(BLOCKS)
         assert n.cloud.stop() == 0
         with contextlib.closing(sqlite3.connect(index)) as read:
             assert read.execute("SELECT count(*) FROM records WHERE type = 1").fetchone()[0] == blocks
@@ -408,6 +424,18 @@ def size_of(port):
     return int(subprocess.run(["redis-cli", "-p", str(port), "dbsize"], capture_output=True, text=True, check=True).stdout)
 
 
+def reads_one_of(n, texts, prompts, name):
+    """A prompt comes from the store. Of those before it, nothing or a part may: where reading was slow a moment ago, computing is preferred, and what was slow is tried again."""
+    found = []
+    for number in itertools.islice(prompts, 5):
+        text, cached = n.ask(number)
+        assert text == texts[number], name
+        if cached >= 256:
+            return
+        found.append(cached)
+    pytest.fail(f"{name}: read {found}")
+
+
 SICK, AWAY, BACK = 'tandem_kv_tier_sick{tier="remote"}', "the remote tier is away", "the remote tier is back"
 
 
@@ -420,16 +448,15 @@ def test_the_shared_server_fails(tmp_path, texts):
     shared = ["--redis", f"127.0.0.1:{redis.port}", "--store-keys", str(tmp_path / "keys")]
     try:
         with node(tmp_path / "a", extra=shared) as a:
-            for i in range(1, 11):  # two for each fault
+            for i in PROMPTS:
                 assert a.ask(i)[0] == texts[i]
-            a.comes_true(lambda: size_of(redis.port) >= 2 * a.metric('tandem_kv_tier_blocks{tier="disk"}') > 0)  # written behind
+            a.comes_true(lambda: size_of(redis.port) >= 2 * a.metric(BLOCKS) > 0)  # written behind
             (tmp_path / "b").mkdir()
             shutil.copy(tmp_path / "a/store.key", tmp_path / "b/store.key")
             with node(tmp_path / "b", extra=shared) as b:
                 b.comes_true(lambda: b.metric(SICK) == 0)
-                text, cached = b.ask(1)
-                assert text == texts[1] and cached >= 256, "control: from the other node"
-                next_prompt, lines = iter(range(2, 11)), b.told(AWAY)
+                next_prompt, lines = iter(PROMPTS), b.told(AWAY)
+                reads_one_of(b, texts, next_prompt, "control: from the other node")
 
                 def during(name):
                     number = next(next_prompt)
@@ -437,18 +464,16 @@ def test_the_shared_server_fails(tmp_path, texts):
                     b.comes_true(lambda: b.metric(SICK) == 1)
                     assert b.told(AWAY) == lines + 1, name
 
-                def after(name, cached_again):
+                def after(name):
                     b.comes_true(lambda: b.metric(SICK) == 0)
                     assert b.told(AWAY) == lines + 1 and b.told(BACK) > lines, name
-                    number = next(next_prompt)
-                    text, cached = b.ask(number)
-                    assert text == texts[number] and (cached >= 256) == cached_again, (name, cached)
                     return lines + 1
 
                 redis.signal(signal.SIGSTOP)
                 during("hung")
                 redis.signal(signal.SIGCONT)
-                lines = after("hung", True)
+                lines = after("hung")
+                reads_one_of(b, texts, next_prompt, "hung")
                 port = redis.port
                 redis.kill()
                 false = Nonsense(port)
@@ -459,9 +484,12 @@ def test_the_shared_server_fails(tmp_path, texts):
                 number = next(next_prompt)
                 assert b.ask(number)[0] == texts[number], "killed"
                 redis.start()  # empty
-                lines = after("restarted empty", False)
+                after("restarted empty")
+                number = next(next_prompt)
+                assert b.ask(number) == (texts[number], 0)
                 before = size_of(port)
-                assert b.ask(11)[0] == texts[11]
+                number = next(next_prompt)
+                assert b.ask(number)[0] == texts[number]
                 b.comes_true(lambda: size_of(port) > before)
     finally:
         redis.kill()
