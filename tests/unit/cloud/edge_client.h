@@ -7,6 +7,7 @@
 #include "shared/queue.h"
 
 #define CLIENT_POLL_US 1000u
+#define CLIENT_WAIT_US 60000000 /* long: the machine may be busy */
 
 struct edge_frame {
     size_t size;
@@ -138,7 +139,7 @@ static inline struct wire_frame edge_client_take_frame(struct edge_client *c, un
 {
     struct wire_frame f = {0};
     free(c->last);
-    c->last = queue_pop(c->frames, 5000000);
+    c->last = queue_pop(c->frames, CLIENT_WAIT_US);
     if (!c->last)
         fail_msg("no frame came; %s was expected", frame_type_name(wanted));
     if (c->last->size) {
@@ -148,7 +149,7 @@ static inline struct wire_frame edge_client_take_frame(struct edge_client *c, un
     return f;
 }
 
-/* The next frame within five seconds, of a type that the test knows; decoded until the next call. 0: the connection closed instead. INGESTED may
+/* The next frame, of a type that the test knows; decoded until the next call. 0: the connection closed instead. INGESTED may
  * come at any time, and is skipped unless it is wanted. */
 static inline struct wire_frame edge_client_next_frame(struct edge_client *c, unsigned type)
 {
@@ -165,7 +166,7 @@ static inline void edge_client_close(struct edge_client *c)
 {
     on_loop(edge_client_close_now, c);
     for (bool closed = false; !closed;) {
-        struct edge_frame *f = queue_pop(c->frames, 5000000);
+        struct edge_frame *f = queue_pop(c->frames, CLIENT_WAIT_US);
         assert_non_null(f);
         closed = f->size == 0;
         free(f);

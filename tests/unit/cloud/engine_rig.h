@@ -77,6 +77,13 @@ static inline void rig_load(struct rig *r, const char *name)
     memset(r->model->fingerprint, 0x5a, sizeof r->model->fingerprint); /* any will do */
 }
 
+/* A new folder, as mkdtemp makes it; in memory if possible: syncs of a busy disk take longer than the tests. */
+static inline void rig_directory(char path[64])
+{
+    snprintf(path, 64, "%s/tandem-engine-XXXXXX", access("/dev/shm", W_OK) == 0 ? "/dev/shm" : "/tmp");
+    assert_non_null(mkdtemp(path));
+}
+
 static inline void rig_start_engine(struct rig *r)
 {
     struct td_error err = {0};
@@ -147,16 +154,30 @@ static inline void rig_close(struct rig *r)
     free(r);
 }
 
-/* One turn; when there was nothing to do, a moment for the helper threads, and the clock moves on. Pieces are decoded first: how fast that is must
- * not decide what the engine sees. */
+/* Until pieces have been decoded. */
+static inline void rig_let_decode(const struct rig *r)
+{
+    for (int i = 0; ingest_is_busy(r->engine->ingest) && i < 1000000; i++)
+        nanosleep(&(struct timespec){.tv_nsec = 50000}, NULL);
+}
+
+/* Do threads read or write for the engine? A server that hangs is waited for by its deadline. */
+static inline bool rig_is_helped(const struct rig *r)
+{
+    const struct engine *e = r->engine;
+    return (e->loader && !r->options.remote && loader_busy(e->loader) > 0) ||
+           (e->persist && !persist_is_idle(e->persist));
+}
+
+/* One turn; when there was nothing to do, a moment for the helper threads, and the clock moves on. Pieces are decoded first, and the clock hardly moves
+ * while blocks are read or written: how fast that is must not decide what the engine sees. */
 static inline void rig_turn(struct rig *r)
 {
-    for (int i = 0; ingest_is_busy(r->engine->ingest) && i < 100000; i++)
-        nanosleep(&(struct timespec){.tv_nsec = 50000}, NULL);
-    bool ran = engine_turn(r->engine);
-    rig_now += 100;
+    rig_let_decode(r);
+    bool ran = engine_turn(r->engine), helped = !ran && rig_is_helped(r);
+    rig_now += helped ? 1 : 100;
     if (!ran)
-        nanosleep(&(struct timespec){.tv_nsec = 50000}, NULL);
+        nanosleep(&(struct timespec){.tv_nsec = helped ? 500000 : 50000}, NULL);
 }
 
 #define rig_until(rig, condition)                                                                            \

@@ -17,8 +17,8 @@ struct blocked {
 
 static struct blocked blocked_open(uint32_t pages)
 {
-    struct blocked b = {.directory = "/tmp/tandem-limits-XXXXXX"};
-    assert_non_null(mkdtemp(b.directory));
+    struct blocked b = {0};
+    rig_directory(b.directory);
     char *directory = strdup(b.directory); /* options keep a pointer */
     b.rig = rig_open((struct rig_options){.store = directory, .pages = pages});
     for (int i = 0; i < PERSIST_BUFFERS; i++)

@@ -88,6 +88,7 @@ static void settle(struct rig *r)
 static void paced_turn(struct rig *r)
 {
     settle(r);
+    rig_let_decode(r);
     if (!engine_turn(r->engine))
         rig_now += 100;
 }
@@ -158,8 +159,7 @@ static struct node *node_open_with(uint32_t token_budget)
     pthread_mutex_init(&pace.lock, NULL);
     set_pace(0);
     pace.fail_at = 0;
-    strcpy(n->directory, "/tmp/tandem-load-XXXXXX");
-    assert_non_null(mkdtemp(n->directory));
+    rig_directory(n->directory);
     n->rig = calloc(1, sizeof *n->rig);
     n->rig->options = (struct rig_options){
         .store = n->directory, .io = &pace.io, .pages = 48, .token_budget = token_budget};

@@ -32,8 +32,7 @@ static void copy_directory(const char *from, const char *to)
 static struct scene *scene_open(void)
 {
     struct scene *s = calloc(1, sizeof *s);
-    strcpy(s->directory, "/tmp/tandem-engine-XXXXXX");
-    assert_non_null(mkdtemp(s->directory));
+    rig_directory(s->directory);
     s->rig = rig_open((struct rig_options){.store = s->directory});
     rig_ids(s->prompt, PROMPT, VOCAB, 31);
     rig_reference(s->rig, s->prompt, PROMPT, rig_sampling(REPLY, 5), s->reply);
@@ -366,8 +365,8 @@ static void blocks_come_from_another_node(void **state)
         .host = "127.0.0.1", .port = redis.port, .command_ms = 20000, .knock_ms = 20};
     struct scene *s = scene_open();
     struct client c;
-    char other[64] = "/tmp/tandem-engine-XXXXXX";
-    assert_non_null(mkdtemp(other));
+    char other[64];
+    rig_directory(other);
     s->rig->options.keys = s->directory;
     s->rig->options.remote = &remote;
     restart(s);
