@@ -25,6 +25,9 @@ struct client { /* of a rig, which frees it */
     int begin_code;
     uint32_t cancel_at; /* tokens after which the client leaves; 0: never */
     uint32_t finish_at; /* tokens after which its stop string is complete */
+    uint32_t then_at;   /* tokens after which `then` is called, on the loop; once */
+    void (*then)(void *arg);
+    void *then_arg;
 
     unsigned started, done, failed, not_kept;
     char conversation[LIMIT_NAME_SIZE + 1];
@@ -69,6 +72,10 @@ static inline void client_tokens(void *ctx, const int32_t *ids, size_t count,
         c->top_counts[c->count] = tops;
         c->last_top_ids[c->count] = tops ? logprobs[i].top_ids[tops - 1] : 0;
         c->ids[c->count++] = ids[i];
+    }
+    if (c->then_at && c->count >= c->then_at) {
+        c->then_at = 0;
+        c->then(c->then_arg);
     }
     if (c->cancel_at && c->count >= c->cancel_at)
         agent_cancel(c->flight, false, 0);
@@ -329,7 +336,9 @@ static inline bool planned_for_the_cloud(void *arg)
 
 static inline void let_tokens(void *arg)
 {
-    ((struct rig *)arg)->cloud.silent = false;
+    struct rig *r = arg;
+    r->cloud.silent = false;
+    r->cloud.hold_at = 0;
 }
 
 /* The reply's text, as a client would send it back. */

@@ -394,6 +394,7 @@ static void the_later_of_two_takes_over(void **state)
     struct rig r;
     rig_make(&r, 1);
     r.cloud.token_count = 60;
+    r.cloud.hold_at = 30; /* it is still under way, however long the next ones take */
     rig_run(&r);
     struct client *a = client_asks(&r, "hello"), *b = client_asks(&r, "hello"),
                   *wrong = client_asks(&r, "another prompt");
@@ -405,13 +406,21 @@ static void the_later_of_two_takes_over(void **state)
     client_run(&r, wrong);
     assert_int_equal(wrong->code, -TD_ERR_CONFLICT);
     assert_int_equal(a->failed, 0);
-    client_run(&r, b);
+    on_loop(r.cloud.loop, client_begin, b);
+    assert_true(comes_true(r.cloud.loop, has_tokens, b));
+    on_loop(r.cloud.loop, let_tokens, &r);
+    assert_true(comes_true(r.cloud.loop, client_ended, b));
     client_check_reply(b, 60); /* from the first token on */
     assert_int_equal(a->failed, 1);
     assert_int_equal(a->code, -TD_ERR_CONFLICT);
     assert_int_equal(r.cloud.open_count, 1); /* the cloud noticed nothing */
     assert_int_equal(r.cloud.cancel_count, 0);
     rig_free(&r);
+}
+
+static void hold_at_60(void *arg)
+{
+    ((struct rig *)arg)->cloud.hold_at = 60;
 }
 
 /* Each token's are the cloud's, whoever of the two the cloud told; the second asks for as many alternatives as the first. */
@@ -421,6 +430,7 @@ static void who_takes_over_hears_of_every_token(void **state)
     struct rig r;
     rig_make(&r, 1);
     r.cloud.token_count = 100;
+    r.cloud.hold_at = 20; /* some tokens for each of the three */
     rig_run(&r);
     struct client *list[3];
     for (size_t i = 0; i < TD_COUNT(list); i++) {
@@ -432,9 +442,12 @@ static void who_takes_over_hears_of_every_token(void **state)
     on_loop(r.cloud.loop, client_begin, list[0]);
     assert_true(comes_true(r.cloud.loop, has_tokens, list[0]));
     on_loop(r.cloud.loop, client_begin, list[1]);
+    on_loop(r.cloud.loop, hold_at_60, &r);
     assert_true(comes_true(r.cloud.loop, has_many_tokens, list[1]));
-    client_run(&r, list[2]);
+    on_loop(r.cloud.loop, client_begin, list[2]);
+    on_loop(r.cloud.loop, let_tokens, &r);
     struct client *last = list[2];
+    assert_true(comes_true(r.cloud.loop, client_ended, last));
     client_check_reply(last, 100);
     assert_int_equal(list[0]->code, -TD_ERR_CONFLICT);
     assert_int_equal(list[1]->code, -TD_ERR_CONFLICT);
@@ -574,6 +587,7 @@ static void shutdown_in_the_middle_leaves_nothing(void **state)
     struct rig r;
     rig_make(&r, 1);
     r.cloud.token_count = 400;
+    r.cloud.hold_at = 100;
     rig_run(&r);
     struct client *a = client_asks(&r, long_text), *b = client_asks(&r, "hello");
     on_loop(r.cloud.loop, client_begin, a);

@@ -13,7 +13,7 @@
 #include <unistd.h>
 #include <cmocka.h>
 
-#define WAIT_US  5000000
+#define WAIT_US  60000000 /* long: the machine may be busy */
 #define LAYERS   2
 #define ID_COUNT 320
 #define BLOCKS   (ID_COUNT / KV_BLOCK_TOKENS)
@@ -96,7 +96,7 @@ static uint32_t run_prompt(struct device *d, uint32_t begin)
         pipeline_event_free(e);
     }
     pipeline_close(d->pipeline, job, UINT32_MAX);
-    assert_true(pipeline_wait_idle(d->pipeline, 5000));
+    assert_true(pipeline_wait_idle(d->pipeline, WAIT_US / 1000));
     assert_int_equal(store_flush(d->store), 0);
     assert_int_equal(d->fake->pages_bad, 0);
     return d->fake->rows - before;

@@ -9,7 +9,7 @@
 #include <stdio.h>
 #include <cmocka.h>
 
-#define WAIT_US  5000000
+#define WAIT_US  60000000 /* long: the machine may be busy */
 #define LAYERS   2
 #define ID_COUNT 1000
 #define JOB      7
@@ -284,16 +284,16 @@ static void replies_are_filled_in_idle_time(void **state)
     start(&rig, job, 1, 0, 100);
     collect(&rig, 1);
     pipeline_append(rig.pipeline, job, 100, ids + 100, 27);
-    assert_true(pipeline_wait_idle(rig.pipeline, 5000));
+    assert_true(pipeline_wait_idle(rig.pipeline, WAIT_US / 1000));
     assert_int_equal(local_kv_held(rig.kv, chain, 4, LAYERS),
                      1);                   /* 127 tokens: the second block is not whole */
     assert_int_equal(rig.fake->rows, 100); /* and nothing was run for it yet */
     pipeline_append(rig.pipeline, job, 127, ids + 127, 2);
-    assert_true(pipeline_wait_idle(rig.pipeline, 5000));
+    assert_true(pipeline_wait_idle(rig.pipeline, WAIT_US / 1000));
     assert_int_equal(local_kv_held(rig.kv, chain, 4, LAYERS), 2);
     pipeline_append(rig.pipeline, job, 129, ids + 129, 70);
     pipeline_close(rig.pipeline, job, ID_COUNT);
-    assert_true(pipeline_wait_idle(rig.pipeline, 5000));
+    assert_true(pipeline_wait_idle(rig.pipeline, WAIT_US / 1000));
     assert_int_equal(local_kv_held(rig.kv, chain, 4, LAYERS), 3);
     assert_int_equal(rig.fake->rows, 192);
     assert_int_equal(rig.fake->pages_bad, 0);
@@ -308,10 +308,10 @@ static void fill_whole(struct rig *rig, uint32_t count)
     collect(rig, 1);
     pipeline_fill(rig->pipeline, job, 1);
     pipeline_append(rig->pipeline, job, count, ids + count, 2);
-    assert_true(pipeline_wait_idle(rig->pipeline, 5000));
+    assert_true(pipeline_wait_idle(rig->pipeline, WAIT_US / 1000));
     assert_int_equal(local_kv_held(rig->kv, chain, 8, LAYERS), 0); /* not while it may go on */
     pipeline_close(rig->pipeline, job, UINT32_MAX);
-    assert_true(pipeline_wait_idle(rig->pipeline, 5000));
+    assert_true(pipeline_wait_idle(rig->pipeline, WAIT_US / 1000));
     assert_int_equal(local_kv_held(rig->kv, chain, 8, LAYERS), (count + 2) / KV_BLOCK_TOKENS);
 }
 
@@ -326,7 +326,7 @@ static void closed_jobs_are_filled_through_all_layers_if_wished(void **state)
     start(&rig, job, 2, 0, 40);
     collect(&rig, 2);
     pipeline_close(rig.pipeline, job, UINT32_MAX);
-    assert_true(pipeline_wait_idle(rig.pipeline, 5000));
+    assert_true(pipeline_wait_idle(rig.pipeline, WAIT_US / 1000));
     assert_int_equal(rig.fake->rows, 200 + 192 + 40);
     assert_int_equal(rig.fake->pages_bad, 0);
     rig_free(&rig);
@@ -368,7 +368,7 @@ static void a_prompt_that_the_cloud_did_is_filled_too(void **state)
     struct pipeline_job *job = open_job(&rig, 300);
     pipeline_fill(rig.pipeline, job, LAYERS);
     pipeline_close(rig.pipeline, job, ID_COUNT);
-    assert_true(pipeline_wait_idle(rig.pipeline, 5000));
+    assert_true(pipeline_wait_idle(rig.pipeline, WAIT_US / 1000));
     assert_int_equal(local_kv_held(rig.kv, chain, 5, LAYERS), 4);
     assert_null(queue_pop(rig.events, 0));
     rig_free(&rig);
@@ -388,7 +388,7 @@ static void a_closed_job_is_not_worked_on(void **state)
     pipeline_close(rig.pipeline, job, 0);
     for (int i = 0; i < 100; i++)
         sem_post(&gate);
-    assert_true(pipeline_wait_idle(rig.pipeline, 5000));
+    assert_true(pipeline_wait_idle(rig.pipeline, WAIT_US / 1000));
     assert_true(rig.fake->rows <= 2 * 64); /* the step in progress, no more */
     rig_free(&rig);
 }

@@ -9,7 +9,7 @@
 #include <stdio.h>
 #include <cmocka.h>
 
-#define WAIT_US  5000000
+#define WAIT_US  60000000 /* long: the machine may be busy */
 #define LAYERS   3
 #define CAPACITY 400
 #define PROMPT   150
@@ -103,7 +103,7 @@ static struct sampled next_token(struct rig *rig, uint64_t job, uint32_t run, ui
 
 static void no_token(struct rig *rig)
 {
-    assert_true(pipeline_wait_idle(rig->pipeline, 5000));
+    assert_true(pipeline_wait_idle(rig->pipeline, WAIT_US / 1000));
     assert_null(queue_pop(rig->events, 0));
 }
 
@@ -178,7 +178,7 @@ static void fewer_layers_than_all_are_run_anew(void **state)
     struct pipeline_send send = {
         .epoch = 1, .valid_since = 1, .ranges = {{0, PROMPT, 1, KV_RAW, HIDDEN_F32}}, .range_count = 1};
     assert_int_equal(pipeline_send(rig.pipeline, job, &send, 0, &committed), 0);
-    assert_true(pipeline_wait_idle(rig.pipeline, 5000));
+    assert_true(pipeline_wait_idle(rig.pipeline, WAIT_US / 1000));
     assert_int_equal(rig.fake->rows, PROMPT);
     assert_int_equal(decode(&rig, job, 1, PROMPT + 2), 0);
     next_token(&rig, 1, 1, 0);
@@ -190,7 +190,7 @@ static void fewer_layers_than_all_are_run_anew(void **state)
     next_token(&rig, 1, 1, 2);
     assert_int_equal(pipeline_send(rig.pipeline, job, &send, 0, &committed), 0);
     pipeline_decode_until(rig.pipeline, job, CAPACITY);
-    assert_true(pipeline_wait_idle(rig.pipeline, 5000));
+    assert_true(pipeline_wait_idle(rig.pipeline, WAIT_US / 1000));
     struct pipeline_event *e;
     while ((e = queue_pop(rig.events, 0))) {
         assert_int_not_equal(e->type, PIPELINE_TOKEN);
@@ -231,20 +231,27 @@ static void work_takes_turns(void **state)
 {
     (void)state;
     struct rig rig;
+    sem_t gate;
+    sem_init(&gate, 0, 0);
     rig_fake(&rig, 32, LAYERS);
-    rig.fake->delay_us = 500;
     uint32_t committed;
     struct pipeline_job *first = open_job(&rig, 1, PROMPT), *second = open_job(&rig, 2, PROMPT);
-    assert_int_equal(decode(&rig, first, 1, CAPACITY), 0);
+    assert_int_equal(decode(&rig, first, 1, PROMPT + 1), 0);
     next_token(&rig, 1, 1, 0);
-    assert_int_equal(decode(&rig, second, 1, CAPACITY), 0);
+    assert_int_equal(decode(&rig, second, 1, PROMPT + 1), 0);
     next_token(&rig, 2, 1, 0);
+    assert_true(pipeline_wait_idle(rig.pipeline, WAIT_US / 1000));
+    rig.fake->gate = &gate; /* all three are there before more than one pass has been run */
+    pipeline_decode_until(rig.pipeline, first, CAPACITY);
+    pipeline_decode_until(rig.pipeline, second, CAPACITY);
     struct pipeline_job *third = open_job(&rig, 3, CAPACITY);
     struct pipeline_send send = {.epoch = 1,
                                  .valid_since = 1,
                                  .ranges = {{0, CAPACITY, 2, PLAN_CODEC_NONE, HIDDEN_F32}},
                                  .range_count = 1};
     assert_int_equal(pipeline_send(rig.pipeline, third, &send, 0, &committed), 0);
+    for (int i = 0; i < 2 * CAPACITY; i++)
+        sem_post(&gate);
     uint32_t tokens[2] = {0}, chunks = 0;
     for (bool sent = false; !sent;) {
         struct pipeline_event *e = queue_pop(rig.events, WAIT_US);
@@ -262,6 +269,7 @@ static void work_takes_turns(void **state)
     pipeline_close(rig.pipeline, second, 0);
     pipeline_close(rig.pipeline, third, 0);
     rig_free(&rig);
+    sem_destroy(&gate);
 }
 
 /* Tokens of jobs 1 to `jobs`, `count` of each, from index `first` on; whose come first is up to the thread. */
@@ -308,7 +316,7 @@ static void replies_share_a_pass(void **state)
             assert_int_equal(next_token(&rig, i + 1, 1, 1).id, fake_next(id, PROMPT));
             assert_int_not_equal(other, id);
         }
-        assert_true(pipeline_wait_idle(rig.pipeline, 5000));
+        assert_true(pipeline_wait_idle(rig.pipeline, WAIT_US / 1000));
         while (sem_trywait(&gate) == 0)
             ;
         rig.fake->gate = &gate;
@@ -345,7 +353,7 @@ static void one_of_two_gets_the_last_page(void **state)
     jobs[1] = open_job(&rig, 2, PROMPT);
     assert_int_equal(decode(&rig, jobs[1], 1, PROMPT + 1), 0);
     next_token(&rig, 2, 1, 0);
-    assert_true(pipeline_wait_idle(rig.pipeline, 5000));
+    assert_true(pipeline_wait_idle(rig.pipeline, WAIT_US / 1000));
     for (uint32_t i = 0; i < 2; i++)
         pipeline_decode_until(rig.pipeline, jobs[i], 4 * KV_BLOCK_TOKENS);
     uint32_t counts[2] = {1, 1}, failed = 0;
@@ -387,7 +395,7 @@ static void pages_are_found_for_each_of_a_pass(void **state)
             next_token(&rig, i + 1, 1, at);
     }
     pipeline_decode_stop(rig.pipeline, jobs[2]);
-    assert_true(pipeline_wait_idle(rig.pipeline, 5000));
+    assert_true(pipeline_wait_idle(rig.pipeline, WAIT_US / 1000));
     rig.fake->gate = &gate; /* both are there before more than one token is drawn */
     for (uint32_t i = 2; i-- > 0;)
         pipeline_decode_until(rig.pipeline, jobs[i], END);
