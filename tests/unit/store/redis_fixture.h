@@ -35,6 +35,26 @@ static inline int fixture_listen(uint16_t *port)
     return fd;
 }
 
+/* A free port below those that the system hands out, so that nobody gets it while a server is away. */
+static inline uint16_t fixture_port(void)
+{
+    static uint32_t next;
+    if (next == 0)
+        next = (uint32_t)getpid() * 7919u + (uint32_t)clock_mono_us();
+    for (;; next++) {
+        uint16_t port = (uint16_t)(20000 + next % 12000);
+        int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+        struct sockaddr_in a = {
+            .sin_family = AF_INET, .sin_port = htons(port), .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+        bool is_free = bind(fd, (struct sockaddr *)&a, sizeof a) == 0;
+        close(fd);
+        if (is_free) {
+            next++;
+            return port;
+        }
+    }
+}
+
 static inline void fixture_pause(unsigned us)
 {
     nanosleep(&(struct timespec){.tv_sec = us / 1000000, .tv_nsec = us % 1000000 * 1000}, NULL);
@@ -68,7 +88,7 @@ static inline void redis_start(struct real_redis *r)
 {
     char port[8];
     if (r->port == 0)
-        close(fixture_listen(&r->port));
+        r->port = fixture_port();
     snprintf(port, sizeof port, "%u", r->port);
     r->pid = fork();
     if (r->pid == 0) {

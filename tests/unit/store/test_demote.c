@@ -435,7 +435,7 @@ static void a_writer_that_is_behind_is_come_back_to(void **state)
     store_stats(s, &stats);
     assert_int_equal(stats.demotions, 0);
     assert_true(fixture_block_reads(s, "acme", &blocks[0]));
-    for (int tries = 0; tries < 1000 && stats.demotions == 0; tries++) { /* not at once */
+    for (int tries = 0; tries < 6000 && stats.demotions == 0; tries++) { /* not at once */
         usleep(10000);
         assert_int_equal(store_gc(s, NULL, NULL, &gone, &freed, NULL), 0);
         store_stats(s, &stats);
@@ -509,7 +509,7 @@ static void troubles_of_the_moment_are_come_back_to(void **state)
         store_stats(s, &stats);
         assert_int_equal(stats.demotions, 0);
         assert_true(fixture_block_reads(s, "acme", &blocks[0]));
-        for (int tries = 0; tries < 1000 && stats.demotions == 0; tries++) { /* not at once */
+        for (int tries = 0; tries < 6000 && stats.demotions == 0; tries++) { /* not at once */
             usleep(10000);
             assert_int_equal(demote_all(s), 0);
             store_stats(s, &stats);
@@ -521,7 +521,7 @@ static void troubles_of_the_moment_are_come_back_to(void **state)
     }
 }
 
-enum { STREAM = 5000 };
+enum { STREAM = 200000 }; /* half a minute and more: who waits for its end is found out */
 
 static struct io slow;
 
@@ -635,7 +635,7 @@ static int leading_run(bool demotes, uint64_t *demotions)
     for (int i = 0; i < CHAIN; i++) {
         put_wide(s, 500 + (uint64_t)i, &parent, &ids[i]);
         parent = ids[i];
-        for (int still = 0, wait = 0; still < 2 && wait < 1000;
+        for (int still = 0, wait = 0; still < 2 && wait < 600000;
              wait++) { /* as if blocks took time to compute */
             usleep(100);
             store_flush(s); /* the first may end before the writer has looked what else there is to do */

@@ -320,6 +320,14 @@ static void the_server_sees_nothing(void **state)
     redis_stop(&redis);
 }
 
+/* Whoever has not noticed yet that the server was away writes to it in vain once. */
+static bool put_and_get(struct node *a, struct node *b, const struct fixture_block *f, enum tier_kind *from)
+{
+    struct tiers_found found;
+    put(a, "acme", f);
+    return look_up(b, "acme", f, &found) == 0 && get(b, "acme", f, from) == 0;
+}
+
 static void stopped_hung_and_emptied_servers_are_misses(void **state)
 {
     (void)state;
@@ -330,9 +338,9 @@ static void stopped_hung_and_emptied_servers_are_misses(void **state)
     enum tier_kind from;
     uint8_t key[32];
     redis_start(&redis);
-    node_command_ms = 200;
     node_open(&a, redis.port, NULL, NULL);
     store_chain_key(a.store, "acme", key, NULL);
+    node_command_ms = 200; /* on a busy machine an answer may be later: then once more */
     node_open(&b, redis.port, NULL, &a);
     node_command_ms = WAIT_US / 1000;
     until(!stats_of(&a).sick && !stats_of(&b).sick);
@@ -351,9 +359,7 @@ static void stopped_hung_and_emptied_servers_are_misses(void **state)
     until(stats_of(&b).sick);
     assert_int_equal(look_up(&b, "acme", &f, &found), -TD_ERR_NOTFOUND); /* at once */
     kill(redis.pid, SIGCONT);
-    until(!stats_of(&b).sick);
-    until_found(&b, "acme", &f, &found);
-    assert_int_equal(get(&b, "acme", &f, &from), 0);
+    until(look_up(&b, "acme", &f, &found) == 0 && get(&b, "acme", &f, &from) == 0);
 
     until_found(&b, "acme", &g, &found);
     redis_stop(&redis); /* gone */
@@ -362,9 +368,7 @@ static void stopped_hung_and_emptied_servers_are_misses(void **state)
     redis_start(&redis); /* back, and empty */
     until(!stats_of(&b).sick && !stats_of(&a).sick);
     assert_int_equal(look_up(&b, "acme", &g, &found), -TD_ERR_NOTFOUND);
-    put(&a, "acme", &g); /* the disk has it already, the server gets it again */
-    until(look_up(&b, "acme", &g, &found) == 0);
-    assert_int_equal(get(&b, "acme", &g, &from), 0);
+    until(put_and_get(&a, &b, &g, &from)); /* the disk has it already, the server gets it again */
     assert_int_equal(from, TIER_REMOTE);
     node_close(&b);
     node_close(&a);
