@@ -40,6 +40,8 @@ static void on_lws_log(int level, const char *line)
     line = text ? text + 5 : line;
     snprintf(last_error, sizeof last_error, "%s", line);
     last_error[strcspn(last_error, "\r\n")] = '\0';
+    if (strcmp(last_error, "Failed to generate handshake for client") == 0)
+        return; /* as ws_connect_may_send would have it, for a reason that is told */
     uint64_t now = clock_mono_us() / 60000000;
     if (now != minute)
         minute = now, count = 0;

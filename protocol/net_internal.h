@@ -82,6 +82,9 @@ bool net_client_verified(const struct listener *l, struct lws *wsi);
 void net_peer_text(const struct listener *l, struct lws *wsi, char *out, size_t size);
 int net_check_certificate(const char *cert_path, const char *key_path, struct td_error *err);
 int net_check_authority(const char *ca_path, struct td_error *err);
+#define CERTIFICATE_SIZE_MAX 8192 /* of one whose dates are told */
+/* In words why a server's certificate (DER) is out of date, since when, and what to do; false if it cannot be read. */
+bool net_certificate_dates(const void *der, size_t size, char *out, size_t out_size);
 
 /* ---- the head of a request (http_head.c) ---- */
 

@@ -16,7 +16,10 @@
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
+#include <time.h>
 #include <unistd.h>
+
+#define DATE_SIZE 48
 
 /* Enumerator 0 is HTTP, because a connection starts there; WebSocket is there only for listeners that serve it. */
 static const struct lws_protocols protocols_http[] = {{.name = "http", .callback = http_callback},
@@ -61,8 +64,45 @@ int net_check_authority(const char *ca_path, struct td_error *err)
     return code;
 }
 
+static const char *date_text(const mbedtls_x509_time *t, char out[DATE_SIZE])
+{
+    snprintf(out, DATE_SIZE, "%04d-%02d-%02d %02d:%02d UTC", t->year, t->mon, t->day, t->hour, t->min);
+    return out;
+}
+
+bool net_certificate_dates(const void *der, size_t size, char *out, size_t out_size)
+{
+    mbedtls_x509_crt crt;
+    char date[DATE_SIZE], today[DATE_SIZE] = "?";
+    time_t now = time(NULL);
+    struct tm utc;
+    if (gmtime_r(&now, &utc))
+        strftime(today, sizeof today, "%Y-%m-%d", &utc);
+    mbedtls_x509_crt_init(&crt);
+    bool read = mbedtls_x509_crt_parse_der(&crt, der, size) == 0;
+    if (read && mbedtls_x509_time_is_past(&crt.valid_to))
+        snprintf(
+            out, out_size,
+            "the server's certificate expired on %s (today is %s by this clock): renew it at the node, as "
+            "with deploy/certs.sh, and start the node again",
+            date_text(&crt.valid_to, date), today);
+    else if (read && mbedtls_x509_time_is_future(&crt.valid_from))
+        snprintf(out, out_size,
+                 "the server's certificate is valid from %s on (today is %s by this clock): set the clock",
+                 date_text(&crt.valid_from, date), today);
+    else if (read) /* then one above it is */
+        snprintf(
+            out, out_size,
+            "the authority of the server's certificate has expired or is not valid yet (today is %s by this "
+            "clock): deploy/certs.sh --force makes another, whose ca.crt clients need too",
+            today);
+    mbedtls_x509_crt_free(&crt);
+    return read;
+}
+
 int net_check_certificate(const char *cert_path, const char *key_path, struct td_error *err)
 {
+    char date[DATE_SIZE];
     int code = check_readable("certificate", cert_path, err);
     if (code == 0)
         code = check_readable("private key", key_path, err);
@@ -86,8 +126,8 @@ int net_check_certificate(const char *cert_path, const char *key_path, struct td
                  "authority that clients know",
                  cert_path);
     else if (mbedtls_x509_time_is_past(&crt.valid_to))
-        log_warn("net", "the certificate %s has expired: clients will refuse it (deploy/certs.sh renews it)",
-                 cert_path);
+        log_warn("net", "the certificate %s expired on %s: clients refuse it (deploy/certs.sh renews it)",
+                 cert_path, date_text(&crt.valid_to, date));
     mbedtls_pk_free(&key);
     mbedtls_x509_crt_free(&crt);
     return code;

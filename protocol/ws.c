@@ -150,6 +150,7 @@ static int on_client_open(struct ws_conn *c)
 {
     ws_connect_done(c);
     c->open = true;
+    c->why[0] = '\0'; /* why another of its addresses did not do */
     tune_socket(c->wsi);
     char peer[320];
     snprintf(peer, sizeof peer, "%.255s:%u", c->host, c->port);
@@ -280,8 +281,10 @@ int ws_callback(struct lws *wsi, enum lws_callback_reasons reason, void *user, v
         return ws_filter_upgrade(wsi);
     case LWS_CALLBACK_ESTABLISHED:
         return on_server_open(wsi);
+    case LWS_CALLBACK_CLIENT_APPEND_HANDSHAKE_HEADER:
+        return c && ws_connect_may_send(c) ? 0 : -1;
     case LWS_CALLBACK_CLIENT_ESTABLISHED:
-        return c ? on_client_open(c) : -1;
+        return c && ws_connect_may_send(c) ? on_client_open(c) : -1;
     case LWS_CALLBACK_RECEIVE:
     case LWS_CALLBACK_CLIENT_RECEIVE:
         return c ? on_receive(c, in, size) : -1;

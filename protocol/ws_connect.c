@@ -4,6 +4,11 @@
  * looked up on a short-lived thread of their own and libwebsockets is given addresses, one after the other until one works; the
  * name stays what the certificate is checked against. The whole attempt has NET_CONNECT_TIMEOUT_US.
  *
+ * Of several addresses the first one's reason is told that was reached: that nothing listens at the others is no news then.
+ *
+ * A certificate that is out of date is looked at once more, to tell since when: the handshake that checks it ends before its dates can be
+ * asked for. That second connection checks nothing and sends nothing.
+ *
  * A set of trust anchor and client certificate is a vhost to libwebsockets. Vhosts are kept and used again, for an agent reconnects for
  * ever; when a file changes, a new one takes its place. */
 #include "protocol/ws_internal.h"
@@ -56,20 +61,24 @@ static void give_up(struct ws_conn *c)
         handler->on_failed(handler->ctx, line);
 }
 
+#define NOT_GOOD      "didn't look good"
+#define EXPIRED       NOT_GOOD ", expired"
+#define NOT_YET_VALID NOT_GOOD ", notyetvalid"
+#define REFUSED       "connection refused: nothing listens there"
+
 /* libwebsockets' reasons, in words for people. Its texts: lib/roles/http/client, lib/core-net/client, lib/tls of 4.3.5. */
 static const char *explain(const char *text, char *buffer, size_t size)
 {
     static const struct {
         const char *found, *means;
     } reasons[] = {
-        {"didn't look good, hostname", "the server's certificate is for another name (TLS name mismatch)"},
-        {"didn't look good, invalidca",
+        {NOT_GOOD ", hostname", "the server's certificate is for another name (TLS name mismatch)"},
+        {NOT_GOOD ", invalidca",
          "the server's certificate is not trusted: it is not signed by the "
          "given CA (or it showed none: it speaks no TLS, or the connection was closed on the way)"},
-        {"didn't look good, expired", "the server's certificate has expired (or this clock is wrong)"},
-        {"didn't look good, notyetvalid",
-         "the server's certificate is not valid yet (or this clock is wrong)"},
-        {"didn't look good", "the server's certificate is not acceptable"},
+        {EXPIRED, "the server's certificate has expired (or this clock is wrong)"},
+        {NOT_YET_VALID, "the server's certificate is not valid yet (or this clock is wrong)"},
+        {NOT_GOOD, "the server's certificate is not acceptable"},
         {"no peer cert", "the server speaks no TLS, or ended the handshake before its certificate"},
         {"mbedtls connect",
          "the TLS handshake failed: the server may want a client certificate that it trusts"},
@@ -89,15 +98,42 @@ static const char *explain(const char *text, char *buffer, size_t size)
     const char *at = strstr(text, "conn fail: ");
     if (at && sscanf(at, "conn fail: %d", &number) == 1 && number > 0) {
         if (number == ECONNREFUSED)
-            return "connection refused: nothing listens there";
+            return REFUSED;
         snprintf(buffer, size, "%s", strerror(number));
         return buffer;
     }
     if (strstr(text, "Unable to connect"))
-        return "connection refused: nothing listens there";
+        return REFUSED;
     snprintf(buffer, size, "the connection ended during the handshake (%.80s)",
              text[0] ? text : "no reason given");
     return buffer;
+}
+
+/* Somebody answered at that address, if only with a refusal of ours. */
+static bool was_reached(const char *text)
+{
+    return text[0] && !strstr(text, "conn fail") && !strstr(text, "Unable to connect") &&
+           !strstr(text, "Timed out");
+}
+
+/* Reads the dates of the certificate, if that is what this connection is for. Its handshake is over. */
+static void look_at_certificate(struct ws_conn *c)
+{
+    union {
+        union lws_tls_cert_info_results result;
+        char room[sizeof(union lws_tls_cert_info_results) + CERTIFICATE_SIZE_MAX];
+    } der;
+    char line[WS_WHY_SIZE];
+    if (c->looking &&
+        lws_tls_peer_cert_info(c->wsi, LWS_TLS_CERT_INFO_DER_RAW, &der.result, CERTIFICATE_SIZE_MAX) == 0 &&
+        net_certificate_dates(der.result.ns.name, (size_t)der.result.ns.len, line, sizeof line))
+        ws_because(c, line);
+}
+
+bool ws_connect_may_send(struct ws_conn *c)
+{
+    look_at_certificate(c);
+    return !c->looking;
 }
 
 void ws_connect_failed(struct ws_conn *c, const char *text, size_t size)
@@ -105,14 +141,27 @@ void ws_connect_failed(struct ws_conn *c, const char *text, size_t size)
     char copy[256] = "", buffer[160];
     if (text)
         snprintf(copy, sizeof copy, "%.*s", (int)TD_MIN(size, sizeof copy - 1), text);
+    if (strstr(copy, NOT_GOOD))
+        look_at_certificate(c);
     if (c->wsi) /* libwebsockets itself ends this one */
         lws_set_opaque_user_data(c->wsi, NULL);
     c->wsi = NULL;
-    if (!c->closing && c->address_next < c->address_count) {
+    const char *why = c->looking ? c->looking : explain(copy, buffer, sizeof buffer);
+    bool out_of_date = strstr(copy, EXPIRED) || strstr(copy, NOT_YET_VALID);
+    if (out_of_date && !c->looking && !c->closing && !c->why[0]) {
+        c->looking = why;
+        c->address_next--;
+        net_timer_start(&c->timer, 1);
+        return;
+    }
+    bool last = c->closing || c->address_next >= c->address_count;
+    if (last || c->looking || was_reached(copy))
+        ws_because(c, why);
+    c->looking = NULL;
+    if (!last) {
         net_timer_start(&c->timer, 1); /* the next address, outside of this callback */
         return;
     }
-    ws_because(c, explain(copy, buffer, sizeof buffer));
     if (c->calling) /* lws_client_connect_via_info is still on the stack with this connection in hand */
         net_timer_start(&c->timer, 1), c->closing = true;
     else
@@ -147,7 +196,9 @@ static void try_address(void *ctx)
         .protocol = NET_SUBPROTOCOL,
         .local_protocol_name = NET_SUBPROTOCOL,
         .alpn = "http/1.1",
-        .ssl_connection = c->tls ? LCCSCF_USE_SSL : 0,
+        .ssl_connection = !c->tls      ? 0
+                          : c->looking ? LCCSCF_USE_SSL | LCCSCF_ALLOW_INSECURE
+                                       : LCCSCF_USE_SSL,
         .opaque_user_data = c,
         .pwsi = &c->wsi,
     };
@@ -156,8 +207,9 @@ static void try_address(void *ctx)
     c->calling = false;
     if (!begun) {
         c->wsi = NULL;
-        if (!c->closing && c->address_next >= c->address_count)
-            ws_because(c, "connection refused: nothing listens there");
+        if (c->looking || (!c->closing && c->address_next >= c->address_count))
+            ws_because(c, c->looking ? c->looking : REFUSED);
+        c->looking = NULL;
         net_timer_start(&c->timer, 1);
     }
 }

@@ -23,7 +23,8 @@ struct ws_conn {
     struct resolve_job *job;
     char *host, *path;
     uint16_t port;
-    bool tls, calling; /* calling: inside lws_client_connect_via_info */
+    bool tls, calling;   /* calling: inside lws_client_connect_via_info */
+    const char *looking; /* why this address is asked once more, for its certificate only: nothing is sent */
     char addresses[NET_ADDRESSES_MAX][48];
     size_t address_count, address_next;
     struct net_timer timer, deadline;
@@ -34,6 +35,8 @@ void ws_conn_free(struct ws_conn *c);
 void ws_because(struct ws_conn *c, const char *why);
 /* libwebsockets could not connect: text is its reason (may be NULL). */
 void ws_connect_failed(struct ws_conn *c, const char *text, size_t size);
+/* TLS stands: false ends the connection before anything is sent. */
+bool ws_connect_may_send(struct ws_conn *c);
 void ws_connect_done(struct ws_conn *c); /* open: no longer on the loop's list of connecting ones */
 
 #endif

@@ -1,6 +1,7 @@
 """Who may come in, and what a damaged store does."""
 import pathlib
 import random
+import shutil
 import struct
 import subprocess
 import time
@@ -9,7 +10,7 @@ import openai
 import pytest
 
 from conftest import client_of
-from harness import MODEL, Cloud, Edge
+from harness import MODEL, ROOT, Cloud, Edge
 
 HELLO = [{"role": "user", "content": "Hello. " * 80}]
 
@@ -45,6 +46,27 @@ def test_untrusted_certificate(tmp_path, cloud):
     time.sleep(3)
     e.kill()
     assert "certificate" in e.log(), e.log()
+
+
+def test_expired_certificate(tmp_path):
+    """The node says so when it starts, the device at its first try: since when, and what to do."""
+    c = Cloud(tmp_path / "c")
+    subprocess.run([ROOT / "tests/dated_certs.sh", c.certs], check=True, capture_output=True)
+    shutil.copy(c.certs / "dates/expired.crt", c.certs / "server.crt")
+    token = c.new_token()
+    c.start()
+    try:
+        assert "expired on 2021-02-03 04:05 UTC" in c.log() and "deploy/certs.sh" in c.log(), c.log()
+        e = Edge(tmp_path / "e", c, token)
+        e.start(wait=False)
+        until, warned = time.monotonic() + 60, []
+        while not warned and time.monotonic() < until:
+            time.sleep(0.05)
+            warned = [line for line in e.log().split("\n")[:-1] if " WARN " in line]
+        e.kill()
+        assert warned and "expired on 2021-02-03 04:05 UTC" in warned[0] and "deploy/certs.sh" in warned[0], e.log()
+    finally:
+        c.kill()
 
 
 def test_wrong_model(tmp_path, cloud):

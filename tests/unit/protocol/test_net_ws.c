@@ -485,21 +485,26 @@ static void test_connect_errors(void **state)
     stop();
 }
 
-static void do_connect_by_second_address(void *arg)
+/* Nothing listens at 127.0.0.2. */
+static void do_connect_by_turns(void *arg)
 {
     do_connect(arg);
-    struct ws_conn *c = net.client.conn;
-    strcpy(c->addresses[0], "127.0.0.2"); /* nothing listens there */
-    strcpy(c->addresses[1], "127.0.0.1");
-    c->address_count = 2;
+    strcpy(net.client.conn->addresses[1], strcmp(target.host, "127.0.0.2") ? "127.0.0.2" : "127.0.0.1");
+    net.client.conn->address_count = 2;
+}
+
+static void connect_by_turns(const char *first, const char *ca)
+{
+    target = (struct net_connect){
+        .host = first, .port = net.port, .tls = ca, .ca_path = ca, .ws = &client_handler};
+    net_loop_post(net.loop, do_connect_by_turns, NULL);
 }
 
 static void test_next_address(void **state)
 {
     (void)state;
     serve(&(struct net_listen){0});
-    target = (struct net_connect){.host = "127.0.0.1", .port = net.port, .ws = &client_handler};
-    net_loop_post(net.loop, do_connect_by_second_address, NULL);
+    connect_by_turns("127.0.0.2", NULL);
     assert_true(reaches(&net.client.opened, 1));
     assert_int_equal(atomic_load(&net.client.failed), 0);
     stop();
@@ -544,6 +549,11 @@ static void test_tls_wrong_authority(void **state)
     connect_and_fail(&(struct net_connect){.tls = true, .ca_path = cert("stranger/ca.crt")},
                      "is not trusted");
     stop();
+    serve_tls(false); /* the address that answers says why, not the next one */
+    connect_by_turns("127.0.0.1", cert("stranger/ca.crt"));
+    assert_true(reaches(&net.client.failed, 1));
+    assert_non_null(strstr(net.client.why, "is not trusted"));
+    stop();
 }
 
 static void test_tls_wrong_name(void **state)
@@ -553,6 +563,24 @@ static void test_tls_wrong_name(void **state)
                                .key_path = cert("stranger/server.key")});
     connect_and_fail(&(struct net_connect){.tls = true, .ca_path = cert("stranger/ca.crt")}, "another name");
     stop();
+}
+
+/* The reason says since when, and what to do; nobody comes in. */
+static void test_tls_out_of_date(void **state)
+{
+    (void)state;
+    static const char *const cases[][4] = {
+        {"dates/expired.crt", "ca.crt", "expired on 2021-02-03 04:05 UTC", "deploy/certs.sh"},
+        {"dates/future.crt", "ca.crt", "is valid from 2120-02-03 04:05 UTC on", "set the clock"},
+        {"dates/orphan.crt", "dates/old.crt", "the authority", "deploy/certs.sh --force"},
+    };
+    for (size_t i = 0; i < TD_COUNT(cases); i++) {
+        serve(&(struct net_listen){.cert_path = cert(cases[i][0]), .key_path = cert("server.key")});
+        connect_and_fail(&(struct net_connect){.tls = true, .ca_path = cert(cases[i][1])}, cases[i][2]);
+        assert_non_null(strstr(net.client.why, cases[i][3]));
+        assert_int_equal(atomic_load(&net.server.opened) + atomic_load(&net.client.opened), 0);
+        stop();
+    }
 }
 
 static void test_tls_to_plain_server(void **state)
@@ -730,6 +758,7 @@ static int make_certificates(void **state)
           "openssl x509 -req -in s.csr -CA ca.crt -CAkey ca.key -CAcreateserial -days 9 -extfile s.ext -out "
           "server.crt 2>/dev/null",
           TEST_DEPLOY, certs, certs);
+    shell("'%s/../tests/dated_certs.sh' %s", TEST_DEPLOY, certs);
     return 0;
 }
 
@@ -757,6 +786,7 @@ int main(void)
         cmocka_unit_test(test_tls_by_address),
         cmocka_unit_test(test_tls_wrong_authority),
         cmocka_unit_test(test_tls_wrong_name),
+        cmocka_unit_test(test_tls_out_of_date),
         cmocka_unit_test(test_tls_to_plain_server),
         cmocka_unit_test(test_client_certificates),
         cmocka_unit_test(test_certificate_errors),
