@@ -161,11 +161,18 @@ static int choose_pages(const struct node *n, bool gpu, uint32_t *out, struct td
 {
     const struct settings *s = n->settings;
     uint64_t page_size = page_size_of(n);
-    uint64_t memory = s->kv_memory ? s->kv_memory : gpu ? 0 : memory_available() / 4;
-    uint64_t pages = s->pages > 0 ? (uint64_t)s->pages : memory / page_size;
+    bool asked = s->kv_memory || s->pages > 0;
     *out = 0;
-    if (gpu && s->pages == 0 && s->kv_memory == 0)
+    if (gpu && !asked)
         return 0;
+    uint64_t available = asked ? 0 : memory_available();
+    if (!asked && available == 0)
+        return td_fail(
+            err, -TD_ERR_NOTFOUND,
+            "cannot tell how much memory is free: /proc/meminfo cannot be read; mount /proc, or say how "
+            "much KV may take, such as --kv-memory 1G");
+    uint64_t pages =
+        s->pages > 0 ? (uint64_t)s->pages : (s->kv_memory ? s->kv_memory : available / 4) / page_size;
     if (pages < PAGES_MIN)
         return td_fail(err, -TD_ERR_ARG,
                        "no room for KV: a page of 64 tokens takes %" PRIu64

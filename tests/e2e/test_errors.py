@@ -133,6 +133,14 @@ def test_full_disk(tmp_path):
         subprocess.run(["umount", "-l", mount])
 
 
+def test_without_proc(node):
+    """A machine that does not say how much memory is free: the node asks how much it may take."""
+    hidden = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs tmpfs /proc && exec "$@"', "sh"]
+    if subprocess.run([*hidden, "true"], capture_output=True).returncode != 0:
+        pytest.skip("cannot mount a tmpfs here")
+    fails([*hidden, *node.command()], "/proc/meminfo", "--kv-memory", code=1)
+
+
 def under(program, limit, size):
     """Starts it under a limit, with signals as a shell leaves them; Python ignores SIGXFSZ."""
     def limited():
