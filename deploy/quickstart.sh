@@ -3,12 +3,13 @@
 #
 #   quickstart.sh               dependencies, build, model, certificates, a cloud node and an edge agent on loopback, one
 #                               question, kill -9 of both, restart, the conversation goes on; then a table of times and bytes
-#   quickstart.sh --serve       the same, and leaves both programs running (quickstart.sh --stop ends them)
-#   quickstart.sh --stop        stop what --serve left running
+#   quickstart.sh --serve       the same preparations, then both programs run until Ctrl-C; what was said is kept for the next time
+#   quickstart.sh --stop        stop them from another terminal, or when that terminal has gone
 #   quickstart.sh --layers K    layers that the edge computes (default 8 of 30)
 #   quickstart.sh --model FILE  another GGUF model (default: SmolLM2-135M-Instruct)
 #
-# Everything that it makes is in build/; running it again starts with an empty store. Works as root and with sudo.
+# Everything that it makes is in build/: build/quickstart begins empty each time, build/serve stays until you remove it. Works as
+# root and with sudo.
 
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -17,7 +18,7 @@ here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 root=$(dirname "$here")
 cd "$root"
 
-state=$root/build/quickstart
+demo=$root/build/quickstart served=$root/build/serve
 bin=$root/build/release/bin
 serve='' layers=8 model=''
 
@@ -27,24 +28,26 @@ is_gone() {
   ! kill -0 "$1" 2>/dev/null || { grep -q '^State:.Z' "/proc/$1/status" 2>/dev/null && [ "${#tasks[@]}" -le 1 ]; }
 }
 
+# runs NAME: the program that was started from here is still there, as process $pid; its file may have been built anew since.
+runs() {
+  read -r pid 2>/dev/null <"$state/$1.pid" && [[ $(readlink "/proc/$pid/exe" 2>/dev/null) == "$bin/tandem-$1"?(" (deleted)") ]]
+}
+
 stop_programs() { # SIGNAL
   local name pid
   for name in edge cloud; do
-    [ -f "$state/$name.pid" ] || continue
-    pid=$(<"$state/$name.pid")
-    if [ "$(readlink "/proc/$pid/exe" 2>/dev/null)" = "$bin/tandem-$name" ]; then
-      kill "-$1" "$pid" 2>/dev/null || true
-      while ! is_gone "$pid"; do sleep 0.05; done
-      say "tandem-$name (process $pid) is stopped"
-    fi
-    rm -f "$state/$name.pid"
+    runs "$name" || continue
+    rm -f "$state/$name.pid" # first: whoever watches it knows that it is asked to go
+    kill "-$1" "$pid" 2>/dev/null || true
+    while ! is_gone "$pid"; do sleep 0.05; done
+    say "tandem-$name (process $pid) is stopped"
   done
 }
 
 while [ $# -gt 0 ]; do
   case $1 in
     --serve) serve=1 ;;
-    --stop) stop_programs TERM; exit 0 ;;
+    --stop) for state in "$demo" "$served"; do stop_programs TERM; done; exit 0 ;;
     --layers) [[ ${2:-} =~ ^[0-9]+$ ]] || die "--layers wants a number, such as 8"; layers=$2; shift ;;
     --model) [ $# -ge 2 ] || die "--model wants a file"; model=$2; shift ;;
     -h | --help) usage; exit 0 ;;
@@ -60,21 +63,41 @@ say "1/6 dependencies"
 say "2/6 build"
 cmake --preset release >build-configure.log 2>&1 || { cat build-configure.log >&2; die "cmake failed"; }
 rm -f build-configure.log
-cmake --build build/release -j "$(nproc)" --target tandem tandem-edge tandem-cloud >&2
+cmake --build build/release -j "$(nproc)" --target tandem tandem-edge tandem-cloud tandem_lib >&2
 say "3/6 model"
 model=$(./deploy/fetch-model.sh ${model:+"$model"})
 
 say "4/6 private authority, certificate, token"
+if [ -n "$serve" ]; then
+  state=$served
+  exec 9>>"$served.lock" # in place of the lock above
+  flock -n 9 || die "it is running already, in another terminal: talk to it there, or end it with ./deploy/quickstart.sh --stop"
+else
+  state=$demo
+fi
 stop_programs TERM
-rm -rf "$state"
+[ -n "$serve" ] || rm -rf "$state"
 mkdir -p "$state"
 chmod 700 "$state"
 ./deploy/certs.sh "$state/certs"
 umask 077
-"$bin/tandem-cloud" token new --tenant home --principal me --tokens-file "$state/tokens" >"$state/token"
+[ -s "$state/token" ] || "$bin/tandem-cloud" token new --tenant home --principal me --tokens-file "$state/tokens" >"$state/token"
 
-free_port() { python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])'; }
-cloud_port=$(free_port) admin_port=$(free_port) edge_port=$(free_port)
+# free_port WISH: that port, or where it is taken another one.
+free_port() {
+  python3 - "$1" <<'END'
+import socket, sys
+s = socket.socket()
+s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+try:
+    s.bind(("127.0.0.1", int(sys.argv[1])))
+except OSError:
+    s.bind(("127.0.0.1", 0))
+print(s.getsockname()[1])
+END
+}
+if [ -n "$serve" ]; then wishes=(8443 9443 8081); else wishes=(0 0 0); fi # the programs' own, which tandem chat asks
+cloud_port=$(free_port "${wishes[0]}") admin_port=$(free_port "${wishes[1]}") edge_port=$(free_port "${wishes[2]}")
 url=http://127.0.0.1:$edge_port
 
 wait_for() { # NAME URL
@@ -100,6 +123,43 @@ start_programs() {
   wait_for edge "$url/health"
 }
 trap 'stop_programs TERM' EXIT
+trap 'exit 130' INT
+trap 'exit 143' TERM HUP
+
+# serve: until Ctrl-C, --stop, or the end of one of the two.
+serve() {
+  local chat="build/release/bin/tandem chat" name
+  [ "$edge_port" = 8081 ] || chat+=" --url $url"
+  say "5/6 start"
+  start_programs
+  cat >"$state/env" <<END
+export EDGE=$url CLOUD=https://localhost:$cloud_port CA=$state/certs/ca.crt TOKEN=\$(cat $state/token) MODEL=$model
+export ADMIN=http://127.0.0.1:$admin_port STORE_KEY=$state/store.key
+export PATH=$bin:\$PATH TANDEM_CHAT_URL=$url TANDEM_CONV_URL=$url
+END
+  done_ "6/6 both run until Ctrl-C. In another terminal, in this folder:"
+  cat >&2 <<END
+
+    $chat
+
+  OpenAI base URL of the agent   $url/v1   (any API key)
+  of the node                    https://localhost:$cloud_port/v1   (API key: $state/token, authority: $state/certs/ca.crt)
+  the node's metrics             http://127.0.0.1:$admin_port/metrics
+  logs                           $state/edge.log, cloud.log
+  README's examples first need   . build/serve/env
+
+END
+  trap 'exit 0' INT TERM
+  trap 'exec 2>/dev/null; exit 0' HUP # the terminal has gone
+  while runs edge && runs cloud; do sleep 0.5; done
+  for name in edge cloud; do
+    [ ! -f "$state/$name.pid" ] || runs "$name" || { tail -n 5 "$state/$name.log" >&2; die "tandem-$name has ended; its log is $state/$name.log"; }
+  done
+}
+if [ -n "$serve" ]; then
+  serve
+  exit 0
+fi
 
 say "5/6 a question, through the edge agent's OpenAI API at $url"
 start_programs
@@ -115,15 +175,4 @@ python3 deploy/ask.py --url "$url" --out "$state/turn2.json" --conversation "$co
 echo
 python3 deploy/ask.py --table "$state/turn1.json" "$state/turn2.json"
 
-if [ -n "$serve" ]; then
-  trap - EXIT
-  cat >"$state/env" <<END
-export EDGE=$url CLOUD=https://localhost:$cloud_port CA=$state/certs/ca.crt TOKEN=\$(cat $state/token) MODEL=$model
-export ADMIN=http://127.0.0.1:$admin_port STORE_KEY=$state/store.key
-export PATH=$bin:\$PATH TANDEM_CHAT_URL=$url TANDEM_CONV_URL=$url
-END
-  done_ "running: OpenAI API of the agent at $url/v1, of the node at https://localhost:$cloud_port/v1, metrics at http://127.0.0.1:$admin_port/metrics"
-  done_ "talk to it: . build/quickstart/env && tandem chat      stop it: ./deploy/quickstart.sh --stop"
-else
-  done_ "done; both programs are stopped. ./deploy/quickstart.sh --serve leaves them running."
-fi
+done_ "done; both programs are stopped. ./deploy/quickstart.sh --serve runs them for you to talk to."

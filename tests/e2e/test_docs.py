@@ -2,7 +2,10 @@
 
 Examples. A fenced block whose first line is ```sh test, ```python test or ```c test is run against a cloud and an edge, in the order of the page, in one
 directory for the page. The environment names the two: EDGE and CLOUD (addresses), CA and TOKEN (how to come in to the cloud), MODEL (the file), CLOUD_HOST
-(host:port for edges), ADMIN and STORE_KEY (the node's admin listener, and the file with its master key), PREFIX (where tandem.h and libtandem are). A comment that ends in `=> TEXT` says that TEXT appears in what the block prints.
+(host:port for edges), ADMIN and STORE_KEY (the node's admin listener, and the file with its master key), PREFIX (where tandem.h and libtandem are). A comment that ends in `=> TEXT` says that TEXT appears in what the block prints, as often as the page says it.
+
+"Running it for real" is run too, in the order of the page: a block whose first line is ```sh test server or ```sh test device on the machine of that name, which is a folder here, with a checkout, a root directory to install into, and scp between the two.
+A block that `stays` is a program that is left running. Names and ports are those of this machine instead of the page's. And `quickstart.sh --serve` is run as the page says, but for what it downloads and builds.
 
 Also: the tables of flags are those of --help, links lead somewhere, and every file, test and constant that ARCHITECTURE.md names exists.
 
@@ -11,18 +14,22 @@ Also: the tables of flags are those of --help, links lead somewhere, and every f
 import os
 import pathlib
 import re
+import shlex
 import shutil
+import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
-from harness import BIN, MODEL, ROOT
+from harness import BIN, MODEL, ROOT, START_SECONDS, free_port
 
 README, ARCHITECTURE = ROOT / "README.md", ROOT / "ARCHITECTURE.md"
 PROGRAMS = ("tandem-edge", "tandem-cloud")
 BLOCK = re.compile(r"^```(sh|python|c) test\n(.*?)^```$", re.M | re.S)
-EXPECTED = re.compile(r"=> (.+?)(?: \*/)?$", re.M)
+MACHINE_BLOCK = re.compile(r"^```sh test ((?:server|device)[a-z ]*)\n(.*?)^```$", re.M | re.S)
+EXPECTED = re.compile(r"=> (.+?)(?:   .*)?(?: \*/)?$", re.M)
 
 
 def blocks(page):
@@ -65,20 +72,182 @@ def run_block(language, code, env, directory):
     return subprocess.run(command, cwd=directory, env=env, capture_output=True, text=True, timeout=120)
 
 
+def as_said(r, code, line):
+    said, expected = r.stdout + r.stderr, EXPECTED.findall(code)
+    assert r.returncode == 0, f"README.md:{line}: {said}"
+    for text in expected:
+        assert said.count(text) >= expected.count(text), f"README.md:{line}: no {text!r} in: {said}"
+
+
 @pytest.mark.parametrize("language,code,line", blocks(README), ids=[f"README.md:{line}" for _, _, line in blocks(README)])
 def test_readme_example(surroundings, language, code, line):
     env, directory = surroundings
-    r = run_block(language, code, env, directory)
-    said = r.stdout + r.stderr
-    assert r.returncode == 0, f"README.md:{line}: {said}"
-    for text in EXPECTED.findall(code):
-        assert text in said, f"README.md:{line}: no {text!r} in: {said}"
+    as_said(run_block(language, code, env, directory), code, line)
 
 
 def test_examples_are_there():
     languages = [language for language, _, _ in blocks(README)]
     assert set(languages) == {"sh", "python", "c"} and len(languages) >= 6
     assert not blocks(ARCHITECTURE), "examples are in README.md, where they are run"
+
+
+# ---- running it for real ----
+
+
+def plain_environment(**more):
+    return dict({k: v for k, v in os.environ.items() if not k.startswith("TANDEM_")}, NO_COLOR="1", **more)
+
+
+class Running:
+    """A command that stays; it has a process group of its own, as at a terminal."""
+
+    def __init__(self, command, directory, env, log):
+        self.log = log
+        with open(log, "wb") as out:
+            self.process = subprocess.Popen(command, cwd=directory, env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True)
+
+    def wait_for(self, text):
+        until = time.monotonic() + START_SECONDS
+        while text not in self.log.read_text():
+            assert self.process.poll() is None and time.monotonic() < until, f"no {text!r} in: {self.log.read_text()}"
+            time.sleep(0.05)
+
+    def end(self, number):
+        """Its exit code after that signal to the group."""
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, number)
+        return self.process.wait(START_SECONDS)
+
+
+SCP = """#!/bin/sh
+for to; do :; done
+for from; do case $from in *:*) cp "$SERVER/${from#*:}" "$to";; esac; done
+"""
+
+
+class Machine:
+    """A folder in the place of a machine."""
+
+    def __init__(self, directory, server, page):
+        self.directory, self.page, self.stays = directory, page, []
+        checkout, tools, data = directory / "tandem", directory / "tools", directory / "var"
+        for folder in (checkout / "build", tools):
+            folder.mkdir(parents=True)
+        (checkout / "deploy").symlink_to(ROOT / "deploy")
+        (checkout / "build/release").symlink_to(BIN.parent)
+        (tools / "scp").write_text(SCP)
+        (tools / "scp").chmod(0o755)
+        # Root's data would be where a program of this machine may have its own.
+        self.env = plain_environment(HOME=str(directory), DESTDIR=str(directory / "root"), MODEL=MODEL, SERVER=str(server),
+                                     PATH=f"{directory}/root/usr/local/bin:{tools}:{os.environ['PATH']}", TANDEM_EDGE_DATA=str(data / "edge"),
+                                     TANDEM_CLOUD_STORE=str(data / "cloud"), TANDEM_CLOUD_STORE_KEY_FILE=str(data / "store.key"), TANDEM_CLOUD_TOKENS_FILE=str(data / "tokens"))
+        data.mkdir()
+        for name, option in (("8443", "TANDEM_CLOUD_LISTEN_PORT"), ("9443", "TANDEM_CLOUD_ADMIN_PORT"), ("8081", "TANDEM_EDGE_LISTEN_PORT")):
+            self.env[option] = page[name]
+        self.env["TANDEM_CHAT_URL"] = f"http://127.0.0.1:{page['8081']}"
+
+    def run(self, code, stays, line):
+        for name, here in self.page.items():
+            code = re.sub(rf"\b{re.escape(name)}\b", here, code)
+        command, checkout = ["bash", "-euo", "pipefail", "-c", ("exec " if stays else "") + code], self.directory / "tandem"
+        if stays:
+            self.stays.append(Running(command, checkout, self.env, self.directory / f"{line}.log"))
+            for text in EXPECTED.findall(code):
+                self.stays[-1].wait_for(text)
+            return
+        as_said(subprocess.run(command, cwd=checkout, env=self.env, capture_output=True, text=True, timeout=120), code, line)
+
+
+def test_running_it_for_real(tmp_path):
+    if not (BIN.parent / "cmake_install.cmake").exists():
+        pytest.skip("TANDEM_BIN is in no build folder that could be installed from")
+    text = README.read_text()
+    page = {"cloud.example": "localhost", **{port: str(free_port()) for port in ("8443", "9443", "8081")}}
+    machines = {name: Machine(tmp_path / name, tmp_path / "server", page) for name in ("server", "device")}
+    blocks_run = 0
+    try:
+        for m in MACHINE_BLOCK.finditer(text):
+            words, line = m.group(1).split(), text[:m.start()].count("\n") + 1
+            for name in words:
+                if name in machines:
+                    machines[name].run(m.group(2), "stays" in words, line)
+                    blocks_run += 1
+        for name in ("device", "server"):
+            assert [program.end(signal.SIGTERM) for program in machines[name].stays] == [0], "SIGTERM ends both in good order"
+    finally:
+        for program in [p for m in machines.values() for p in m.stays]:
+            program.end(signal.SIGKILL)
+    assert blocks_run >= 8
+
+
+# ---- the quickstart's pair ----
+
+
+@pytest.fixture
+def quickstart(tmp_path):
+    """A checkout whose programs are built; what quickstart.sh would install, build and fetch is there."""
+    root, tools = tmp_path / "checkout", tmp_path / "tools"
+    shutil.copytree(ROOT / "deploy", root / "deploy")
+    (root / "build/release/bin").mkdir(parents=True)
+    for program in ("tandem", "tandem-edge", "tandem-cloud"):
+        shutil.copy(BIN / program, root / "build/release/bin")
+    tools.mkdir()
+    for tool in (root / "deploy/deps.sh", tools / "cmake"):
+        tool.write_text("#!/bin/sh\n")
+        tool.chmod(0o755)
+    return root, plain_environment(PATH=f"{tools}:{os.environ['PATH']}", HOME=str(tmp_path))
+
+
+def serve(quickstart, log):
+    root, env = quickstart
+    return Running(["./deploy/quickstart.sh", "--serve", "--model", MODEL], root, env, log)
+
+
+def programs_of(root):
+    """Processes that run from this folder."""
+    found = []
+    for exe in pathlib.Path("/proc").glob("[0-9]*/exe"):
+        try:
+            found += [exe.parent.name] if os.readlink(exe).startswith(str(root)) else []
+        except OSError:
+            pass
+    return found
+
+
+def test_two_commands(quickstart, tmp_path):
+    root, env = quickstart
+    page = README.read_text()
+    assert "./deploy/quickstart.sh --serve " in page and "build/release/bin/tandem chat " in page
+    first = serve(quickstart, tmp_path / "first.log")
+    second = None
+    try:
+        first.wait_for("Ctrl-C")
+        first.wait_for("build/serve/env\n")
+        said = first.log.read_text()
+        chat = re.search(r"^ +(build/release/bin/tandem chat.*)$", said, re.M).group(1)
+        ask = [*shlex.split(chat), "Name two rivers."]
+        assert subprocess.run(ask, cwd=root, env=env, capture_output=True, timeout=120).returncode == 0
+        base = re.search(r"(http://127\.0\.0\.1:\d+/v1) ", said).group(1)
+        asked = subprocess.run(["bash", "-ec", f'. build/serve/env; [ "$EDGE/v1" = {base} ]; curl -sf {base}/models; tandem conv ls'], cwd=root, env=env, capture_output=True, text=True, timeout=60)
+        assert asked.returncode == 0 and '"object":"list"' in asked.stdout and "conv-" in asked.stdout, asked
+        again = subprocess.run(["./deploy/quickstart.sh", "--serve", "--model", MODEL], cwd=root, env=env, capture_output=True, text=True, timeout=60)
+        assert again.returncode == 1 and "running already" in again.stderr, again
+        assert len(programs_of(root)) == 2
+        assert first.end(signal.SIGINT) == 0, first.log.read_text()  # Ctrl-C
+        assert programs_of(root) == []
+        second = serve(quickstart, tmp_path / "second.log")
+        second.wait_for("build/serve/env\n")
+        listed = subprocess.run(["bash", "-ec", ". build/serve/env; tandem conv ls"], cwd=root, env=env, capture_output=True, text=True, timeout=60)
+        assert "conv-" in listed.stdout, "what was said is there the next time"
+        subprocess.run(["./deploy/quickstart.sh", "--stop"], cwd=root, env=env, check=True, capture_output=True, timeout=60)
+        assert second.process.wait(START_SECONDS) == 0, second.log.read_text()
+        assert programs_of(root) == []
+    finally:
+        for running in (first, second):
+            if running:
+                running.end(signal.SIGKILL)
+        for pid in programs_of(root):
+            os.kill(int(pid), signal.SIGKILL)
 
 
 # ---- tables of flags ----
