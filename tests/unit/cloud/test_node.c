@@ -1,9 +1,11 @@
-/* node: a whole node over a tiny model: start, both doors, the admin listener, a token that comes and goes, SIGTERM. */
+/* node: a whole node over a tiny model: start, both doors, the admin listener, a token that comes and goes, SIGTERM. Linked so that whoever asks whether a
+ * model file is intact comes here first (tests/CMakeLists.txt). */
 #include "edge_client.h"
 #include "cloud/engine_internal.h"
 #include "cloud/node_internal.h"
 #include "store/operator.h"
 #include "../protocol/http_client.h"
+#include <fcntl.h>
 #include <jansson.h>
 #include <semaphore.h>
 #include <signal.h>
@@ -288,6 +290,49 @@ static void test_refuses_to_start(void **state)
     other.cert = other.key = "/no/such.crt";
     assert_true(node_start(&other, &second, &err) < 0);
     assert_non_null(strstr(err.text, "deploy/certs.sh"));
+}
+
+static const char *written_into; /* a model file, while its node loads it; NULL: none */
+
+bool __real_gguf_intact(struct gguf *g);
+bool __wrap_gguf_intact(struct gguf *g);
+
+bool __wrap_gguf_intact(struct gguf *g)
+{
+    uint8_t byte;
+    if (written_into && strcmp(gguf_path(g), written_into) == 0) {
+        int fd = open(written_into, O_RDWR);
+        off_t last = (off_t)gguf_file_size(g) - 1;
+        assert_int_equal(pread(fd, &byte, 1, last), 1);
+        byte ^= 1;
+        assert_int_equal(pwrite(fd, &byte, 1, last), 1);
+        assert_int_equal(futimens(fd, (const struct timespec[]){{1, 0}, {1, 0}}),
+                         0); /* clocks of files are coarse */
+        close(fd);
+        written_into = NULL;
+    }
+    return __real_gguf_intact(g);
+}
+
+/* A GPU has its weights from then on, and its steps ask no more. */
+static void test_a_model_that_is_written_into_while_it_is_loaded(void **state)
+{
+    (void)state;
+    struct td_error err = {0};
+    struct node *second;
+    struct settings other = settings;
+    char command[300], model[80];
+    snprintf(model, sizeof model, "%s/model.gguf", fx.folder);
+    snprintf(command, sizeof command, "cp %s %s", settings.model, model);
+    assert_int_equal(system(command), 0);
+    snprintf(other.store_path, sizeof other.store_path, "%s/store4", fx.folder);
+    other.model = model;
+    other.listen_port = other.admin_port = 0;
+    written_into = model;
+    assert_int_equal(node_start(&other, &second, &err), -TD_ERR_IO);
+    assert_null(written_into);
+    assert_non_null(strstr(err.text, "model.gguf"));
+    assert_non_null(strstr(err.text, "changed while it was being loaded"));
 }
 
 static int lost_state(const struct backend *b)
@@ -606,6 +651,7 @@ int main(void)
         TEST(test_token_file_is_watched),
         TEST(test_refuses_to_start),
         TEST(test_device_by_name),
+        TEST(test_a_model_that_is_written_into_while_it_is_loaded),
         TEST(test_the_disk_is_measured),
         TEST(test_erased_while_saving),
         TEST(test_stopped_while_erasing),
