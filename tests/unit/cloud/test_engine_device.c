@@ -1,5 +1,5 @@
 /* engine on a backend that behaves like a GPU's (device_twin.h): it draws tokens, takes pieces still encoded, and swaps pages. Replies are the
- * reference's, which is computed and drawn on the CPU alone. */
+ * reference's, which is computed and drawn on the CPU alone. Linked so that sampler_adjust comes here first (tests/CMakeLists.txt). */
 #include "engine_rig.h"
 
 #define VOCAB 256
@@ -40,6 +40,54 @@ static void tokens_are_drawn_by_the_device(void **state)
     assert_int_equal(clients[4].sampled_count, REPLY);
     assert_memory_equal(clients[4].sampled, plain[4].sampled, REPLY * sizeof(struct sampled));
     rig_close(cpu);
+    rig_close(r);
+}
+
+static uint64_t
+    too_long_for; /* seed of the request whose bias and penalties name more ids than a device takes; the tiny models have no such vocabulary */
+
+int __real_sampler_adjust(const struct sampler_params *p, const int32_t *ids, size_t count,
+                          size_t prompt_count, struct sampler_scratch *scratch, struct sample_adjust *out);
+int __wrap_sampler_adjust(const struct sampler_params *p, const int32_t *ids, size_t count,
+                          size_t prompt_count, struct sampler_scratch *scratch, struct sample_adjust *out);
+
+int __wrap_sampler_adjust(const struct sampler_params *p, const int32_t *ids, size_t count,
+                          size_t prompt_count, struct sampler_scratch *scratch, struct sample_adjust *out)
+{
+    return p->seed == too_long_for ? -TD_ERR_LIMIT
+                                   : __real_sampler_adjust(p, ids, count, prompt_count, scratch, out);
+}
+
+/* Beside others in the same steps; what is drawn on either side is the same. */
+static void the_host_draws_what_the_device_cannot(void **state)
+{
+    (void)state;
+    enum { PROMPT = 70, REPLY = 12, REQUESTS = 3 };
+    struct rig *r = rig_open((struct rig_options){.device = true});
+    static struct client clients[REQUESTS];
+    struct engine_generate generate[REQUESTS];
+    int32_t ids[PROMPT], reply[REPLY];
+    rig_ids(ids, PROMPT, VOCAB, 3);
+    double before = metric_value(r->engine->metrics.drawn_by_device);
+    for (uint32_t i = 0; i < REQUESTS; i++) {
+        generate[i] = rig_sampling(REPLY, 40 + i);
+        generate[i].sampling.repetition_penalty = 1.4f, generate[i].sampling.repetition_window = -1;
+        generate[i].sampling.frequency_penalty = 0.4f;
+        generate[i].sampling.want_logprobs = true, generate[i].sampling.logprob_count = 3;
+    }
+    too_long_for = 41;
+    for (uint32_t i = 0; i < REQUESTS; i++)
+        client_direct(r, &clients[i], ids, PROMPT, generate[i]);
+    for (uint32_t i = 0; i < REQUESTS; i++)
+        rig_until(r, clients[i].done || clients[i].failed);
+    too_long_for = 0;
+    for (uint32_t i = 0; i < REQUESTS; i++) {
+        rig_reference(r, ids, PROMPT, generate[i], reply);
+        assert_reply(&clients[i], reply, REPLY);
+        assert_int_equal(clients[i].sampled_count, REPLY);
+    }
+    assert_int_equal(twin_of(r)->drawn, (REQUESTS - 1) * REPLY);
+    assert_true(metric_value(r->engine->metrics.drawn_by_device) - before == (REQUESTS - 1) * REPLY);
     rig_close(r);
 }
 
@@ -305,6 +353,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(tokens_are_drawn_by_the_device),
+        cmocka_unit_test(the_host_draws_what_the_device_cannot),
         cmocka_unit_test(a_bias_outside_the_vocabulary_is_refused),
         cmocka_unit_test(pieces_go_to_the_device),
         cmocka_unit_test(what_the_device_has_no_room_for_comes_back),
