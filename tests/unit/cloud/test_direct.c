@@ -373,6 +373,55 @@ static void submit_held(void *arg)
     assert_int_equal(io_worker_submit(fx.service.io, arg), 0);
 }
 
+static void count_pending(void *arg)
+{
+    *(size_t *)arg = io_worker_pending(fx.service.io);
+}
+
+static void assert_stopped(const char *token, const char *said)
+{
+    struct client c = client_open(fx.port);
+    post(&c, token, "", "/v1/conversations/c1/stop", "");
+    struct response r = client_response(&c, false);
+    assert_int_equal(r.status, 200);
+    assert_string_equal(r.body, said);
+    free(r.body);
+    client_close(&c);
+}
+
+/* The reply is whole: it is answered and kept as it is, once, and the engine hears nothing of it. */
+static void test_stopped_while_it_is_stored(void **state)
+{
+    (void)state;
+    struct client c = client_open(fx.port);
+    struct held_job held = {.job = {.work = hold_worker, .done = held_done},
+                            .lock = PTHREAD_MUTEX_INITIALIZER};
+    uint64_t version;
+    int32_t ids[64];
+    uint32_t count = ids_of("good day", true, ids, 63);
+    chat(&c, "", "{\"messages\":[{\"role\":\"user\",\"content\":\"hello\"}],\"conversation\":\"c1\"}");
+    const struct fake_command *open = fake_next("open");
+    pthread_mutex_lock(&held.lock);
+    on_loop(submit_held, &held);
+    reply_with(open, "good day", true);
+    for (size_t pending = 0; pending < 2;) /* the turn waits behind it */
+        on_loop(count_pending, &pending);
+    assert_stopped("eve", "{\"id\":\"c1\",\"stopped\":0}");
+    assert_stopped("alice", "{\"id\":\"c1\",\"stopped\":1}");
+    assert_stopped("alice", "{\"id\":\"c1\",\"stopped\":0}");
+    pthread_mutex_unlock(&held.lock);
+    json_t *root = answer(&c, 200);
+    assert_string_equal(content_of(root), "good day");
+    assert_null(json_object_get(root, "conversation_kept"));
+    json_decref(root);
+    struct conversation kept = fixture_conversation("alice", "c1", &version);
+    assert_int_equal(kept.ids_count, open->open.prompt_count + count);
+    assert_int_equal(version, 1);
+    conv_free(&kept);
+    assert_true(fake_is_quiet());
+    client_close(&c);
+}
+
 /* Its calls end, whoever has them; it is not let in until all is done; another tenant notices nothing. */
 static void test_a_tenant_is_ended(void **state)
 {
@@ -641,6 +690,7 @@ int main(void)
         TEST(test_client_leaves_at_once),
         TEST(test_engine_fails_in_a_stream),
         TEST(test_revoked_token),
+        TEST(test_stopped_while_it_is_stored),
         TEST(test_a_tenant_is_ended),
         TEST(test_history_is_matched),
         TEST(test_idempotency_key),

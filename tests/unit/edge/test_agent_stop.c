@@ -1,0 +1,90 @@
+/* agent: a reply that its client stops while the turn is being stored. Stops while it comes: test_agent.c, test_agent_local.c. */
+#include "agent_rig.h"
+#include "edge/agent_internal.h"
+#include "edge/api_edge.h"
+
+struct held_worker { /* of an agent, until it may go */
+    struct io_job job;
+    sem_t may_go;
+    struct rig *rig;
+    struct client *client;
+};
+
+static void hold_worker(struct io_job *job)
+{
+    sem_wait(&((struct held_worker *)job)->may_go);
+}
+
+static void held_done(struct io_job *job)
+{
+    (void)job;
+}
+
+static void submit_held(void *arg)
+{
+    struct held_worker *h = arg;
+    h->job = (struct io_job){.work = hold_worker, .done = held_done};
+    assert_int_equal(io_worker_submit(h->rig->agent->worker, &h->job), 0);
+}
+
+static bool is_being_stored(void *arg)
+{
+    return ((struct held_worker *)arg)->client->flight->state == FLIGHT_ENDING;
+}
+
+static void stop_reply(void *arg)
+{
+    struct client *c = ((struct held_worker *)arg)->client;
+    agent_cancel(c->flight, true, c->count);
+}
+
+static bool nothing_flies(void *arg)
+{
+    return agent_flight_count(((struct rig *)arg)->agent) == 0;
+}
+
+static bool generates(void *arg)
+{
+    return ((struct rig *)arg)->cloud.generate_count > 0;
+}
+
+/* It is whole already: it is told and kept once, as it is. */
+static void a_stop_while_the_turn_is_stored_changes_nothing(void **state)
+{
+    (void)state;
+    struct rig r;
+    rig_make(&r, 0);
+    r.cloud.silent = true;
+    rig_run(&r);
+    struct held_worker held = {.rig = &r, .client = client_asks(&r, "hello")};
+    struct client *c = held.client;
+    sem_init(&held.may_go, 0, 0);
+    on_loop(r.cloud.loop, client_begin, c);
+    assert_true(comes_true(r.cloud.loop, generates, &r)); /* its prompt is prepared */
+    on_loop(r.cloud.loop, submit_held, &held);
+    on_loop(r.cloud.loop, let_tokens, &r);
+    assert_true(comes_true(r.cloud.loop, is_being_stored, &held));
+    on_loop(r.cloud.loop, stop_reply, &held);
+    assert_int_equal(c->done + c->failed, 0);
+    sem_post(&held.may_go);
+    assert_true(comes_true(r.cloud.loop, client_ended, c));
+    assert_true(comes_true(r.cloud.loop, nothing_flies, &r));
+    client_check_reply(c, FAKE_REPLY);
+    assert_int_equal(c->not_kept, 0);
+    assert_int_equal(r.cloud.cancel_count, 0);
+    char *json, tokens[32];
+    assert_int_equal(edge_conversation_show(r.agent, "local", c->conversation, &json), 0);
+    snprintf(tokens, sizeof tokens, "\"tokens\":%u,", c->usage.prompt_tokens + FAKE_REPLY);
+    assert_non_null(strstr(json, tokens));
+    free(json);
+    sem_destroy(&held.may_go);
+    rig_free(&r);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_stop_while_the_turn_is_stored_changes_nothing),
+    };
+    return cmocka_run_group_tests(tests, rig_set_up, NULL);
+}
