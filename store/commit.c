@@ -206,15 +206,6 @@ static bool is_pinned(struct store *s, uint32_t tenant, const uint8_t id[32])
     return pinned;
 }
 
-/* The block went with its segment after its smaller copy was appended: the copy goes, too. */
-static void void_demoted(struct store *s, const struct store_op *op)
-{
-    store_void_later(s, &(struct entry){.segment_id = op->segment_id,
-                                        .offset = op->offset,
-                                        .stored_size = op->stored_size,
-                                        .lsn = op->lsn});
-}
-
 static void publish_put(struct store *s, struct entry *e, const struct store_op *op)
 {
     if (op->demotes) {
@@ -258,8 +249,6 @@ static void publish_entry(struct store *s, const struct store_op *op)
             entry_clear_place(s, e);
             if (op->type == RECORD_PIN)
                 evict_pin(s, op->tenant, op->id, false);
-        } else if (op->demotes && e->segment_id == 0) {
-            void_demoted(s, op);
         } else {
             publish_put(s, e, op);
         }

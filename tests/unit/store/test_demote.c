@@ -345,7 +345,8 @@ static void lose_first(struct store *s)
     lose_place(s, &blocks[0]);
 }
 
-static void what_goes_while_its_copy_is_synced_does_not_come_back(void **state)
+/* By then nothing but a reader that finds its record damaged takes a block away, and the copy was made of a sound one. */
+static void a_copy_outlives_the_record_that_it_was_made_of(void **state)
 {
     (void)state;
     char *dir = fixture_directory();
@@ -362,17 +363,17 @@ static void what_goes_while_its_copy_is_synced_does_not_come_back(void **state)
     store_flush(s);
     assert_null(atomic_load(&on_sync));
     assert_int_equal(done.calls, 2);
+    assert_int_equal(done.status, 0);
     store_stats(s, &stats);
-    assert_int_equal(stats.demotions, 1);
-    assert_int_equal(stats.blocks, 1);
-    assert_false(fixture_block_reads(s, "acme", &demoted[0]));
-    assert_true(fixture_block_reads(s, "acme", &demoted[1]));
-    store_close(s);
-    assert_int_equal(store_rebuild(&c, NULL, NULL, &records, NULL), 0);
-    s = fixture_open(&c);
-    assert_true(
-        fixture_block_reads(s, "acme", &blocks[0])); /* only the entry had gone; the later copy is void */
-    assert_true(fixture_block_reads(s, "acme", &demoted[1]));
+    assert_int_equal(stats.demotions, 2);
+    assert_int_equal(stats.blocks, 2);
+    for (int life = 0; life < 2; life++) {
+        assert_true(fixture_block_reads(s, "acme", &demoted[0]));
+        assert_true(fixture_block_reads(s, "acme", &demoted[1]));
+        store_close(s);
+        assert_int_equal(store_rebuild(&c, NULL, NULL, &records, NULL), 0);
+        s = fixture_open(&c);
+    }
     store_close(s);
     fixture_remove(dir);
 }
@@ -676,7 +677,7 @@ int main(void)
         cmocka_unit_test(a_better_copy_replaces_it_and_never_the_reverse),
         cmocka_unit_test(what_came_meanwhile_wins),
         cmocka_unit_test(what_has_gone_does_not_come_back),
-        cmocka_unit_test(what_goes_while_its_copy_is_synced_does_not_come_back),
+        cmocka_unit_test(a_copy_outlives_the_record_that_it_was_made_of),
         cmocka_unit_test(a_damaged_record_is_a_miss),
         cmocka_unit_test(a_writer_that_is_behind_is_come_back_to),
         cmocka_unit_test(troubles_of_the_moment_are_come_back_to),
