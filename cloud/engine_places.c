@@ -24,27 +24,35 @@ static bool is_idle(const struct sequence *s)
 
 /* --- places --------------------------------------------------------------------------------------- */
 
-static uint32_t count_idle(const struct engine *e, const struct sequence *of)
+static bool has_idle_place(const struct sequence *s)
 {
-    uint32_t count = 0;
-    for (uint32_t i = 0; i < e->live_count; i++)
-        count += is_idle(e->live[i]) && !e->live[i]->placeless && same_principal(e->live[i], of);
-    return count;
+    return is_idle(s) && !s->placeless;
 }
 
-/* The youngest of the principal that has most of them; NULL: none has a place. */
+/* The youngest of the principal that has most of them; NULL: none has a place. The youngest one of each principal counts for it; they are found by a byte
+ * of the principal's key, as there may be hundreds of each. */
 static struct sequence *find_idle(const struct engine *e)
 {
-    struct sequence *best = NULL;
+    struct sequence *first[UINT8_MAX + 1] = {NULL}, *best = NULL;
     uint32_t most = 0;
     for (uint32_t i = e->live_count; i-- > 0;) {
-        struct sequence *s = e->live[i];
-        uint32_t count = is_idle(s) && !s->placeless ? count_idle(e, s) : 0;
-        if (count > most) {
-            most = count;
-            best = s;
+        struct sequence *s = e->live[i], **at = &first[s->own_key[0]];
+        s->idle_count = 0;
+        if (!has_idle_place(s))
+            continue;
+        while (*at && !same_principal(*at, s))
+            at = &(*at)->idle_next;
+        if (!*at) {
+            *at = s;
+            s->idle_next = NULL;
         }
+        (*at)->idle_count++;
     }
+    for (uint32_t i = e->live_count; i-- > 0;)
+        if (e->live[i]->idle_count > most) {
+            best = e->live[i];
+            most = best->idle_count;
+        }
     return best;
 }
 

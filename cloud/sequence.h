@@ -145,8 +145,10 @@ struct sequence {
     bool ingested_dirty;
 
     /* RUNNING (cloud/engine_places.c) */
-    bool idle;      /* nothing could run in the last turn, and nothing of its edge has come since */
-    bool placeless; /* its place among those that run went to another while it was idle */
+    bool idle;           /* nothing could run in the last turn, and nothing of its edge has come since */
+    bool placeless;      /* its place among those that run went to another while it was idle */
+    uint32_t idle_count; /* find_idle: of the youngest of a principal, how many it has */
+    struct sequence *idle_next;
 
     /* time, microseconds */
     uint64_t opened_us, admitted_us, first_token_us, last_token_us;

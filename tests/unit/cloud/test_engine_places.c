@@ -172,6 +172,60 @@ static void who_has_most_idle_ones_gives_first(void **state)
     scene_close(s);
 }
 
+/* Who it is by the words of engine_places.c: of the principal that has most idle ones with a place the youngest; of equals the one whose youngest is youngest. */
+static struct sequence *naive_idle(const struct engine *e)
+{
+    struct sequence *best = NULL;
+    uint32_t most = 0;
+    for (uint32_t i = e->live_count; i-- > 0;) {
+        struct sequence *s = e->live[i];
+        uint32_t count = 0;
+        for (uint32_t j = 0; j < e->live_count && s->state == SEQ_RUNNING && s->idle && !s->placeless; j++) {
+            const struct sequence *o = e->live[j];
+            count += o->state == SEQ_RUNNING && o->idle && !o->placeless &&
+                     strcmp(o->principal, s->principal) == 0 && strcmp(o->tenant, s->tenant) == 0;
+        }
+        if (count > most) {
+            most = count;
+            best = s;
+        }
+    }
+    return best;
+}
+
+/* Many of many principals, whose keys begin with the same bytes. */
+static void the_right_one_of_many_gives_its_place(void **state)
+{
+    (void)state;
+    enum { LIVE = 60, ROUNDS = 40 };
+    static struct sequence all[LIVE];
+    struct sequence *live[LIVE];
+    struct engine e = {.live = live, .live_count = LIVE};
+    uint32_t random = 7, given = 0;
+    for (int round = 0; round < ROUNDS; round++) {
+        memset(all, 0, sizeof all);
+        for (uint32_t i = 0; i < LIVE; i++) {
+            struct sequence *s = live[i] = &all[i];
+            random = random * 1664525u + 1013904223u;
+            uint32_t who = (random >> 8) % (1 + (uint32_t)round);
+            s->state = random >> 28 ? SEQ_RUNNING : SEQ_WAITING;
+            s->idle = random >> 30;
+            s->placeless = random >> 24 & 3 ? false : true;
+            s->own_key[0] = (uint8_t)(who % 3);
+            snprintf(s->tenant, sizeof s->tenant, "tenant-%u", who % 2);
+            snprintf(s->principal, sizeof s->principal, "person-%u", who / 2);
+        }
+        for (struct sequence *next; (next = naive_idle(&e)); given++) {
+            assert_true(engine_place_is_free(&e));
+            assert_true(engine_take_place(&e));
+            assert_true(next->placeless);
+        }
+        assert_false(engine_place_is_free(&e));
+        assert_false(engine_take_place(&e));
+    }
+    assert_true(given > 10 * ROUNDS);
+}
+
 /* --- pages ---------------------------------------------------------------------------------------- */
 
 /* Four pages each of 16. None of what comes later is lost. */
@@ -332,6 +386,7 @@ int main(void)
         cmocka_unit_test(place_comes_back_when_the_wait_is_over),
         cmocka_unit_test(places_change_hands_without_delay),
         cmocka_unit_test(who_has_most_idle_ones_gives_first),
+        cmocka_unit_test(the_right_one_of_many_gives_its_place),
         cmocka_unit_test(who_sends_nothing_keeps_no_pages_from_others),
         cmocka_unit_test(what_comes_later_is_not_lost),
         cmocka_unit_test(what_has_come_is_given_up_late),
