@@ -224,6 +224,8 @@ static void bad_arguments_are_refused(void **state)
     struct tandem *none;
     make(&l);
     struct tandem_options o = l.options;
+    assert_string_equal(tandem_error_text(-TANDEM_ERR_CONTEXT), td_status_text(-TD_ERR_CONTEXT));
+    assert_string_equal(tandem_version(), TANDEM_VERSION);
     o.codec = "l7";
     assert_int_equal(tandem_open(&o, &none, error, sizeof error), -TANDEM_ERR_ARG);
     assert_string_equal(error, "codec: want raw, l0, l1, l2, l2-k5 or l2-5bit");
