@@ -143,7 +143,7 @@ END
     $chat
 
   OpenAI base URL of the agent   $url/v1   (any API key)
-  of the node                    https://localhost:$cloud_port/v1   (API key: $state/token, authority: $state/certs/ca.crt)
+  of the node                    https://localhost:$cloud_port/v1   (API key in $state/token, authority $state/certs/ca.crt)
   the node's metrics             http://127.0.0.1:$admin_port/metrics
   logs                           $state/edge.log, cloud.log
   README's examples first need   . build/serve/env

@@ -178,6 +178,8 @@ def test_running_it_for_real(tmp_path):
         for program in [p for m in machines.values() for p in m.stays]:
             program.end(signal.SIGKILL)
     assert blocks_run >= 8
+    installed = tmp_path / "server/root/usr/local"
+    assert all((installed / name).exists() for name in ("lib/libtandem.so", "include/tandem.h")), "what the library's section says"
 
 
 # ---- the quickstart's pair ----

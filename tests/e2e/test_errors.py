@@ -71,6 +71,11 @@ def test_bad_flags(node, tmp_path):
     assert subprocess.run([BIN / "tandem", "dance"], capture_output=True).returncode == 2
 
 
+def test_no_master_key(tmp_path):
+    (tmp_path / "store").mkdir()
+    fails([BIN / "tandem", "store", "ls", "--store", tmp_path / "store"], "--store-key-file", "TANDEM_STORE_KEY", code=1)
+
+
 def test_token_file_open_to_all(node, tmp_path):
     e = Edge(tmp_path / "e", node, "secret-token")
     e.token_file.chmod(0o644)

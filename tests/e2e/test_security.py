@@ -49,23 +49,33 @@ def test_untrusted_certificate(tmp_path, cloud):
 
 
 def test_expired_certificate(tmp_path):
-    """The node says so when it starts, the device at its first try: since when, and what to do."""
+    """The node says so when it starts, the device at its first try: since when, and what to do; and that helps."""
     c = Cloud(tmp_path / "c")
     subprocess.run([ROOT / "tests/dated_certs.sh", c.certs], check=True, capture_output=True)
     shutil.copy(c.certs / "dates/expired.crt", c.certs / "server.crt")
-    token = c.new_token()
-    c.start()
-    try:
-        assert "expired on 2021-02-03 04:05 UTC" in c.log() and "deploy/certs.sh" in c.log(), c.log()
-        e = Edge(tmp_path / "e", c, token)
-        e.start(wait=False)
-        until, warned = time.monotonic() + 60, []
-        while not warned and time.monotonic() < until:
+    e = Edge(tmp_path / "e", c, c.new_token())
+
+    def wait(condition):
+        until = time.monotonic() + 60
+        while not condition() and time.monotonic() < until:
             time.sleep(0.05)
-            warned = [line for line in e.log().split("\n")[:-1] if " WARN " in line]
-        e.kill()
-        assert warned and "expired on 2021-02-03 04:05 UTC" in warned[0] and "deploy/certs.sh" in warned[0], e.log()
+        assert condition(), e.log()
+
+    def warned():
+        return [line for line in e.log().split("\n")[:-1] if " WARN " in line]
+
+    try:
+        c.start()
+        assert "expired on 2021-02-03 04:05 UTC" in c.log() and "deploy/certs.sh" in c.log(), c.log()
+        e.start(wait=False)
+        wait(warned)
+        assert "expired on 2021-02-03 04:05 UTC" in warned()[0] and "deploy/certs.sh" in warned()[0], e.log()
+        c.stop()
+        subprocess.run([ROOT / "deploy/certs.sh", c.certs], check=True, capture_output=True)
+        c.start()
+        wait(lambda: "connected to" in e.log())
     finally:
+        e.kill()
         c.kill()
 
 
