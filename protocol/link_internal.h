@@ -64,7 +64,8 @@ struct rate {
     uint64_t woken_size;            /* acknowledged when the link was idle last */
     uint64_t hint;                  /* bytes/s, from an earlier connection */
     uint64_t rtt_us, min_rtt_us, min_rtt_at_us;
-    bool startup; /* still looking for the link's rate: more may be on the way */
+    uint64_t late_rtt_us; /* of an empty path since the minimum is old; 0: none */
+    bool startup;         /* still looking for the link's rate: more may be on the way */
     uint64_t round_end_size, round_rate;
     uint32_t flat_rounds;
     bool draining; /* bulk pauses so that a ping sees the empty path */

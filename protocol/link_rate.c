@@ -18,7 +18,7 @@
  *
  * The minimum RTT must be seen with an empty path, yet may not live for ever (paths change, and a minimum that is too small
  * would starve the link). So when it is old, bulk pauses until all is acknowledged and a ping is sent first; that costs one
- * round trip in RATE_MIN_RTT_AGE_US. In mid-prompt it would be rows that stay away, so a new stream on an idle link has the minimum confirmed first.
+ * round trip in RATE_MIN_RTT_AGE_US. Where nothing waits, one late answer is as well a machine that stumbled: the second tells. In mid-prompt it would be rows that stay away, so a new stream on an idle link has the minimum confirmed first.
  *
  * An idle link tells nothing about its rate unless it is asked. A padded ping is: its answer is late by what the padding took through the narrowest
  * place. Anything else that makes it late makes the rate look lower, never higher (RATE_PROBE_SLACK_US is for a minimum RTT that is itself too large), so it is a floor.
@@ -175,6 +175,7 @@ static void rate_take_rtt(struct rate *r, uint64_t rtt_us, uint64_t now_us)
     if (r->min_rtt_us == 0 || rtt_us <= r->min_rtt_us) {
         r->min_rtt_us = TD_MAX(rtt_us, (uint64_t)1);
         r->min_rtt_at_us = now_us;
+        r->late_rtt_us = 0;
     }
 }
 
@@ -229,20 +230,32 @@ bool rate_wants_confirming(const struct rate *r, uint64_t now_us)
     return r->min_rtt_us > 0 && r->sent_size == r->acked_size && now_us - r->min_rtt_at_us >= RATE_CONFIRM_US;
 }
 
+/* The minimum is old, and the empty path was longer. If that is more than what any answer may be late by, it has to be so twice; bulk is not held up for it. */
+static void rate_take_longer(struct rate *r, uint64_t rtt_us, uint64_t now_us)
+{
+    uint64_t before_us = r->late_rtt_us;
+    bool idle = now_us - r->acked_us > 2 * rtt_us;
+    r->late_rtt_us = rtt_us;
+    if (before_us == 0 && idle && rtt_us > r->min_rtt_us + RATE_PROBE_SLACK_US)
+        return;
+    rtt_us = before_us ? TD_MIN(before_us, rtt_us) : rtt_us;
+    if (rtt_us > r->min_rtt_us + LIMIT_UNACKED_MARGIN_US / 2) { /* a longer path: look for its rate afresh */
+        r->startup = true;
+        r->flat_rounds = 0;
+        r->round_rate = 0;
+        r->round_end_size = r->sent_size;
+    }
+    r->min_rtt_us = rtt_us;
+    r->min_rtt_at_us = now_us;
+    r->late_rtt_us = 0;
+}
+
 void rate_ping(struct rate *r, uint64_t rtt_us, bool clean, uint64_t now_us)
 {
     if (clean && !min_rtt_is_old(r, now_us) && rtt_us <= r->min_rtt_us + LIMIT_UNACKED_MARGIN_US / 2)
         r->min_rtt_at_us = now_us;
-    if (clean && min_rtt_is_old(r, now_us) && rtt_us > r->min_rtt_us) {
-        if (rtt_us >
-            r->min_rtt_us + LIMIT_UNACKED_MARGIN_US / 2) { /* a longer path: look for its rate afresh */
-            r->startup = true;
-            r->flat_rounds = 0;
-            r->round_rate = 0;
-            r->round_end_size = r->sent_size;
-        }
-        r->min_rtt_us = rtt_us;
-    }
+    if (clean && min_rtt_is_old(r, now_us) && rtt_us > r->min_rtt_us)
+        rate_take_longer(r, rtt_us, now_us);
     rate_take_rtt(r, rtt_us, now_us);
 }
 

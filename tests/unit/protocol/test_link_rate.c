@@ -333,6 +333,39 @@ static void test_an_opened_stream_has_the_minimum_confirmed(void **state)
     path_stop();
 }
 
+/* A machine that stumbles makes one answer late, and the next comes in time; a path that has become longer shows it twice. */
+static void test_one_late_answer_is_no_longer_path(void **state)
+{
+    (void)state;
+    struct rate r;
+    rate_init(&r, 0);
+    uint64_t now_us = SECOND;
+    rate_ping(&r, 40 * MS, true, now_us);
+    now_us += 11 * SECOND; /* it is old */
+    rate_ping(&r, 82 * MS, true, now_us);
+    assert_int_equal(r.min_rtt_us, 40 * MS);
+    assert_true(rate_wants_ping(&r, now_us)); /* at once, as nothing is on the way */
+    rate_ping(&r, 40 * MS, true, now_us);
+    assert_int_equal(r.min_rtt_us, 40 * MS);
+    assert_false(rate_wants_ping(&r, now_us));
+    now_us += 11 * SECOND;
+    rate_ping(&r, 41 * MS, true, now_us); /* so much any answer may be late */
+    assert_int_equal(r.min_rtt_us, 41 * MS);
+    now_us += 11 * SECOND;
+    r.startup = false;
+    rate_ping(&r, 90 * MS, true, now_us);
+    assert_int_equal(r.min_rtt_us, 41 * MS);
+    assert_false(r.startup);
+    rate_ping(&r, 82 * MS, true, now_us);
+    assert_int_equal(r.min_rtt_us, 82 * MS);
+    assert_true(r.startup);
+    assert_false(rate_wants_ping(&r, now_us));
+    now_us += 11 * SECOND;
+    r.acked_us = now_us - 130 * MS; /* bulk waits for the answer */
+    rate_ping(&r, 120 * MS, true, now_us);
+    assert_int_equal(r.min_rtt_us, 120 * MS);
+}
+
 /* Minutes of full load: the minimum does not creep up with the queue that bulk itself makes. */
 static void test_minimum_does_not_creep(void **state)
 {
@@ -570,6 +603,7 @@ int main(void)
         cmocka_unit_test(test_faster_link),
         cmocka_unit_test(test_longer_path),
         cmocka_unit_test(test_an_opened_stream_has_the_minimum_confirmed),
+        cmocka_unit_test(test_one_late_answer_is_no_longer_path),
         cmocka_unit_test(test_minimum_does_not_creep),
         cmocka_unit_test(test_a_slow_link_shows_itself_by_its_queue),
         cmocka_unit_test(test_one_flat_round_is_no_growth),
