@@ -162,7 +162,8 @@ struct flight {
     struct plan_range before[LIMIT_RANGES];
     uint32_t before_count;
     bool merged;
-    uint32_t rows_until; /* the prefill thread has handed on rows below */
+    uint32_t rows_until; /* the prefill thread has handed on rows below, or none are wanted */
+    uint32_t computed;   /* it has run tokens below, or more; may be less than where wanted rows begin */
     uint64_t reconsidered_us;
     uint32_t queue_tokens; /* ahead of this one in the cloud, as it said last */
     uint64_t load_us;      /* until it has loaded what is cached, as OPEN_ACK said */

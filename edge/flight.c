@@ -234,8 +234,13 @@ static void move_generation(struct flight *f, struct flight *old)
     memcpy(f->before, old->before, sizeof f->before);
     f->before_count = old->before_count;
     f->merged = old->merged;
+    f->patient = old->patient;
+    f->left = old->left;
+    f->leaving = old->leaving;
+    f->given_up = old->given_up;
     f->ingested = old->ingested;
     f->rows_until = old->rows_until;
+    f->computed = old->computed;
     f->queue_tokens = old->queue_tokens;
     f->load_us = old->load_us;
     f->shown = old->shown;

@@ -48,6 +48,7 @@ void plan_open_work(struct flight *f)
     f->local.run = 0;
     f->work = pipeline_open(a->pipeline, &work);
     f->work_count = f->turn.ids_count;
+    f->computed = 0;
     crypto_wipe(work.principal_key, sizeof work.principal_key);
 }
 
@@ -449,6 +450,7 @@ int plan_again(struct flight *f)
     if (f->is_private && !covers_private(f))
         return -TD_ERR_UNSUPPORTED;
     show_plan(f);
+    f->computed = TD_MAX(f->plan.compute_begin, f->plan.restore_end); /* at least */
     return carry_plan_out(f, f->plan.send_begin, f->plan.send_begin);
 }
 
@@ -506,6 +508,7 @@ static void progress_of(const struct flight *f, struct plan_progress *at)
 {
     uint32_t begin = f->plan.ranges[0].first_token;
     *at = (struct plan_progress){.computed = TD_MAX(f->rows_until, begin),
+                                 .catch_up = f->rows_until - TD_MIN(f->computed, f->rows_until),
                                  .rows = TD_MAX(f->ingested.hidden_tokens, begin),
                                  .run = TD_MAX(f->ingested.run_tokens, begin),
                                  .kv = TD_MAX(f->ingested.kv_tokens, begin)};
@@ -588,7 +591,7 @@ static bool resume(struct flight *f)
 {
     struct planner_state state;
     struct plan fresh;
-    struct plan_progress at = {.computed = f->rows_until, .run = f->ingested.run_tokens};
+    struct plan_progress at = {.computed = f->computed, .run = f->ingested.run_tokens};
     fill_state(f, &state);
     if (!planner_resume(&state, &f->given_up.plan, f->record, f->record_count, &at, &fresh))
         return false;

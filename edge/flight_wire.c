@@ -243,6 +243,8 @@ void wire_pipeline_event(struct flight *f, struct pipeline_event *e)
     if (e->cost.tokens > 0) {
         f->edge_us += e->cost.compute_us;
         f->edge_tokens += e->cost.tokens;
+        if (e->cost.layers >= f->plan.layers)
+            f->computed = TD_MAX(f->computed, e->cost.position + e->cost.tokens);
         metric_add(f->agent->metrics.prefill_tokens, e->cost.tokens);
     }
     if (f->state != FLIGHT_OPEN || !f->stream || e->epoch < f->valid_since)

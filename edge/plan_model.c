@@ -117,10 +117,10 @@ struct plan_times plan_model_run(const struct plan_model *m, const struct plan_r
         (tokens + m->chunk_tokens * PLAN_MODEL_CHUNKS - 1) / (m->chunk_tokens * PLAN_MODEL_CHUNKS), 1u);
     for (uint32_t i = 0; i < count; i++)
         deepest = TD_MAX(deepest, ranges[i].layers);
+    uint32_t caught_up = TD_MAX(at->computed, count ? ranges[0].first_token : 0);
     if (deepest > 0)
-        s.edge_us = cost_us(&m->edge, ranges[0].first_token - TD_MIN(at->catch_up, ranges[0].first_token),
-                            ranges[0].first_token, deepest) +
-                    at->read_us;
+        s.edge_us =
+            cost_us(&m->edge, caught_up - TD_MIN(at->catch_up, caught_up), caught_up, deepest) + at->read_us;
     for (uint32_t i = 0; i < count; i++)
         run_range(&s, &ranges[i], steps * m->chunk_tokens);
     s.times.first_us = s.cloud_us + m->delay_us;

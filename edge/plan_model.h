@@ -37,8 +37,9 @@ struct plan_progress {
     uint32_t computed;  /* edge: chunks below have been computed */
     uint32_t rows, run; /* rows below have arrived; have run */
     uint32_t kv;        /* KV below has arrived */
-    uint32_t catch_up;  /* tokens that the edge must compute first and nobody is sent */
-    double read_us;     /* that the edge reads from its disk first */
+    /* tokens that the edge must compute first, just below `computed` or the first range; nobody is sent */
+    uint32_t catch_up;
+    double read_us; /* that the edge reads from its disk first */
 };
 
 struct plan_times {

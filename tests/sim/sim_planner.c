@@ -414,8 +414,11 @@ static void reconsider(struct sim *s)
     if (!s->up || !s->acked || s->last.epoch != s->epoch || TD_MIN(s->last.hidden, s->last.kv) >= s->prompt)
         return;
     fill_state(s, &state);
-    struct plan_progress at = {
-        .computed = s->position, .rows = s->last.hidden, .run = s->last.run, .kv = s->last.kv};
+    struct plan_progress at = {.computed = TD_MAX(s->position, s->rows_begin),
+                               .catch_up = s->rows_begin - TD_MIN(s->position, s->rows_begin),
+                               .rows = s->last.hidden,
+                               .run = s->last.run,
+                               .kv = s->last.kv};
     if (!planner_reconsider(&state, &s->plan, &at, &left))
         return;
     s->given_up = true;

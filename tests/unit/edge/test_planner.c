@@ -687,6 +687,25 @@ static void what_was_left_is_taken_up_again(void **state)
     assert_false(planner_resume(&s, &p, record, 2, &at, &fresh));
 }
 
+/* What the device has still to run before the rows that are wanted next makes these late: going on may then be worth nothing. */
+static void catching_up_under_way_counts(void **state)
+{
+    (void)state;
+    struct planner_state s = choosing(100, 20, 2048, 127000, 31700);
+    struct plan p = {.layers = 15, .range_count = 3}, left;
+    const struct plan_range ranges[] = {
+        {0, 576, 15, KV_L1, HIDDEN_F16}, {576, 448, 0, 0, 0}, {1024, 1024, 15, KV_L1, HIDDEN_F16}};
+    s.model.edge.slope_ns = 20;
+    memcpy(p.ranges, ranges, sizeof ranges);
+    struct plan_progress at = {.computed = 1024, .rows = 576, .run = 576, .kv = 576};
+    struct plan_times on = plan_model_run(&s.model, p.ranges, 3, &at);
+    at.catch_up = 448;
+    struct plan_times behind = plan_model_run(&s.model, p.ranges, 3, &at);
+    double catch_up_us = plan_model_edge_us(&s.model, 576, 1024, 15);
+    assert_true(fabs(behind.first_us - on.first_us - catch_up_us) < 1);
+    assert_true(planner_reconsider(&s, &p, &at, &left));
+}
+
 /* 1.1 chunks and a way; up to a tenth of what the device saves the cloud, 0.08 of it in a prompt of 2,048 tokens, 0.05 in one of 512. */
 static void patience_is_what_is_foretold_and_some_more(void **state)
 {
@@ -760,6 +779,7 @@ int main(void)
         cmocka_unit_test(a_restore_on_a_link_that_breaks_down_is_left),
         cmocka_unit_test(a_link_that_breaks_down_leaves_the_rest_to_the_cloud),
         cmocka_unit_test(what_was_left_is_taken_up_again),
+        cmocka_unit_test(catching_up_under_way_counts),
         cmocka_unit_test(patience_is_what_is_foretold_and_some_more),
         cmocka_unit_test(a_slow_device_leaves_the_rest_to_the_cloud),
         cmocka_unit_test(reading_from_the_disk_takes_its_time),
