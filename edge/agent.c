@@ -297,7 +297,8 @@ static void on_result(struct inbox_item *item)
     struct agent *a = e->owner;
     atomic_fetch_sub(&a->results_waiting, 1);
     if (e->cost.tokens > 0)
-        estimates_edge(&a->estimates, e->cost.compute_us, e->cost.tokens, e->cost.layers, e->cost.position);
+        estimates_edge(&a->estimates, e->cost.compute_us, e->cost.tokens, e->cost.layers, e->cost.position,
+                       e->run > 0 || e->job == 0);
     if (e->token_us > 0)
         estimates_edge_token(&a->estimates, e->token_us);
     for (struct flight *f = a->flights; f; f = f->next)

@@ -1,6 +1,10 @@
 /* estimates: what the planner goes by, measured: the device's and the cloud's cost of a token and layer, the uplink's rate and delay, the time of a reply
  * token. Everything is told from outside, time too.
  *
+ * A device that sends what it computes needs part of its cores for that, so a layer takes it longer than where it computes for itself: with one core and 128
+ * tokens by a quarter. Taken for what the device alone would need, it would never be tried alone again. So what is measured without sending is kept apart as soon as
+ * anything was sent; and a device that has hardly been tried alone is known to be unknown (plan_model.h).
+ *
  * The rate is the link's own (protocol/link_rate.c), its mean where it has one, less one deviation of its last values. While that still grows, as on a fresh connection, which begins
  * with a few packets a round trip, it can only raise what is believed: taken at its word it would condemn every link at its first chunk. And the rate is
  * no more than what is under way has shown: bytes that have been waiting for their acknowledgement for longer than a round trip bound it from above, which
@@ -18,6 +22,7 @@
 
 #define ESTIMATES_RATE_UNKNOWN 6.25     /* bytes a microsecond: 50 Mbit/s, until a link has shown its own */
 #define ESTIMATES_COST_UNKNOWN 20000.0  /* nanoseconds a token and layer */
+#define ESTIMATES_ALONE_TRIED  4u       /* chunks that the device must have run for itself */
 #define ESTIMATES_PROBE_US     10000000 /* between probes of a link that is believed to be slow */
 #define ESTIMATES_PROBE_SHIFT  6u       /* at most 2^6 times as long */
 /* so many follow within seconds: what makes an answer late at first, as a machine that is starting, does not last */
@@ -27,7 +32,10 @@
 #define ESTIMATES_SLACK_US 200000
 
 struct estimates {
-    struct line edge;                   /* nanoseconds over the position */
+    struct line edge;          /* nanoseconds over the position */
+    bool edge_sent;            /* with sending; else without, as far as there is anything */
+    double alone_ns, alone_at; /* of chunks without sending, smoothed: nanoseconds, at position */
+    uint32_t alone_count;
     double edge_off;                    /* by what share of that a chunk is off, on average */
     double cloud_ns, cloud_slope_ns;    /* at 0, and a position; 0: it has not said */
     double rate, rate_deviation;        /* bytes a microsecond; 0: unknown */
@@ -43,17 +51,18 @@ struct estimates {
     uint64_t token_us;
 };
 
-/* The device ran tokens through layers, beginning at position. */
+/* The device ran tokens through layers, beginning at position. alone: nothing of it was to be sent. */
 void estimates_edge(struct estimates *e, uint64_t took_us, uint32_t tokens, uint32_t layers,
-                    uint32_t position);
+                    uint32_t position, bool alone);
 /* What OPEN_ACK and INGESTED say: nanoseconds; the slope for 1,024 positions. */
 void estimates_cloud(struct estimates *e, uint32_t layer_ns, uint32_t slope_ns);
 void estimates_link(struct estimates *e, const struct link_stats *stats, uint64_t now_us);
 void estimates_link_lost(struct estimates *e); /* another connection counts its bytes from 0 */
-/* Until the next of the probes that follow each other soon; 0: none does. */
-uint64_t estimates_probe_soon_us(const struct estimates *e, uint64_t now_us);
-/* Should the link be probed now, if it has nothing else to do? The answer comes with estimates_link. */
-bool estimates_wants_probe(struct estimates *e, uint64_t now_us);
+/* Until the next probe is due; 0: none will be. */
+uint64_t estimates_probe_wait_us(const struct estimates *e, uint64_t now_us);
+/* Should the link be probed now, if it has nothing else to do? The answer comes with estimates_link. busy: somebody computes, here or there, and makes
+ * answers late: it had better wait, but for no longer than ESTIMATES_PROBE_US. */
+bool estimates_wants_probe(struct estimates *e, bool busy, uint64_t now_us);
 /* Bytes a microsecond, as it is believed now. */
 double estimates_rate(const struct estimates *e, uint64_t now_us);
 /* How long what is under way takes at that rate. */

@@ -22,7 +22,9 @@ struct plan_cost { /* nanoseconds a token and layer: at position 0, and more for
 struct plan_model {
     uint32_t layer_count;
     struct plan_cost edge, cloud;
-    double edge_off; /* by what share of its cost a chunk on the device is off, on average */
+    double edge_off;        /* by what share of its cost a chunk on the device is off, on average */
+    double edge_sending_ns; /* of edge.base_ns: what the device does not need where it sends nothing */
+    bool edge_tried;        /* which is known, as it has run prompts for itself */
     double rate_bytes_per_us, delay_us; /* of the uplink; delay: one way */
     double queue_us;                    /* until the cloud can begin */
     double decode_us;                   /* a reply token of the cloud's */

@@ -241,7 +241,8 @@ static struct candidate soonest(const struct planner_state *s, const struct cand
         if ((s->cloud_price > 0 || within(&all[i].times, &alone)) &&
             score(s, &all[i].times) < score(s, &best.times))
             best = all[i];
-    return score(s, &best.times) < PLANNER_GAIN * score(s, &all[0].times) ? best : all[0];
+    double gain = all[0].local && !s->model.edge_tried ? PLANNER_GAIN_UNTRIED : PLANNER_GAIN;
+    return score(s, &best.times) < gain * score(s, &all[0].times) ? best : all[0];
 }
 
 /* All layers of what the device does not hold, then token by token: nothing of it waits for the link. The last token is always run. */
@@ -250,7 +251,9 @@ static struct plan_times device_alone(const struct planner_state *s)
     uint32_t layers = s->layer_count, held = planner_held(s, layers);
     held = TD_MIN(held, floor_to_block(s->prompt_count - 1));
     uint32_t begin = held - TD_MIN(s->unread_tokens, held);
-    struct plan_times t = {.edge_us = plan_model_edge_us(&s->model, begin, s->prompt_count, layers)};
+    double sending_us = (double)(s->prompt_count - begin) * layers * s->model.edge_sending_ns * 1e-3;
+    struct plan_times t = {.edge_us =
+                               plan_model_edge_us(&s->model, begin, s->prompt_count, layers) - sending_us};
     t.first_us = s->local_queue_us + t.edge_us;
     double others = s->local_share > 1 ? s->local_share - 1 : 0;
     t.t16_us = t.first_us + 15 * s->model.edge_decode_us * (1 + PLANNER_SHARED_PASS * others);

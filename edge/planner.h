@@ -14,7 +14,8 @@
  * `local`: a device that holds the whole model can make tokens itself. It then runs the prompt through all layers and goes on decoding, while the cloud does
  * everything too (k = 0); each token is whoever's is first. So the times are the better ones of both sides, and no plan is later than the device or the
  * cloud alone. For the wish `latency` it takes the place of k = 0 where the device alone would be as soon, or about so (PLANNER_RACE): which is sooner by a few ms no
- * estimate tells. Working together must then beat both sides alone.
+ * estimate tells. Working together must then beat both sides alone, and clearly (PLANNER_GAIN_UNTRIED) as long as it is not known what the device alone takes: the
+ * race shows it, and is no later than either side.
  *
  * To run [0, k) on a token the device needs the KV of [0, k) of every earlier token. What it holds of the prefix ends at `held`; the
  * cloud's cache ends at `cached_tokens`; so [held, cached) must be caught up locally first, and only [cached, prompt) is sent:
@@ -43,6 +44,7 @@
 #define PLANNER_CATCH_UP_COST 2
 #define PLANNER_AUTO          UINT32_MAX
 #define PLANNER_GAIN          0.97 /* of the time with k = 0: what a plan must stay below */
+#define PLANNER_GAIN_UNTRIED  0.85 /* the same, as long as it is not known what the device alone takes */
 #define PLANNER_SWITCH        0.90 /* of the time of going on: what a change under way must stay below */
 #define PLANNER_RESUME        0.9 /* of the cloud's going on alone: what taking a prompt up again must stay below */
 #define PLANNER_STEP_US       150000.0 /* that the cloud computes at a time; a plan takes effect behind it */

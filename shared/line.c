@@ -12,6 +12,16 @@ void line_add(struct line *l, double x, double y)
     l->xy = l->xy * keep + x * y;
 }
 
+void line_limit(struct line *l, double weight)
+{
+    double keep = l->weight > weight ? weight / l->weight : 1;
+    l->weight *= keep;
+    l->x *= keep;
+    l->y *= keep;
+    l->xx *= keep;
+    l->xy *= keep;
+}
+
 double line_slope(const struct line *l)
 {
     double spread = l->weight * l->xx - l->x * l->x;

@@ -12,6 +12,8 @@ struct line {                    /* zeros: nothing measured */
 };
 
 void line_add(struct line *l, double x, double y);
+/* What was added so far counts as no more than so many measurements. */
+void line_limit(struct line *l, double weight);
 double line_slope(const struct line *l);
 double line_base(const struct line *l);         /* y at x = 0; 0: nothing measured */
 double line_at(const struct line *l, double x); /* 0: nothing measured */

@@ -348,7 +348,7 @@ static void edge_works(struct sim *s)
         s->chunk_us = NEVER;
         s->position = s->chunk_end;
         estimates_edge(&s->estimates, (uint64_t)((s->position - begin) * r->layers * s->edge_ns * 1e-3),
-                       s->position - begin, r->layers, begin);
+                       s->position - begin, r->layers, begin, false);
         bool whole = r->layers == LAYERS;
         if (whole)
             from = plan_range_end(r) == s->position ? s->position - 1 : s->position;

@@ -27,7 +27,7 @@ static void costs_come_from_chunks_and_from_the_cloud(void **state)
     (void)state;
     struct estimates e = {0};
     for (uint32_t i = 0; i < 20; i++) /* 20 us a token and layer, and 1 more for each 1,000 positions */
-        estimates_edge(&e, (uint64_t)(64 * 8 * (20 + (64 * i + 32) / 1000.0)), 64, 8, 64 * i);
+        estimates_edge(&e, (uint64_t)(64 * 8 * (20 + (64 * i + 32) / 1000.0)), 64, 8, 64 * i, false);
     struct plan_model m = filled(&e, 0);
     assert_true(m.edge.base_ns > 19900 && m.edge.base_ns < 20100);
     assert_true(m.edge.slope_ns > 0.95 && m.edge.slope_ns < 1.05);
@@ -38,13 +38,52 @@ static void costs_come_from_chunks_and_from_the_cloud(void **state)
     assert_true(m.cloud.base_ns == 5000 && m.cloud.slope_ns == 2);
 }
 
+/* 33 us a token and layer for itself, 42 with sending; each is believed of what it is. */
+static void what_sending_adds_is_kept_apart(void **state)
+{
+    (void)state;
+    struct estimates e = {0};
+    estimates_edge(&e, 64 * 8 * 33, 64, 8, 0, true);
+    struct plan_model m = filled(&e, 0);
+    assert_true(m.edge.base_ns == 33000 && m.edge_sending_ns == 0 && !m.edge_tried);
+    for (uint32_t i = 0; i < 100;
+         i++) /* a line that nothing was sent for does not stand in the way of what is */
+        estimates_edge(&e, 64 * 30 * 33, 64, 30, 0, true);
+    for (uint32_t i = 0; i < 10; i++)
+        estimates_edge(&e, 64 * 15 * 42, 64, 15, 0, false);
+    m = filled(&e, 0);
+    assert_true(m.edge.base_ns > 40000 && m.edge.base_ns < 42000 && m.edge_tried);
+    assert_true(m.edge.base_ns - m.edge_sending_ns > 32999 && m.edge.base_ns - m.edge_sending_ns < 33001);
+    for (uint32_t i = 0; i < 30; i++)
+        estimates_edge(&e, 64 * 30 * 50, 64, 30, 0, true);
+    struct plan_model slower = filled(&e, 0); /* it cannot be slower alone */
+    assert_true(slower.edge.base_ns == m.edge.base_ns && slower.edge_sending_ns == 0);
+    for (uint32_t i = 0; i < 30; i++)
+        estimates_edge(&e, 64 * 30, 64, 30, 0, true);
+    m = filled(&e, 0);
+    assert_true(m.edge_sending_ns == m.edge.base_ns / 2);
+}
+
+static void a_device_is_tried_once_it_has_run_some_chunks_for_itself(void **state)
+{
+    (void)state;
+    struct estimates e = {0};
+    for (uint32_t i = 0; i < 20; i++)
+        estimates_edge(&e, 64 * 15 * 42, 64, 15, 0, false);
+    for (uint32_t i = 1; i <= ESTIMATES_ALONE_TRIED; i++) {
+        assert_false(filled(&e, 0).edge_tried);
+        estimates_edge(&e, 64 * 30 * 33, 64, 30, 0, true);
+    }
+    assert_true(filled(&e, 0).edge_tried);
+}
+
 static void a_device_that_wavers_is_known_to(void **state)
 {
     (void)state;
     struct estimates steady = {0}, wavers = {0};
     for (uint32_t i = 0; i < 40; i++) {
-        estimates_edge(&steady, 64 * 8 * 20, 64, 8, 64 * (i % 20));
-        estimates_edge(&wavers, 64 * 8 * (i % 2 ? 30 : 10), 64, 8, 64 * (i % 20));
+        estimates_edge(&steady, 64 * 8 * 20, 64, 8, 64 * (i % 20), false);
+        estimates_edge(&wavers, 64 * 8 * (i % 2 ? 30 : 10), 64, 8, 64 * (i % 20), false);
     }
     assert_true(filled(&steady, 0).edge_off < 0.01);
     assert_true(filled(&wavers, 0).edge_off > 0.3 && filled(&wavers, 0).edge_off < 0.8);
@@ -258,6 +297,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(before_anything_is_measured_it_guesses),
         cmocka_unit_test(costs_come_from_chunks_and_from_the_cloud),
+        cmocka_unit_test(what_sending_adds_is_kept_apart),
+        cmocka_unit_test(a_device_is_tried_once_it_has_run_some_chunks_for_itself),
         cmocka_unit_test(a_device_that_wavers_is_known_to),
         cmocka_unit_test(steady_link_is_believed_and_a_wavering_one_less),
         cmocka_unit_test(the_mean_is_believed_rather_than_the_best),

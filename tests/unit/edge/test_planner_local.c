@@ -80,6 +80,32 @@ static void a_far_or_slow_link_makes_the_device_begin(void **state)
     }
 }
 
+/* Alone it needs what it needs without sending; and where that is a guess, working together must be clearly better. */
+static void the_device_alone_is_tried_before_a_split_that_is_hardly_better(void **state)
+{
+    (void)state;
+    struct planner_state s = state_of(1000, 20, 128, 42000, 36000);
+    struct plan p;
+    s.model.edge_tried = true;
+    planner_plan(&s, &p);
+    assert_true(p.layers > 0 && p.times.t16_us > PLANNER_GAIN_UNTRIED * p.device_alone.t16_us);
+    s.model.edge_tried = false;
+    planner_plan(&s, &p);
+    assert_true(p.local);
+    s.model.edge_tried = true;
+    s.model.edge_sending_ns = 9000; /* the race has shown it */
+    planner_plan(&s, &p);
+    assert_true(p.local);
+    assert_near(p.device_alone.first_us, 128 * LAYERS * 33.0);
+    struct planner_state longer = state_of(1000, 20, 2048, 42000, 36000);
+    planner_plan(&longer, &p); /* half of the time is clearly better */
+    assert_true(p.layers > 0);
+    s = state_of(1000, 20, 128, 42000, 36000);
+    s.local = LOCAL_OFF; /* there is nothing to be tried */
+    planner_plan(&s, &p);
+    assert_true(p.layers > 0);
+}
+
 static double least(double a, double b)
 {
     return a < b ? a : b;
@@ -207,6 +233,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_far_or_slow_link_makes_the_device_begin),
+        cmocka_unit_test(the_device_alone_is_tried_before_a_split_that_is_hardly_better),
         cmocka_unit_test(never_later_than_either_side),
         cmocka_unit_test(each_time_is_the_better_sides),
         cmocka_unit_test(not_where_it_may_or_can_not),

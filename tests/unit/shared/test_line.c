@@ -31,6 +31,24 @@ static void one_place_makes_a_level_line(void **state)
     assert_near(line_at(&l, 9000), line_at(&l, 0));
 }
 
+static void what_was_before_counts_less(void **state)
+{
+    (void)state;
+    struct line l = {0}, same;
+    for (int i = 0; i < 100; i++)
+        line_add(&l, 64 * i, 30 + 0.01 * 64 * i);
+    same = l;
+    line_limit(&same, 1000);
+    assert_true(same.weight == l.weight);
+    line_limit(&l, 2);
+    assert_near(l.weight, 2);
+    assert_near(line_base(&l), 30);
+    assert_near(line_slope(&l), 0.01);
+    for (int i = 0; i < 8; i++)
+        line_add(&l, 64 * i, 60 + 0.01 * 64 * i);
+    assert_true(line_at(&l, 256) > 55);
+}
+
 static void points_on_a_line_give_the_line(void **state)
 {
     (void)state;
@@ -72,6 +90,7 @@ int main(void)
         cmocka_unit_test(nothing_is_known_at_first),
         cmocka_unit_test(one_place_makes_a_level_line),
         cmocka_unit_test(points_on_a_line_give_the_line),
+        cmocka_unit_test(what_was_before_counts_less),
         cmocka_unit_test(a_falling_cloud_is_level_and_a_steep_one_starts_at_zero),
         cmocka_unit_test(what_is_old_counts_less),
     };
