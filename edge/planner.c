@@ -379,7 +379,8 @@ struct planner_patience planner_patience(const struct planner_state *s, const st
     double much = s->prefer == PREFER_CLOUD_COST ? 4 : 1; /* computing there is what is to be saved */
     double sure = PLANNER_PATIENCE * end / (end + PLANNER_PATIENCE_TOKENS);
     struct planner_patience p = {
-        much * (PLANNER_PATIENCE_CHUNKS * chunk_us + TD_MAX(m->delay_us, PLANNER_PATIENCE_US)),
+        much * (TD_MAX(PLANNER_PATIENCE_CHUNKS * chunk_us, 2 * m->delay_us) +
+                TD_MAX(m->delay_us, PLANNER_PATIENCE_US)),
         much * sure * plan->layers * m->cloud.base_ns * 1e-3,
         much * (PLANNER_PATIENCE_KV * gap_us + 2 * m->delay_us + PLANNER_PATIENCE_KV_US)};
     if (plan->restore_end > plan->restore_begin)

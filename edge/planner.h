@@ -124,7 +124,7 @@ uint32_t planner_guess_cached(uint32_t known_count, uint32_t prompt_count);
 bool planner_switch(const struct planner_state *s, const struct plan *plan, const struct plan_progress *at,
                     const struct plan *fresh);
 /* How long the cloud should wait for the next rows, and for pieces once it needs them, before it goes on from token ids; 0: as it is set up.
- * Rows: what PLANNER_PATIENCE_CHUNKS chunks take, longer by PLANNER_PATIENCE_OFF times what chunks are off on average, a way (PLANNER_PATIENCE_US at least), and for each
+ * Rows: what PLANNER_PATIENCE_CHUNKS chunks take (a round trip at least, as they come in bursts of one while TCP begins), longer by PLANNER_PATIENCE_OFF times what chunks are off on average, a way (PLANNER_PATIENCE_US at least), and for each
  * token that is still to come up to PLANNER_PATIENCE of what its row saves the cloud (half of that in a prompt of PLANNER_PATIENCE_TOKENS): the more there is
  * to lose, the surer it should be. A link that breaks down costs that much, and a longer stumble of a sound one the rest of the device's help.
  * Pieces: PLANNER_PATIENCE_KV times what the plan foretells, a round trip and PLANNER_PATIENCE_KV_US. sharing: prompts that the device works at. */

@@ -724,7 +724,10 @@ static void patience_is_what_is_foretold_and_some_more(void **state)
     assert_true(patience.kv_us >= 90000 && patience.kv_us < 90000 + 0.2 * p.times.t16_us);
     assert_true(planner_patience(&s, &p, 3).rows_us >
                 patience.rows_us + 2 * chunk_us); /* others have their turns */
-    s.model.edge_off = 0.5;                       /* chunks take half as long again, or half */
+    struct planner_state far = s;
+    far.model.delay_us = 100000; /* rows come in bursts of a round trip */
+    assert_true(planner_patience(&far, &p, 1).rows_us == 300000);
+    s.model.edge_off = 0.5; /* chunks take half as long again, or half */
     assert_true(planner_patience(&s, &p, 1).rows_us > patience.rows_us + 1.6 * chunk_us);
     s.model.edge_off = 0;
     s.prefer = PREFER_CLOUD_COST;
