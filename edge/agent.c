@@ -104,6 +104,15 @@ static bool somebody_waits(const struct agent *a)
     return false;
 }
 
+/* For a prompt whose rest was left to the cloud it may be worth knowing that the link is better than it seemed. */
+static bool somebody_computes(const struct agent *a)
+{
+    bool left = false;
+    for (const struct flight *f = a->flights; f; f = f->next)
+        left |= f->given_up.now;
+    return a->flight_count > 0 && !left;
+}
+
 static bool wants_probes(const struct agent *a)
 {
     return a->layers_wanted == PLANNER_AUTO && a->pipeline && uplink_state(a->uplink) == UPLINK_READY;
@@ -111,7 +120,8 @@ static bool wants_probes(const struct agent *a)
 
 static void probe_link(struct agent *a)
 {
-    if (wants_probes(a) && link_is_idle(a) && estimates_wants_probe(&a->estimates, clock_mono_us()))
+    bool busy = somebody_computes(a);
+    if (wants_probes(a) && link_is_idle(a) && estimates_wants_probe(&a->estimates, busy, clock_mono_us()))
         uplink_probe(a->uplink);
 }
 
@@ -128,9 +138,9 @@ static void on_tick(void *ctx)
     if (a->flight_count > 0) {
         net_timer_start(a->tick, uploading ? TICK_UPLOAD_US : TICK_US);
     } else if (!a->drained) {
-        uint64_t soon_us = wants_probes(a) ? estimates_probe_soon_us(&a->estimates, clock_mono_us()) : 0;
-        if (soon_us > 0)
-            net_timer_start(a->tick, soon_us);
+        uint64_t wait_us = wants_probes(a) ? estimates_probe_wait_us(&a->estimates, clock_mono_us()) : 0;
+        if (wait_us > 0)
+            net_timer_start(a->tick, wait_us);
     } else {
         void (*fn)(void *) = a->drained;
         a->drained = NULL;

@@ -72,16 +72,17 @@ static void take_probe(struct estimates *e, double floor, uint64_t now_us)
     e->probe_due_us = now_us + probe_wait_us(e);
 }
 
-uint64_t estimates_probe_soon_us(const struct estimates *e, uint64_t now_us)
+uint64_t estimates_probe_wait_us(const struct estimates *e, uint64_t now_us)
 {
-    if (e->rate >= ESTIMATES_RATE_UNKNOWN || e->probes_vain >= ESTIMATES_PROBE_SOON || e->probes_wrong > 0)
+    if (e->rate >= ESTIMATES_RATE_UNKNOWN)
         return 0;
     return TD_MAX(e->probe_due_us, now_us + 1) - now_us;
 }
 
-bool estimates_wants_probe(struct estimates *e, uint64_t now_us)
+bool estimates_wants_probe(struct estimates *e, bool busy, uint64_t now_us)
 {
-    if (e->rate >= ESTIMATES_RATE_UNKNOWN || e->unacked_size > 0 || now_us < e->probe_due_us)
+    uint64_t due_us = e->probe_due_us + (busy ? ESTIMATES_PROBE_US : 0);
+    if (e->rate >= ESTIMATES_RATE_UNKNOWN || e->unacked_size > 0 || now_us < due_us)
         return false;
     e->probes_vain++; /* until its answer says otherwise */
     e->probe_due_us = now_us + probe_wait_us(e);

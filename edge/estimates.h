@@ -11,7 +11,7 @@
  * tells a link that has just broken down seconds before a rate can.
  *
  * A rate that is believed to be low keeps the device from sending anything, and so from finding out that it was wrong: a busy machine's late acknowledgements look
- * like a slow link's, and links change. So the link is probed while it is idle: at the start, when nothing is known; as soon as bulk has lowered the rate;
+ * like a slow link's, and links change. So the link is probed while it is idle and, if there is such a moment, nobody computes: at the start, when nothing is known; as soon as bulk has lowered the rate;
  * and again after ESTIMATES_PROBE_US, twice as rarely each time that the belief proves right. A probe shows a floor: it raises the belief. Where bulk
  * then comes to much less than its probe had promised (short bursts pass, long ones are held back), the next ones come as much more rarely. */
 #ifndef TANDEM_EDGE_ESTIMATES_H

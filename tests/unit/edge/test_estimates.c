@@ -187,12 +187,12 @@ static void the_first_probe_tells_a_slow_link_from_the_unknown(void **state)
 {
     (void)state;
     struct estimates slow = {0}, fast = {0};
-    assert_true(estimates_wants_probe(&slow, 1000));
-    assert_false(estimates_wants_probe(&slow, 1001)); /* it is on its way */
+    assert_true(estimates_wants_probe(&slow, false, 1000));
+    assert_false(estimates_wants_probe(&slow, false, 1001)); /* it is on its way */
     probed(&slow, 100000, 125000);
     assert_true(estimates_rate(&slow, 200000) ==
                 1.5 * 0.125); /* it is a floor, and hopes are half as high again */
-    assert_true(estimates_wants_probe(&fast, 1000));
+    assert_true(estimates_wants_probe(&fast, false, 1000));
     probed(&fast, 100000,
            3200000); /* as much as a probe can tell from the clock: 1000 Mbit/s may be behind it */
     assert_true(estimates_rate(&fast, 200000) == ESTIMATES_RATE_UNKNOWN);
@@ -203,14 +203,14 @@ static void a_rate_that_bulk_has_lowered_is_probed_at_once_and_raised(void **sta
     (void)state;
     struct estimates e = {0};
     told(&e, 1000000, 200000, 100000, 300000);
-    assert_false(estimates_wants_probe(&e, 1000001)); /* something is under way */
+    assert_false(estimates_wants_probe(&e, false, 1000001)); /* something is under way */
     told(&e, 1100000, 200000, 200000, 300000);
-    assert_true(estimates_wants_probe(&e, 1100001));
+    assert_true(estimates_wants_probe(&e, false, 1100001));
     probed(&e, 1200000, 3000000);
     assert_true(estimates_rate(&e, 1200000) == 4.5);
     told(&e, 1300000, 300000, 300000, 12500000); /* and it was so */
     assert_true(estimates_rate(&e, 1300000) == 12.5);
-    assert_false(estimates_wants_probe(&e, UINT64_MAX / 2)); /* a fast link finds out by itself */
+    assert_false(estimates_wants_probe(&e, false, UINT64_MAX / 2)); /* a fast link finds out by itself */
 }
 
 /* How long after the n-th vain probe the next is due: a few soon, in case something passing made them late. */
@@ -228,18 +228,18 @@ static void a_slow_link_is_probed_ever_more_rarely(void **state)
     told(&e, 1000000, 100000, 100000, 125000);
     uint64_t now_us = 1000000, wait_us = 0;
     for (uint32_t i = 0; i < ESTIMATES_PROBE_SOON + ESTIMATES_PROBE_SHIFT + 3; i++) {
-        uint64_t soon_us = estimates_probe_soon_us(&e, now_us);
-        assert_true(i < ESTIMATES_PROBE_SOON ? soon_us == TD_MAX(wait_us, 1u) : soon_us == 0);
-        assert_false(wait_us && estimates_wants_probe(&e, now_us + wait_us - 1));
+        uint64_t soon_us = estimates_probe_wait_us(&e, now_us);
+        assert_true(soon_us == TD_MAX(wait_us, 1u));
+        assert_false(wait_us && estimates_wants_probe(&e, false, now_us + wait_us - 1));
         now_us += wait_us;
-        assert_true(estimates_wants_probe(&e, now_us));
+        assert_true(estimates_wants_probe(&e, false, now_us));
         if (i != 1) /* one is not answered */
             probed(&e, now_us, 120000);
         assert_true(estimates_rate(&e, now_us + 3600000000u) == 0.125); /* and not forgotten in between */
         wait_us = pause_us(i + 1);
     }
     told(&e, now_us, 200000, 200000, 60000); /* slower still, or a busy machine */
-    assert_true(estimates_wants_probe(&e, now_us));
+    assert_true(estimates_wants_probe(&e, false, now_us));
 }
 
 /* Short bursts pass, long ones are held back. */
@@ -251,22 +251,36 @@ static void probes_that_promise_too_much_become_rare(void **state)
     told(&e, now_us, sent, sent, 125000);
     for (uint32_t i = 0; i < ESTIMATES_PROBE_SHIFT + 3; i++) {
         uint64_t wait_us = i ? (uint64_t)ESTIMATES_PROBE_US << TD_MIN(i, ESTIMATES_PROBE_SHIFT) : 0;
-        assert_false(wait_us && estimates_wants_probe(&e, now_us + wait_us - 1));
+        assert_false(wait_us && estimates_wants_probe(&e, false, now_us + wait_us - 1));
         now_us += wait_us;
-        assert_true(estimates_wants_probe(&e, now_us));
+        assert_true(estimates_wants_probe(&e, false, now_us));
         probed(&e, now_us, 6000000);
         assert_true(estimates_rate(&e, now_us) == ESTIMATES_RATE_UNKNOWN); /* not twice as much */
         sent += 100000;
         told(&e, now_us, sent, sent, 125000);
         assert_true(estimates_rate(&e, now_us) == 0.125); /* no part of a deviation comes from a probe */
-        assert_int_equal(estimates_probe_soon_us(&e, now_us), 0);
+        assert_int_equal(estimates_probe_wait_us(&e, now_us),
+                         (uint64_t)ESTIMATES_PROBE_US << TD_MIN(i + 1, ESTIMATES_PROBE_SHIFT));
     }
     e.probe_due_us = 0;
-    assert_true(estimates_wants_probe(&e, now_us));
+    assert_true(estimates_wants_probe(&e, false, now_us));
     probed(&e, now_us, 6000000);
     told(&e, now_us, sent + 100000, sent + 100000, 5000000); /* kept at last */
     told(&e, now_us, sent + 200000, sent + 200000, 125000);
-    assert_true(estimates_wants_probe(&e, now_us));
+    assert_true(estimates_wants_probe(&e, false, now_us));
+}
+
+/* Who computes answers late, and a fast link would look like a slow one: it is waited for, and not for ever. */
+static void a_probe_waits_for_a_quiet_moment(void **state)
+{
+    (void)state;
+    struct estimates e = {0};
+    told(&e, 1000000, 100000, 100000, 125000);
+    assert_false(estimates_wants_probe(&e, true, 1000000));
+    assert_false(estimates_wants_probe(&e, true, 999999 + ESTIMATES_PROBE_US));
+    struct estimates quiet = e;
+    assert_true(estimates_wants_probe(&quiet, false, 1000000));
+    assert_true(estimates_wants_probe(&e, true, 1000000 + ESTIMATES_PROBE_US));
 }
 
 static void another_connection_counts_its_probes_anew(void **state)
@@ -309,6 +323,7 @@ int main(void)
         cmocka_unit_test(a_rate_that_bulk_has_lowered_is_probed_at_once_and_raised),
         cmocka_unit_test(a_slow_link_is_probed_ever_more_rarely),
         cmocka_unit_test(probes_that_promise_too_much_become_rare),
+        cmocka_unit_test(a_probe_waits_for_a_quiet_moment),
         cmocka_unit_test(another_connection_counts_its_probes_anew),
         cmocka_unit_test(reply_tokens_give_the_time_between_them),
     };
