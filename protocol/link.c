@@ -306,9 +306,7 @@ void link_stats(const struct link *l, struct link_stats *out)
     *out = (struct link_stats){
         .rate_bytes_per_s = rate_estimate(&l->rate),
         .mean_bytes_per_s = rate_mean(&l->rate),
-        /* one more round trip is TCP's own beginning, which doubles what may be on the way; what is longer queues */
-        .rate_grows = l->rate.startup && l->rate.flat_rounds == 0 &&
-                      l->rate.rtt_us <= 2 * l->rate.min_rtt_us + LIMIT_UNACKED_MARGIN_US / 2,
+        .rate_grows = rate_grows(&l->rate),
         .probe_count = l->rate.probe_count,
         .probe_bytes_per_s = l->rate.probe_rate,
         .min_rtt_us = l->rate.min_rtt_us,

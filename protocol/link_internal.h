@@ -76,6 +76,7 @@ struct rate {
 void rate_init(struct rate *r, uint64_t hint_bytes_per_s);
 uint64_t rate_estimate(const struct rate *r); /* bytes/s, 0: unknown */
 uint64_t rate_mean(const struct rate *r);     /* the same: what a full link did deliver */
+bool rate_grows(const struct rate *r);        /* the estimate is a beginning, and no limit of the link */
 /* Before bulk is sent: was the link idle for so long that TCP begins with a small window again? */
 void rate_wake(struct rate *r, uint64_t now_us);
 size_t rate_frame_size(const struct rate *r);

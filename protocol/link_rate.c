@@ -59,6 +59,14 @@ uint64_t rate_mean(const struct rate *r)
     return r->mean_us >= RATE_MEAN_US_MIN ? r->mean_size * 1000000 / r->mean_us : 0;
 }
 
+/* While the rate is searched for. One more round trip is TCP's own beginning, which doubles what may be on the way; what is longer queues. A round trip that did
+ * not bring more is one in which there was little to send, or TCP let no more go, as long as nothing queues. */
+bool rate_grows(const struct rate *r)
+{
+    uint64_t tcp_us = r->flat_rounds == 0 ? r->min_rtt_us : 0;
+    return r->startup && r->rtt_us <= r->min_rtt_us + tcp_us + LIMIT_UNACKED_MARGIN_US / 2;
+}
+
 /* The link was full between the last acknowledgement and this one. */
 static void rate_take_mean(struct rate *r, uint64_t size, uint64_t us)
 {

@@ -416,6 +416,24 @@ static void test_one_flat_round_is_no_growth(void **state)
     path_stop();
 }
 
+/* It may have been for want of something to send: what queues tells. */
+static void test_a_flat_round_without_a_queue_is_no_limit(void **state)
+{
+    (void)state;
+    struct rate r;
+    rate_init(&r, 0);
+    r.min_rtt_us = 40 * MS, r.rtt_us = 100 * MS;
+    assert_true(rate_grows(&r)); /* TCP's beginning */
+    r.rtt_us = 101 * MS;
+    assert_false(rate_grows(&r));
+    r.flat_rounds = 1, r.rtt_us = 60 * MS;
+    assert_true(rate_grows(&r));
+    r.rtt_us = 61 * MS;
+    assert_false(rate_grows(&r));
+    r.startup = false, r.rtt_us = 40 * MS;
+    assert_false(rate_grows(&r));
+}
+
 static void send_flight(struct rate *r, uint64_t size, uint64_t now_us)
 {
     for (int i = 0; i < 10; i++)
@@ -607,6 +625,7 @@ int main(void)
         cmocka_unit_test(test_minimum_does_not_creep),
         cmocka_unit_test(test_a_slow_link_shows_itself_by_its_queue),
         cmocka_unit_test(test_one_flat_round_is_no_growth),
+        cmocka_unit_test(test_a_flat_round_without_a_queue_is_no_limit),
         cmocka_unit_test(test_pauses_of_the_path_are_in_the_mean),
         cmocka_unit_test(test_frames_begin_small_after_idleness),
         cmocka_unit_test(test_the_mean_is_of_a_full_link),
