@@ -183,8 +183,9 @@ static inline void *twin_host_take(struct backend *b, size_t size)
         t->refused++;
         return NULL;
     }
-    t->taken++;
-    return malloc(size);
+    void *memory = malloc(size);
+    t->taken += memory != NULL;
+    return memory;
 }
 
 static inline void twin_host_give(struct backend *b, void *memory)
