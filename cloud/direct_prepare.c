@@ -103,13 +103,9 @@ static int prepare_text(struct direct_call *c)
 {
     const struct tokenizer *t = c->direct->service->tokenizer;
     bool bos = tokenizer_add_bos(t);
-    int64_t count = tokenizer_encode(t, c->prompt, c->prompt_size, NULL, 0, bos, NULL, 0);
+    int64_t count = tokenizer_encode_new(t, c->prompt, c->prompt_size, NULL, 0, bos, 0, &c->ids);
     if (count < 0)
         return (int)count;
-    c->ids = malloc(((size_t)count + 1) * sizeof *c->ids);
-    if (!c->ids)
-        return -TD_ERR_NOMEM;
-    tokenizer_encode(t, c->prompt, c->prompt_size, NULL, 0, bos, c->ids, (size_t)count);
     c->ids_count = (uint32_t)count;
     return 0;
 }

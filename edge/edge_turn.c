@@ -137,18 +137,23 @@ static int find_conversation(const struct edge_turn *t, char id[STORE_CONV_ID_MA
     return rc;
 }
 
+/* For want of memory, or of a disk that reads, it is not taken for one without a vault: that would lose what is in it. */
 static int load_vault(struct edge_turn *t)
 {
     char id[STORE_CONV_ID_MAX + 1];
     struct conversation c = {0};
     uint64_t version;
-    if (t->chat && find_conversation(t, id) == 0 &&
-        conv_load(t->env->conversations, EDGE_TENANT, t->principal, id, &version, &c) == 0) {
-        /* A damaged vault is lost, not trusted: its placeholders stay as they are. */
-        if (c.vault && vault_parse(c.vault, c.vault_size, &t->vault) < 0)
-            t->vault = NULL;
+    int rc = t->chat ? find_conversation(t, id) : -TD_ERR_NOTFOUND;
+    if (rc == 0)
+        rc = conv_load(t->env->conversations, EDGE_TENANT, t->principal, id, &version, &c);
+    if (rc == 0) {
+        rc = c.vault ? vault_parse(c.vault, c.vault_size, &t->vault) : 0;
+        if (rc < 0)
+            t->vault = NULL; /* a damaged one is lost, not trusted: its placeholders stay as they are */
         conv_free(&c);
     }
+    if (rc == -TD_ERR_NOMEM || rc == -TD_ERR_IO)
+        return rc;
     if (!t->vault)
         t->vault = vault_create();
     return t->vault ? 0 : -TD_ERR_NOMEM;
@@ -220,13 +225,9 @@ static int prepare_chat(struct edge_turn *t)
 static int tokenise(struct edge_turn *t, const char *text, size_t size)
 {
     bool add_bos = tokenizer_add_bos(t->env->tokenizer);
-    int64_t count = tokenizer_encode(t->env->tokenizer, text, size, NULL, 0, add_bos, NULL, 0);
+    int64_t count = tokenizer_encode_new(t->env->tokenizer, text, size, NULL, 0, add_bos, 0, &t->ids);
     if (count < 0)
         return td_fail(&t->err, (int)count, "cannot tokenise the prompt: %s", td_status_text((int)count));
-    t->ids = malloc(((size_t)count + 1) * sizeof *t->ids);
-    if (!t->ids)
-        return -TD_ERR_NOMEM;
-    tokenizer_encode(t->env->tokenizer, text, size, NULL, 0, add_bos, t->ids, (size_t)count);
     t->ids_count = (uint32_t)count;
     return 0;
 }

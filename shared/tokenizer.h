@@ -27,6 +27,10 @@ void tokenizer_destroy(struct tokenizer *t);
 int64_t tokenizer_encode(const struct tokenizer *t, const char *text, size_t size,
                          const struct text_range *special, size_t special_count, bool add_bos, int32_t *ids,
                          size_t ids_capacity);
+/* The same, all of them, in memory of their own (malloc'ed) behind room for `before` ids. The count without these. */
+int64_t tokenizer_encode_new(const struct tokenizer *t, const char *text, size_t size,
+                             const struct text_range *special, size_t special_count, bool add_bos,
+                             size_t before, int32_t **ids);
 
 /* tokenizer_piece: the bytes that one token adds to the text (borrowed for the tokenizer's life). Control tokens: empty
  * unless `render_special`. Unknown id: empty. SentencePiece: a leading U+2581 becomes a space (strip the first of a

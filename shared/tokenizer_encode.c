@@ -195,3 +195,22 @@ int64_t tokenizer_encode(const struct tokenizer *t, const char *text, size_t siz
     free(list.items);
     return rc == 0 ? sink.count : rc;
 }
+
+int64_t tokenizer_encode_new(const struct tokenizer *t, const char *text, size_t size,
+                             const struct text_range *special, size_t special_count, bool add_bos,
+                             size_t before, int32_t **ids)
+{
+    *ids = NULL;
+    int64_t count = tokenizer_encode(t, text, size, special, special_count, add_bos, NULL, 0);
+    if (count < 0)
+        return count;
+    int32_t *all = malloc((before + (size_t)count + 1) * sizeof *all);
+    int64_t rc =
+        all ? tokenizer_encode(t, text, size, special, special_count, add_bos, all + before, (size_t)count)
+            : -TD_ERR_NOMEM;
+    if (rc < 0) /* memory that was enough for counting need not be for this */
+        free(all);
+    else
+        *ids = all;
+    return rc;
+}

@@ -248,21 +248,17 @@ static int render(const struct turn_config *config, const struct turn_input *in,
     if (rc < 0)
         return rc;
     bool add_bos = !continues && text.add_bos;
-    int64_t new_count = tokenizer_encode(config->tokenizer, text.text, text.size, text.special,
-                                         text.special_count, add_bos, NULL, 0);
-    if (new_count >= 0 && (t->ids = malloc(((size_t)new_count + c->ids_count + 1) * sizeof *t->ids))) {
-        if (c->ids_count)
-            memcpy(t->ids, c->ids, c->ids_count * sizeof *t->ids);
-        tokenizer_encode(config->tokenizer, text.text, text.size, text.special, text.special_count, add_bos,
-                         t->ids + c->ids_count, (size_t)new_count);
-        t->known_count = c->ids_count;
-        t->ids_count = c->ids_count + (uint32_t)new_count;
-    }
+    int64_t new_count = tokenizer_encode_new(config->tokenizer, text.text, text.size, text.special,
+                                             text.special_count, add_bos, c->ids_count, &t->ids);
     chat_text_free(&text);
     if (new_count < 0)
         return td_fail(err, (int)new_count, "cannot tokenise the messages: %s",
                        td_status_text((int)new_count));
-    return t->ids ? 0 : -TD_ERR_NOMEM;
+    if (c->ids_count)
+        memcpy(t->ids, c->ids, c->ids_count * sizeof *t->ids);
+    t->known_count = c->ids_count;
+    t->ids_count = c->ids_count + (uint32_t)new_count;
+    return 0;
 }
 
 /* The stored ids go on behind the cut: a repeat's prompt is their beginning. */
