@@ -293,12 +293,20 @@ def write_tables():
 # ---- names ----
 
 
-@pytest.mark.parametrize("page", [README, ARCHITECTURE], ids=lambda p: p.name)
+def anchors(page):
+    """Headings as links name them."""
+    headings = re.findall(r"^#+ (.+)$", re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.M | re.S), re.M)
+    return {re.sub(r"[^\w\- ]", "", h.lower()).replace(" ", "-") for h in headings}
+
+
+@pytest.mark.parametrize("page", [README, ARCHITECTURE, ROOT / "tests/bench/RESULTS.md"], ids=lambda p: p.name)
 def test_links(page):
     text = page.read_text()
-    for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", text) + re.findall(r'(?:src|href)="([^"#]+)"', text):
+    for target, place in re.findall(r"\]\(([^)#\s]*)#?([^)\s]*)\)", text) + re.findall(r'(?:src|href)="([^"#]+)(#?)"', text):
         if "://" not in target:
-            assert (ROOT / target).exists(), target
+            there = (page.parent / target) if target else page
+            assert there.exists(), target
+            assert place in ("", "#") or place in anchors(there), f"no heading #{place} in {there.name}"
 
 
 def named(text):
