@@ -42,60 +42,79 @@ void entry_set_place(struct store *s, struct entry *e, uint64_t segment_id, uint
     evict_note(s, e, true);
 }
 
-void store_void_later(struct store *s, const struct entry *e)
+/* NULL without memory: then the space is lost until the segment goes. */
+static struct record_void *add_void(struct store *s, uint8_t type, const struct entry *e)
 {
-    if (!e->segment_id || s->read_only)
-        return;
     if (s->void_count == s->void_capacity) {
         size_t capacity = s->void_capacity ? 2 * s->void_capacity : 64;
         struct record_void *voids = realloc(s->voids, capacity * sizeof *voids);
         if (!voids)
-            return; /* the space is lost until the segment goes; nothing else is */
+            return NULL;
         s->voids = voids;
         s->void_capacity = capacity;
     }
-    s->voids[s->void_count++] = (struct record_void){{e->segment_id, e->offset, e->stored_size}, e->lsn};
+    struct record_void *v = &s->voids[s->void_count++];
+    *v = (struct record_void){.claim = audit_claim(type, e)};
+    return v;
 }
 
-/* Does the record of that lsn still stand there? The place may come from an index that is not to be trusted. */
-static bool void_is_right(struct store *s, const struct segment *g, const struct record_void *v)
+void store_void_later(struct store *s, uint8_t type, const struct entry *e)
 {
-    uint8_t page[RECORD_PAGE];
-    struct record_head h;
-    return io_read_all(s->io, g->fd, page, sizeof page, v->place.offset) == 0 &&
-           record_head_parse(page, &h) == 0 && h.segment_id == g->id && h.segment_nonce == g->nonce &&
-           h.lsn == v->lsn && h.type != RECORD_VOID && record_size(h.body_size) == v->place.stored_size;
+    if (e->segment_id && !s->read_only)
+        add_void(s, type, e);
 }
 
-/* Write the head that says "was a record" over the old one, which also takes its key material away, and give the body's space
- * back. Not synced: what is lost here is found superseded again by the next recovery. */
-static void void_record(struct store *s, const struct record_void *v)
+void store_void_alone(struct store *s, uint8_t type, const struct entry *e)
 {
-    struct segment *g = segment_acquire(&s->segments, v->place.segment_id, NULL);
-    if (!g)
-        return;
+    struct record_void *v = e->segment_id ? add_void(s, type, e) : NULL;
+    if (v)
+        v->alone = true;
+    else if (e->segment_id)
+        store_index_incomplete(s);
+}
+
+/* Write the head that says "was a record" over the old one, which also takes its key material away. Not synced: what is lost here is found superseded
+ * again by the next recovery. */
+static int write_void(struct store *s, struct segment *g, const struct record_claim *c)
+{
     uint8_t page[RECORD_PAGE];
-    uint64_t body = v->place.stored_size - RECORD_PAGE;
     struct record_head h = {
         .type = RECORD_VOID,
         .segment_id = g->id,
         .segment_nonce = g->nonce,
-        .offset = v->place.offset,
-        .lsn = v->lsn,
-        .body_size = body,
+        .offset = c->place.offset,
+        .lsn = c->lsn,
+        .body_size = c->place.stored_size - RECORD_PAGE,
     };
     record_head_write(&h, page);
     record_head_finish(page, 0);
-    if (void_is_right(s, g, v) && io_write_all(s->io, g->fd, page, sizeof page, v->place.offset) == 0 &&
-        body > 0 && s->io->punch(s->io, g->fd, v->place.offset + RECORD_PAGE, body) == 0)
+    return io_write_all(s->io, g->fd, page, sizeof page, c->place.offset);
+}
+
+/* If the record is the one that is meant, for the place may come from a false index: over it, and give the body's space back. */
+static int void_record(struct store *s, const struct record_void *v)
+{
+    const struct record_place *p = &v->claim.place;
+    uint64_t body = p->stored_size - RECORD_PAGE;
+    int rc = audit_claim_holds(s, &v->claim);
+    if (rc <= 0)
+        return rc;
+    struct segment *g = segment_acquire(&s->segments, p->segment_id, &rc);
+    if (!g)
+        return rc;
+    rc = write_void(s, g, &v->claim);
+    if (rc == 0 && body > 0 && s->io->punch(s->io, g->fd, p->offset + RECORD_PAGE, body) == 0)
         g->hole_size += body;
+    g->sync_due |= rc == 0 && v->alone;
     segment_release(&s->segments, g);
+    return rc;
 }
 
 void store_void_now(struct store *s)
 {
     for (size_t i = 0; i < s->void_count; i++)
-        void_record(s, &s->voids[i]);
+        if (void_record(s, &s->voids[i]) < 0 && s->voids[i].alone)
+            store_index_incomplete(s);
     s->void_count = 0;
 }
 
@@ -109,6 +128,24 @@ static void index_give_up(struct store *s, const char *why)
     s->row_count = 0;
     s->index_behind = false;
     index_want(s);
+}
+
+void store_index_incomplete(struct store *s)
+{
+    s->index_complete = false;
+    s->index_partial = true;
+}
+
+void store_index_distrust(struct store *s)
+{
+    index_close(s->index);
+    s->index = NULL;
+    s->row_count = 0;
+    s->index_behind = false;
+    s->index_false = true;
+    store_index_incomplete(s);
+    index_set_aside(s->index_directory, true);
+    metric_set(s->metrics.index_behind, 1);
 }
 
 static void note_index(struct store *s, int rc)
@@ -171,10 +208,27 @@ void store_note_change(struct store *s, uint8_t type, const struct entry *e, boo
     crypto_wipe(&keys, sizeof keys);
 }
 
+/* Before the index leaves records out whose voids are all that says so: without those the next life would find them, and doubt the index. */
+static void sync_voids(struct store *s)
+{
+    for (size_t i = 0; i < s->segments.count; i++) {
+        if (!s->segments.list[i]->sync_due)
+            continue;
+        struct segment *g = segment_acquire(&s->segments, s->segments.list[i]->id, NULL);
+        counter_add(&s->counters.fsyncs, s->metrics.fsyncs, g != NULL);
+        if (!g || s->io->fsync(s->io, g->fd) < 0)
+            store_index_incomplete(s);
+        if (g)
+            segment_release(&s->segments, g);
+        s->segments.list[i]->sync_due = false;
+    }
+}
+
 void store_index_flush(struct store *s, bool checkpoint)
 {
     if (!s->index)
         return;
+    sync_voids(s);
     struct index_segment *segments = malloc((s->segments.count + 1) * sizeof *segments);
     if (!segments)
         return; /* later */
@@ -214,7 +268,7 @@ static void publish_put(struct store *s, struct entry *e, const struct store_op 
             counter_add(&s->counters.demoted_bytes, s->metrics.demoted_bytes,
                         e->stored_size - op->stored_size);
     }
-    store_void_later(s, e);
+    store_void_later(s, op->type, e);
     e->quality = op->quality;
     e->block_index = op->block_index;
     e->layer_begin = op->layer_begin;
@@ -244,7 +298,7 @@ static void publish_entry(struct store *s, const struct store_op *op)
         if (op->status < 0) {
             evict_take_back(s, e); /* nothing new: the entry stays as it is on disk */
         } else if (op->kind == OP_DELETE) {
-            store_void_later(s, e);
+            store_void_later(s, op->type, e);
             store_note_change(s, op->type, e, true);
             entry_clear_place(s, e);
             if (op->type == RECORD_PIN)
@@ -269,7 +323,7 @@ static void publish_erase(struct store *s, uint8_t type, uint32_t tenant)
             struct entry *e = &shard->slots[j];
             bool gone = false;
             if (e->tenant == tenant) {
-                store_void_later(s, e);
+                store_void_later(s, type, e);
                 gone = entry_clear_place(s, e);
             }
             if (gone)

@@ -228,12 +228,15 @@ static int bury(struct store *s, struct evicted *v)
     return rc;
 }
 
-static void remove_entry(struct store *s, const struct evicted *v)
+static void remove_entry(struct store *s, const struct evicted *v, bool buried)
 {
     struct table_shard *shard = table_lock(&s->blocks, v->id);
     struct entry *e = v->lsn ? table_find(&s->blocks, shard, v->tenant, v->id) : NULL;
     if (e && e->segment_id && e->lsn == v->lsn) {
-        store_void_later(s, e);
+        if (buried)
+            store_void_later(s, RECORD_BLOCK, e);
+        else
+            store_void_alone(s, RECORD_BLOCK, e);
         store_note_change(s, RECORD_BLOCK, e, true);
         if (entry_clear_place(s, e))
             table_remove(&s->blocks, shard, e);
@@ -261,7 +264,7 @@ int evict_blocks(struct store *s, uint64_t size, size_t *count)
     rc = rc < 0 || *count == 0 ? rc : append_sync(s);
     for (size_t i = 0; i < *count; i++)
         if (rc == 0)
-            remove_entry(s, &list[i]);
+            remove_entry(s, &list[i], true);
         else
             keep_entry(s, &list[i]);
     if (rc == 0)
@@ -277,7 +280,7 @@ void evict_unburied(struct store *s, uint64_t size)
     size_t count = list ? choose(s, size, list) : 0;
     for (size_t i = 0; i < count; i++) {
         find_record(s, &list[i]);
-        remove_entry(s, &list[i]);
+        remove_entry(s, &list[i], false);
     }
     store_void_now(s);
     atomic_fetch_add(&s->counters.evictions, count);

@@ -19,7 +19,8 @@
 #include <stdlib.h>
 
 #define UNREAD_LSNS  (UINT64_C(1) << 32)
-#define ROWS_AT_ONCE 65536 /* rows that a rebuild collects before it hands them to the index */
+#define SEGMENT_IDS  (UINT64_C(1) << 62) /* no store gets there: an index that names a higher one is false */
+#define ROWS_AT_ONCE 65536               /* rows that a rebuild collects before it hands them to the index */
 
 /* ---- files ------------------------------------------------------------------------------------------------ */
 
@@ -192,9 +193,11 @@ static int take_segment(void *ctx, const struct index_segment *row)
 {
     struct store *s = ctx;
     struct segment *g = segment_find(&s->segments, row->id);
+    if (row->id > SEGMENT_IDS || row->applied_end % RECORD_PAGE)
+        return -TD_ERR_FORMAT;
     s->next_segment_id = TD_MAX(s->next_segment_id, row->id + 1);
     if (g && g->nonce == row->nonce) {
-        g->durable_end = TD_MIN(row->applied_end, (uint64_t)g->end);
+        g->durable_end = g->told_end = TD_MIN(row->applied_end, (uint64_t)g->end);
         g->tombstone_count = row->tombstone_count;
     }
     return 0;
@@ -214,9 +217,55 @@ static int check_unknown_are_newer(struct store *s)
     return 0;
 }
 
+/* The last record that begins before `at`. -TD_ERR_NOTFOUND: there is none; another code: it cannot be read. */
+static int last_head(struct store *s, const struct segment *g, uint64_t at, struct record_head *h)
+{
+    int rc = -TD_ERR_NOTFOUND;
+    while (rc == -TD_ERR_NOTFOUND && at > RECORD_PAGE) {
+        uint8_t page[RECORD_PAGE];
+        at -= RECORD_PAGE;
+        int read = io_read_all(s->io, g->fd, page, sizeof page, at);
+        if (read < 0)
+            rc = read;
+        else if (record_head_parse(page, h) == 0 && h->segment_id == g->id && h->segment_nonce == g->nonce &&
+                 h->offset == at)
+            rc = 0;
+    }
+    return rc;
+}
+
+/* Where the replay begins, a record must: what it finds no head for is cut off. And new records must get higher lsns than all that are there. */
+static int check_end(struct store *s, const struct segment *g)
+{
+    struct record_head h;
+    bool is_newest = g == s->segments.list[s->segments.count - 1];
+    int rc = 0;
+    if (g->told_end == 0 || (g->told_end == g->end && !is_newest))
+        return 0;
+    struct segment *pinned = segment_acquire(&s->segments, g->id, &rc);
+    if (!pinned)
+        return rc;
+    rc = last_head(s, pinned, g->told_end, &h);
+    segment_release(&s->segments, pinned);
+    if (rc < 0)
+        return rc == -TD_ERR_NOTFOUND ? 0 : rc;
+    bool cuts = g->told_end < g->end && h.offset + record_size(h.body_size) > g->told_end;
+    return cuts || h.lsn >= s->next_lsn ? -TD_ERR_MISMATCH : 0;
+}
+
+static int check_ends(struct store *s)
+{
+    int rc = 0;
+    for (size_t i = 0; i < s->segments.count && rc == 0; i++)
+        rc = check_end(s, s->segments.list[i]);
+    return rc;
+}
+
 static int take_row(void *ctx, const struct index_row *row)
 {
     struct store *s = ctx;
+    if (row->lsn >= s->next_lsn || row->offset % RECORD_PAGE || row->offset > INT64_MAX)
+        return -TD_ERR_FORMAT;
     uint32_t tenant = keys_find_id(s->keys, row->key_id);
     const struct segment *g = segment_find(&s->segments, row->segment_id);
     if (!tenant || !g || row->stored_size < RECORD_PAGE || row->offset + row->stored_size > g->durable_end) {
@@ -266,39 +315,43 @@ static void forget_rows(struct store *s)
     table_init(&s->pins);
     for (size_t i = 0; i < s->segments.count; i++) {
         struct segment *g = s->segments.list[i];
-        g->durable_end = g->tombstone_count = 0;
+        g->durable_end = g->told_end = g->tombstone_count = 0;
         g->live_count = g->live_size = 0;
     }
 }
 
-/* Fill the tables from the index, or find out that it is of no use. */
-static int load_index(struct store *s, const char *directory)
+/* It cannot be used, for that reason: do without what it has told. */
+static void drop_index(struct store *s, int why)
 {
-    int rc = index_open(directory, &s->index);
+    log_warn("store", "the index cannot be used (%s): reading all segments instead",
+             why == -TD_ERR_BUSY ? "another program has locked it" : td_status_text(why));
+    index_close(s->index);
+    s->index = NULL;
+    s->row_count = s->void_count = 0;
+    forget_rows(s);
+    if (why !=
+        -TD_ERR_BUSY) /* busy: somebody else's tool has it open: leave it alone and do without for now */
+        index_set_aside(s->index_directory, true);
+    if (why == -TD_ERR_BUSY || index_open(s->index_directory, &s->index) < 0) {
+        s->index = NULL;
+        index_want(s);
+    }
+}
+
+/* Fill the tables from the index, or find out that it is of no use. */
+static int load_index(struct store *s)
+{
+    int rc = index_open(s->index_directory, &s->index);
     if (rc == 0) {
         s->next_lsn = TD_MAX(s->next_lsn, index_next_lsn(s->index));
         rc = index_each_segment(s->index, take_segment, s);
         rc = rc < 0 ? rc : check_unknown_are_newer(s);
+        rc = rc < 0 ? rc : check_ends(s);
         rc = rc < 0 ? rc : index_each_row(s->index, take_row, s);
-        if (rc == -TD_ERR_NOMEM)
-            return rc;
     }
-    if (rc == 0)
-        return 0;
-    log_warn("store", "the index cannot be used (%s): reading all segments instead",
-             rc == -TD_ERR_BUSY ? "another program has locked it" : td_status_text(rc));
-    index_close(s->index);
-    s->index = NULL;
-    s->row_count = 0;
-    forget_rows(s);
-    if (rc !=
-        -TD_ERR_BUSY) /* busy: somebody else's tool has it open: leave it alone and do without for now */
-        index_set_aside(directory, true);
-    if (rc == -TD_ERR_BUSY || index_open(directory, &s->index) < 0) {
-        s->index = NULL;
-        index_want(s);
-    }
-    return 0;
+    if (rc < 0 && rc != -TD_ERR_NOMEM)
+        drop_index(s, rc);
+    return rc == -TD_ERR_NOMEM ? rc : 0;
 }
 
 /* ---- replay ----------------------------------------------------------------------------------------------- */
@@ -348,15 +401,26 @@ static int collect_record(void *ctx, const struct record_head *h, const uint8_t 
     return 0;
 }
 
+/* Does a record count for nothing, because what the entry has is newer? 1, 0, or -TD_ERR_MISMATCH: the index says so and it is not there. */
+static int is_old(struct store *s, uint8_t type, const struct entry *e, uint64_t lsn)
+{
+    if (!e->segment_id || e->lsn < lsn)
+        return 0;
+    struct record_claim newer = audit_claim(type, e);
+    int holds = audit_is_told(s, e) ? audit_claim_holds(s, &newer) : 1;
+    s->index_partial |= holds < 0; /* the next start asks again */
+    return holds == 0 ? -TD_ERR_MISMATCH : 1;
+}
+
 static int replay_put(struct store *s, const struct segment *g, uint32_t tenant, const struct replay_item *i)
 {
     struct table *t = store_table(s, i->type);
     struct table_shard *shard = table_lock(t, i->id);
     struct entry *e = table_insert(t, shard, tenant, i->id);
-    int rc = e ? 0 : -TD_ERR_NOMEM;
-    if (e && e->segment_id && e->lsn >= i->lsn) {
-        table_unlock(shard); /* an older copy of what is known already */
-        return 0;
+    int rc = e ? is_old(s, i->type, e, i->lsn) : -TD_ERR_NOMEM;
+    if (rc == 1 || rc == -TD_ERR_MISMATCH) {
+        table_unlock(shard);
+        return TD_MIN(rc, 0);
     }
     if (e && i->type == RECORD_CONVERSATION && !e->conversation) {
         e->conversation = calloc(1, sizeof *e->conversation);
@@ -366,7 +430,7 @@ static int replay_put(struct store *s, const struct segment *g, uint32_t tenant,
         }
     }
     if (rc == 0) {
-        store_void_later(s, e);
+        store_void_later(s, i->type, e);
         entry_set_place(s, e, g->id, i->offset, i->lsn, (uint32_t)record_size(i->body_size));
         memcpy(e->parent, i->parent, sizeof e->parent);
         e->quality = i->quality;
@@ -390,7 +454,7 @@ static void replay_tombstone(struct store *s, uint32_t tenant, const struct repl
     struct table_shard *shard = table_lock(t, i->id);
     struct entry *e = table_find(t, shard, tenant, i->id);
     if (e && e->lsn < i->version) {
-        store_void_later(s, e);
+        store_void_later(s, i->target, e);
         store_note_change(s, i->target, e, true);
         entry_clear_place(s, e);
         table_remove(t, shard, e);
@@ -408,7 +472,7 @@ static void replay_erase(struct store *s, uint8_t type, uint32_t tenant, uint64_
         for (size_t j = 0; j < shard->slot_count;) {
             struct entry *e = &shard->slots[j];
             if (e->tenant == tenant && e->lsn < below_lsn) {
-                store_void_later(s, e);
+                store_void_later(s, type, e);
                 store_note_change(s, type, e, true);
                 entry_clear_place(s, e);
                 table_remove(t, shard, e); /* another entry may move into this slot: look at it again */
@@ -489,7 +553,7 @@ static int replay_segment(struct store *s, struct segment *g, struct replay *r)
             continue;
         }
         end = item->offset + record_size(item->body_size);
-        rc = replay_item(s, g, item);
+        rc = replay_item(s, g, item); /* -TD_ERR_MISMATCH: of the index */
         if (s->row_count >= ROWS_AT_ONCE)
             store_index_flush(s, false);
     }
@@ -506,6 +570,19 @@ static int replay_segment(struct store *s, struct segment *g, struct replay *r)
         log_warn("store", "a segment has %u damaged pages", scan.skipped_pages);
     if (torn)
         log_info("store", "%zu records that were never acknowledged were dropped", torn);
+    return rc;
+}
+
+static int replay_all(struct store *s, const struct store_env *env)
+{
+    struct replay r = {0};
+    int rc = 0;
+    for (size_t i = 0; i < s->segments.count && rc == 0; i++) {
+        rc = replay_segment(s, s->segments.list[i], &r);
+        if (env->progress)
+            env->progress(env->progress_ctx, i + 1, s->segments.count);
+    }
+    free(r.items);
     return rc;
 }
 
@@ -527,14 +604,12 @@ int recover(struct store *s, const struct store_env *env, bool keys_found, struc
             "that version, or remove the directory",
             s->directory);
     if (rc == 0 && !s->read_only)
-        rc = load_index(s, s->index_directory);
-    struct replay r = {0};
-    for (size_t i = 0; i < s->segments.count && rc == 0; i++) {
-        rc = replay_segment(s, s->segments.list[i], &r);
-        if (env->progress)
-            env->progress(env->progress_ctx, i + 1, s->segments.count);
+        rc = load_index(s);
+    rc = rc < 0 ? rc : replay_all(s, env);
+    if (rc == -TD_ERR_MISMATCH) { /* a row that the log belies: none of them counts */
+        drop_index(s, rc);
+        rc = replay_all(s, env);
     }
-    free(r.items);
     if (rc < 0)
         return td_fail(err, rc, "cannot read store %s: %s", s->directory, td_status_text(rc));
     if (s->index_partial) /* what could not be read may have higher ones than all that was: new records must win against it */

@@ -18,10 +18,12 @@ struct segment {
     uint64_t id, nonce, first_lsn;
     _Atomic uint64_t end; /* where the next record goes; page-aligned */
     uint64_t durable_end; /* bytes before it are synced */
+    uint64_t told_end;    /* before it the tables know what the index says; 0: what the log says */
     uint32_t next_sequence;
     uint32_t tombstone_count;
     bool sealed;
-    bool name_durable;                      /* the directory was synced after the file was made */
+    bool name_durable; /* the directory was synced after the file was made */
+    bool sync_due; /* voids in it are the only word of their records: the index hears of it after a sync */
     _Atomic uint64_t live_count, live_size; /* records that the tables point to */
     _Atomic uint64_t hole_size;             /* punched out */
     _Atomic bool

@@ -109,9 +109,11 @@ static int copy_record(struct store *s, const struct tenant_keys *keys, struct f
 {
     struct record_head h = *from;
     int rc = append_record(s, &h, keys, plain);
+    if (rc < 0)
+        return rc;
     f->to = (struct record_place){h.segment_id, h.offset, (uint32_t)record_size(h.body_size)};
     f->lsn = h.lsn;
-    return rc;
+    return 0;
 }
 
 /* Copy one record to the active segment. A damaged one is dropped, which is no failure; one that cannot be read now keeps its segment
@@ -168,10 +170,14 @@ static int forward_tombstones(struct store *s, struct segment *v)
     return rc == 0 && scan.unreadable ? -TD_ERR_BUSY : rc;
 }
 
+static bool is_durable(struct store *s, const struct record_place *p)
+{
+    const struct segment *g = p->segment_id ? segment_find(&s->segments, p->segment_id) : NULL;
+    return g && p->offset + p->stored_size <= g->durable_end;
+}
+
 static void publish_forwarded(struct store *s, const struct forwarded *f)
 {
-    if (!f->to.segment_id)
-        return;
     struct table *t = store_table(s, f->type);
     struct table_shard *shard = table_lock(t, f->id);
     struct entry *e = table_find(t, shard, f->tenant, f->id);
@@ -179,11 +185,13 @@ static void publish_forwarded(struct store *s, const struct forwarded *f)
         entry_set_place(s, e, f->to.segment_id, f->to.offset, f->lsn, f->to.stored_size);
         store_note_change(s, f->type, e, false);
     } else { /* replaced or deleted meanwhile: the copy is of no use */
-        struct entry copy = {.segment_id = f->to.segment_id,
+        struct entry copy = {.tenant = f->tenant,
+                             .segment_id = f->to.segment_id,
                              .offset = f->to.offset,
                              .lsn = f->lsn,
                              .stored_size = f->to.stored_size};
-        store_void_later(s, &copy);
+        memcpy(copy.id, f->id, sizeof copy.id);
+        store_void_alone(s, f->type, &copy);
     }
     table_unlock(shard);
 }
@@ -212,13 +220,14 @@ static void forget_blocks(struct store *s, uint64_t segment_id)
     }
 }
 
-/* Until file and name are gone for good, the segment stays in the list: the index must go on saying that its records are known. */
+/* Until file and name are gone for good, the segment stays in the list: tombstones of what is in it are kept. */
 static int remove_segment(struct store *s, struct segment *v)
 {
     int rc = segment_unlink(&s->segments, v->id);
     rc = rc < 0 ? rc : s->io->sync_directory(s->io, s->directory);
     if (rc < 0) {
         s->retire_off = true;
+        store_index_incomplete(s); /* its blocks are forgotten, and it may be there again */
         log_error("store",
                   "a segment could not be removed for good (%s): no more space is freed until a restart",
                   td_status_text(io_status(rc)));
@@ -234,18 +243,22 @@ static int retire_keeping(struct store *s, struct segment *v, bool keep_all)
 {
     static const uint8_t types[] = {RECORD_CONVERSATION, RECORD_PIN, RECORD_BLOCK};
     struct forward_list list = {0};
-    int rc = 0;
+    int rc = audit_segment(s, v);
     for (size_t i = 0; i < TD_COUNT(types) && rc == 0; i++)
         rc = list_entries(s, types[i], v->id, keep_all, &list);
     for (size_t i = 0; i < list.count && rc == 0; i++)
         rc = forward_record(s, &list.items[i]);
     rc = rc < 0 ? rc : forward_tombstones(s, v);
-    rc = rc < 0 ? rc : append_sync(s);
-    if (rc == 0) {
-        for (size_t i = 0; i < list.count; i++)
+    if (rc != -TD_ERR_IO && append_sync(s) < 0)
+        rc = -TD_ERR_IO;
+    /* Also those that were copied before something failed: the log has them. */
+    for (size_t i = 0; i < list.count; i++)
+        if (is_durable(s, &list.items[i].to))
             publish_forwarded(s, &list.items[i]);
-        forget_blocks(s, v->id);
+    if (rc == 0) {
         store_index_flush(s, true);
+        /* The index hears of these later: whoever finds the file again after a crash is to find them, too. */
+        forget_blocks(s, v->id);
         rc = remove_segment(s, v);
     }
     free(list.items);

@@ -110,9 +110,16 @@ struct record_place { /* where a record lies */
     uint64_t segment_id, offset;
     uint32_t stored_size;
 };
-struct record_void { /* a record to void */
+struct record_claim { /* which record is said to lie at a place */
     struct record_place place;
     uint64_t lsn;
+    uint32_t tenant;
+    uint8_t type;
+    uint8_t id[32];
+};
+struct record_void { /* a record to void */
+    struct record_claim claim;
+    bool alone; /* nothing else in the log says that it is gone */
 };
 
 struct store_counters {
@@ -162,7 +169,8 @@ struct store {
     char index_directory[IO_PATH_MAX];
     uint64_t index_retry_us, index_wait_us; /* off, and to be made anew then; 0: not wanted */
     bool index_complete; /* rows and segments together describe the log; not so while recovery is at it … */
-    bool index_partial;  /* … and not when it could not read all of it */
+    bool index_partial;  /* … and not when it could not read all of it, or the next start is to */
+    bool index_false;    /* it was found out, and set aside */
     bool segment_unread; /* there is a segment that could not be opened: what tombstones cover may be in it */
     struct index_row *rows; /* changes that the index lacks */
     size_t row_count, row_capacity;
@@ -205,12 +213,18 @@ void append_seal(struct store *s);    /* the active segment, which is synced, en
 void *writer_main(void *store);
 /* make the batch's synced operations visible and call them back */
 void commit_publish_synced(struct store *s);
-void store_void_later(struct store *s, const struct entry *e);
+void store_void_later(struct store *s, uint8_t type, const struct entry *e);
+/* The same for one that goes without a newer record or a tombstone. */
+void store_void_alone(struct store *s, uint8_t type, const struct entry *e);
 void store_void_now(struct store *s); /* all that wait */
 void store_note_change(struct store *s, uint8_t type, const struct entry *e, bool deleted);
 struct index_row *store_row_add(struct store *s); /* for the caller to fill; NULL: too many */
 /* Write waiting rows to the index. `checkpoint`: and sync it. Never fails the caller: an index in trouble waits or is given up. */
 void store_index_flush(struct store *s, bool checkpoint);
+/* The log may hold what neither the index nor another record explains: the next start reads all of it. */
+void store_index_incomplete(struct store *s);
+/* The index says what is not so: set it aside, and do without for the rest of this life. */
+void store_index_distrust(struct store *s);
 /* Take the place out of an entry (it keeps only what is pending). True: nothing is left, remove it. */
 bool entry_clear_place(struct store *s, struct entry *e);
 void entry_set_place(struct store *s, struct entry *e, uint64_t segment_id, uint64_t offset, uint64_t lsn,
@@ -270,6 +284,15 @@ int demote_all(struct store *s);
 
 /* recover.c */
 int recover(struct store *s, const struct store_env *env, bool keys_found, struct td_error *err);
+
+/* audit.c: on the writer, or before it starts. */
+struct record_claim audit_claim(uint8_t type, const struct entry *e);
+/* Is that record there? 1, 0, or why its head cannot be read now. */
+int audit_claim_holds(struct store *s, const struct record_claim *c);
+/* Does an entry stand on nothing but the word of the index? */
+bool audit_is_told(struct store *s, const struct entry *e);
+/* Is all that the index told of a segment as its heads say? 0; -TD_ERR_BUSY: no, or they cannot be read now: it must stay. */
+int audit_segment(struct store *s, struct segment *v);
 
 /* reindex.c: on the writer, or before it starts. */
 void index_want(struct store *s);   /* it is off: try again later */

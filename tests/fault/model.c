@@ -7,6 +7,13 @@ void model_violate(struct model *m, const char *what)
         snprintf(m->violation, sizeof m->violation, "%s", what);
 }
 
+bool model_index_is_true(const char *directory)
+{
+    char path[512];
+    snprintf(path, sizeof path, "%s/" INDEX_FILE ".damaged", directory);
+    return unlink(path) < 0;
+}
+
 void model_init(struct model *m)
 {
     memset(m, 0, sizeof *m);

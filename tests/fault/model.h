@@ -42,6 +42,8 @@ void model_step(struct model *m, struct store *s, struct sim *sim);
 /* Everything that the store shows against what is allowed; the shown becomes the base of the next run. False when the machine
  * went off meanwhile, so that nothing can be said. */
 bool model_check(struct model *m, struct store *s, const struct sim *sim);
+/* Has none been set aside since this was asked last? */
+bool model_index_is_true(const char *directory);
 void model_violate(struct model *m, const char *what);
 
 #endif

@@ -6,6 +6,12 @@
 
 enum { STEPS = 40, POSITIONS_MAX = 60 };
 
+static void compact_all(struct store *s)
+{
+    uint64_t freed;
+    store_compact(s, 0, NULL, NULL, &freed, NULL);
+}
+
 /* One life with a fault in it, then a power loss and a life without: everything acknowledged must be there. */
 static void live_with_fault(enum sim_kind kind, uint64_t position, uint64_t length, int error,
                             bool reads_fail)
@@ -26,6 +32,7 @@ static void live_with_fault(enum sim_kind kind, uint64_t position, uint64_t leng
     m->sim.fail_for[kind] = length;
     m->sim.fail_errno = error;
     if (open_machine(m, &s) == 0) {
+        model_index_is_true(m->index_directory); /* one that could not be checked may have been set aside */
         for (int i = 0; i < STEPS; i++)
             model_step(&m->model, s, &m->sim);
         store_flush(s);
@@ -39,12 +46,18 @@ static void live_with_fault(enum sim_kind kind, uint64_t position, uint64_t leng
             model_step(&m->model, s, &m->sim);
         store_close(s);
     }
+    assert_true(model_index_is_true(m->index_directory));
     no_faults(m);
     sim_power_loss(&m->sim);
     assert_int_equal(open_machine(m, &s), 0);
+    model_index_is_true(m->index_directory);
     model_check(&m->model, s, NULL);
     assert_sound(m, "after the power loss", position);
+    compact_all(s);
+    model_check(&m->model, s, NULL);
+    assert_sound(m, "after the compaction", position);
     store_close(s);
+    assert_true(model_index_is_true(m->index_directory)); /* no fault makes an index false */
     machine_destroy(m);
 }
 

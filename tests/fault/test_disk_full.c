@@ -16,6 +16,12 @@ static int put_many(struct store *s, uint64_t first, uint64_t count)
     return acknowledged;
 }
 
+static void compact_all(struct store *s)
+{
+    uint64_t freed;
+    assert_int_equal(store_compact(s, 0, NULL, NULL, &freed, NULL), 0);
+}
+
 static bool is_there(struct store *s, uint64_t i)
 {
     struct fixture_block f;
@@ -173,6 +179,7 @@ static void keep_a_turn_on_a_full_disk(int old_count, uint64_t block_count)
     body[20000] = '\0';
     m->ballast_size = 64 << 20; /* never had room */
     m->sim.capacity = 8 << 20;
+    m->sim.survival = SURVIVE_NONE; /* of voids only those that were synced */
     assert_int_equal(open_machine(m, &s), 0);
     for (int i = 0; i < old_count; i++) { /* what must be copied lies in the oldest segments */
         snprintf(id, sizeof id, "old%d", i);
@@ -207,7 +214,9 @@ static void keep_a_turn_on_a_full_disk(int old_count, uint64_t block_count)
     assert_string_equal(text, body);
     assert_int_equal(version, turns + 1);
     free(text);
+    compact_all(s);
     store_close(s);
+    assert_true(model_index_is_true(m->index_directory)); /* what it leaves out is void */
     assert_null(m->sim.violation);
     machine_destroy(m);
 }
@@ -218,6 +227,41 @@ static void test_a_conversation_is_refused_last(void **state)
     keep_a_turn_on_a_full_disk(5, 100);
     keep_a_turn_on_a_full_disk(5, 20); /* less than the reserve */
     keep_a_turn_on_a_full_disk(1, 3);  /* in one segment, which is the only one */
+}
+
+static int void_all(struct store *s, struct store_task *task)
+{
+    (void)task;
+    evict_unburied(s, 1 << 20);
+    return 0;
+}
+
+/* Blocks that were voided where they lay, without a tombstone: a power loss that took the voids back, and not what the index heard, would make
+ * the index look false. */
+static void test_lone_voids_are_synced_before_the_index_hears(void **state)
+{
+    (void)state;
+    struct machine *m = machine_create(1);
+    struct store *s;
+    struct store_stats stats;
+    struct store_task task = {.run = void_all};
+    m->sim.survival = SURVIVE_NONE;
+    assert_int_equal(open_machine(m, &s), 0);
+    assert_int_equal(fixture_conv_put(s, "acme", "ann", "c", 0, "keeps the segment"), 0);
+    assert_int_equal(put_many(s, 0, 3), 3);
+    assert_int_equal(store_run_task(s, &task), 0);
+    store_stats(s, &stats);
+    assert_int_equal(stats.blocks, 0);
+    store_close(s);
+    for (int life = 0; life < 2; life++) {
+        sim_power_loss(&m->sim);
+        assert_int_equal(open_machine(m, &s), 0);
+        compact_all(s);
+        assert_int_equal(put_many(s, 10, 1), 1);
+        store_close(s);
+        assert_true(model_index_is_true(m->index_directory));
+    }
+    machine_destroy(m);
 }
 
 static void test_the_ballast_comes_back(void **state)
@@ -390,7 +434,9 @@ static void test_nothing_is_dropped_after_a_failed_unlink(void **state)
     no_faults(m);
     assert_int_equal(open_machine(m, &s), 0); /* a restart clears it up */
     assert_int_equal(put_many(s, 200, 60), 60);
+    compact_all(s);
     store_close(s);
+    assert_true(model_index_is_true(m->index_directory)); /* the segment that did not go is no riddle */
     machine_destroy(m);
 }
 
@@ -399,13 +445,23 @@ struct unlinks {
     int count, early;
 };
 
+/* What is not yet in the index of copies. That blocks are gone it hears after their segment is: else a crash in between would leave it saying
+ * so of records that are there. */
+static bool copies_wait(const struct store *s)
+{
+    bool wait = false;
+    for (size_t i = 0; i < s->row_count; i++)
+        wait |= s->rows[i].segment_id != 0;
+    return wait;
+}
+
 static void on_unlink(void *ctx, const char *name)
 {
     struct unlinks *u = ctx;
     if (strncmp(name, "seg-", 4) != 0)
         return;
     u->count++;
-    u->early += !u->s->index || u->s->row_count > 0; /* the writer's fields, on the writer's thread */
+    u->early += !u->s->index || copies_wait(u->s); /* the writer's fields, on the writer's thread */
 }
 
 static void test_the_index_hears_of_it_before_a_segment_goes(void **state)
@@ -426,6 +482,49 @@ static void test_the_index_hears_of_it_before_a_segment_goes(void **state)
     machine_destroy(m);
 }
 
+static void power_off(void *ctx, const char *name)
+{
+    struct machine *m = ctx;
+    char command[256];
+    if (strncmp(name, "seg-", 4) != 0 || m->sim.off)
+        return;
+    m->sim.off = true;
+    snprintf(command, sizeof command, "cp %s/" INDEX_FILE " %s/then", m->index_directory, m->index_directory);
+    assert_int_equal(system(command), 0);
+}
+
+/* The power goes when the index knows all that will be so, and the segment is still there: its blocks are there again, and the index knows them. */
+static void test_a_segment_that_was_about_to_go(void **state)
+{
+    (void)state;
+    struct machine *m = machine_create(1);
+    struct store *s;
+    char command[256];
+    m->limit_size = 1 << 20;
+    m->segments_only = true;
+    assert_int_equal(open_machine(m, &s), 0);
+    assert_int_equal(fixture_conv_put(s, "acme", "ann", "c", 0, "is copied"), 0);
+    pthread_mutex_lock(&m->sim.lock);
+    m->sim.unlink_ctx = m;
+    m->sim.before_unlink = power_off;
+    pthread_mutex_unlock(&m->sim.lock);
+    for (uint64_t i = 0; i < 100 && !m->sim.off; i++)
+        put_many(s, i, 1);
+    assert_true(m->sim.off);
+    store_close(s);
+    snprintf(command, sizeof command, "mv %s/then %s/" INDEX_FILE, m->index_directory, m->index_directory);
+    assert_int_equal(system(command), 0);
+    m->sim.before_unlink = NULL;
+    sim_power_loss(&m->sim);
+    assert_int_equal(open_machine(m, &s), 0);
+    assert_true(is_there(s, 0));
+    compact_all(s);
+    assert_true(is_there(s, 0));
+    store_close(s);
+    assert_true(model_index_is_true(m->index_directory));
+    machine_destroy(m);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -434,11 +533,13 @@ int main(void)
         cmocka_unit_test(test_a_copied_tombstone_spares_what_is_younger),
         cmocka_unit_test(test_nothing_is_dropped_after_a_failed_unlink),
         cmocka_unit_test(test_the_index_hears_of_it_before_a_segment_goes),
+        cmocka_unit_test(test_a_segment_that_was_about_to_go),
         cmocka_unit_test(test_the_limit_holds_by_eviction),
         cmocka_unit_test(test_conversations_alone_can_fill_the_limit),
         cmocka_unit_test(test_what_builds_on_a_failed_write_fails),
         cmocka_unit_test(test_a_full_disk),
         cmocka_unit_test(test_a_conversation_is_refused_last),
+        cmocka_unit_test(test_lone_voids_are_synced_before_the_index_hears),
         cmocka_unit_test(test_the_ballast_comes_back),
     };
     /* Failing disks are the point here: their log lines only on request. */

@@ -98,12 +98,15 @@ static void run_cycle(struct model *m, struct sim *sim, struct scenario *c, cons
     sim->operations = 0;
     sim->power_off_at = crash ? 1 + sim_random(sim, OPERATIONS_MAX) : 0;
     struct store *s = open_store(m, sim, c, index_directory);
+    model_index_is_true(index_directory); /* an old copy may have been set aside */
     if (s && model_check(m, s, sim)) {
         uint32_t steps = sim_random(sim, STEPS_MAX);
         for (uint32_t i = 0; i < steps && !sim->off; i++)
             model_step(m, s, sim);
     }
     store_close(s);
+    if (!model_index_is_true(index_directory) && c->skip == SIM_KINDS)
+        model_violate(m, "a true index was taken for a false one");
     c->acknowledged += m->acknowledged;
     shuffle_index(sim, index_directory, backup, s && !sim->off);
     if (sim_random(sim, 4) == 0)
@@ -118,6 +121,7 @@ static bool play(struct scenario *c, char why[160])
     struct sim *sim = malloc(sizeof *sim);
     struct model *m = malloc(sizeof *m);
     char *index_directory = fixture_directory(), *backup = fixture_directory();
+    uint64_t freed;
     sim_init(sim, "/disk/store", c->seed);
     model_init(m);
     m->blocks_may_go = c->limit_size != 0;
@@ -125,9 +129,14 @@ static bool play(struct scenario *c, char why[160])
     for (int cycle = 0; cycle < CYCLES && !m->violation[0]; cycle++)
         run_cycle(m, sim, c, index_directory, backup);
     struct store *s = open_store(m, sim, c, index_directory);
+    model_index_is_true(index_directory);
     if (s)
         model_check(m, s, NULL);
+    if (s && store_compact(s, 0, NULL, NULL, &freed, NULL) == 0) /* each segment is held against the index */
+        model_check(m, s, NULL);
     store_close(s);
+    if (!model_index_is_true(index_directory) && c->skip == SIM_KINDS)
+        model_violate(m, "a true index was taken for a false one");
     if (sim->violation)
         model_violate(m, sim->violation);
     snprintf(why, 160, "%s", m->violation);
