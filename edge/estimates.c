@@ -9,38 +9,20 @@
 #define PROBE_HOPE   1.5  /* answers are some milliseconds late for other reasons than the link, too */
 #define PROBE_GAIN   1.25 /* a probe must show so much more than is believed */
 
-/* Nanoseconds a token and layer that sending adds; no more than half of the cost. */
-static double sending_ns(const struct estimates *e)
-{
-    if (!e->edge_sent || e->alone_count == 0)
-        return 0;
-    double over = line_at(&e->edge, e->alone_at) - e->alone_ns;
-    return TD_MIN(TD_MAX(over, 0), line_base(&e->edge) / 2);
-}
-
-static void take_alone(struct estimates *e, double at, double ns)
-{
-    e->alone_count++;
-    double weight = TD_MAX(1.0 / e->alone_count, SMOOTH_ALONE);
-    e->alone_ns += weight * (ns - e->alone_ns);
-    e->alone_at += weight * (at - e->alone_at);
-}
-
 void estimates_edge(struct estimates *e, uint64_t took_us, uint32_t tokens, uint32_t layers,
                     uint32_t position, bool alone)
 {
     if (tokens == 0 || layers == 0)
         return;
     double at = position + tokens / 2.0, ns = (double)took_us * 1e3 / ((double)tokens * layers);
-    if (alone)
-        take_alone(e, at, ns);
-    else if (!e->edge_sent)
-        line_limit(&e->edge, ALONE_WEIGHT);
-    e->edge_sent |= !alone;
-    if (alone && e->edge_sent)
+    if (alone) {
+        line_add(&e->alone, at, ns);
+        e->alone_count++;
         return;
-    double told = line_at(&e->edge, at);
-    if (told > 0)
+    }
+    double slope = line_common_slope(&e->edge, &e->alone);
+    double told = line_base_of_slope(&e->edge, slope) + slope * at;
+    if (e->edge.weight > 0 && told > 0)
         e->edge_off += SMOOTH * (TD_MIN(fabs(ns - told) / told, 1.0) - e->edge_off);
     line_add(&e->edge, at, ns);
 }
@@ -178,9 +160,11 @@ void estimates_set_rate(struct estimates *e, double rate)
 
 void estimates_fill(const struct estimates *e, uint64_t now_us, struct plan_model *m)
 {
-    m->edge.base_ns = line_base(&e->edge);
-    m->edge.slope_ns = line_slope(&e->edge);
-    m->edge_sending_ns = sending_ns(e);
+    const struct line *edge = e->edge.weight > 0 ? &e->edge : &e->alone;
+    m->edge.slope_ns = line_common_slope(&e->edge, &e->alone);
+    m->edge.base_ns = line_base_of_slope(edge, m->edge.slope_ns);
+    double sending_ns = m->edge.base_ns - line_base_of_slope(&e->alone, m->edge.slope_ns);
+    m->edge_sending_ns = e->alone.weight > 0 ? TD_MIN(TD_MAX(sending_ns, 0), m->edge.base_ns / 2) : 0;
     m->edge_tried = e->alone_count >= ESTIMATES_ALONE_TRIED;
     m->edge_off = e->edge_off;
     if (m->edge.base_ns + m->edge.slope_ns == 0)

@@ -2,8 +2,8 @@
  * token. Everything is told from outside, time too.
  *
  * A device that sends what it computes needs part of its cores for that, so a layer takes it longer than where it computes for itself: with one core and 128
- * tokens by a quarter. Taken for what the device alone would need, it would never be tried alone again. So what is measured without sending is kept apart as soon as
- * anything was sent; and a device that has hardly been tried alone is known to be unknown (plan_model.h).
+ * tokens by a quarter. Taken for what the device alone would need, it would never be tried alone again. So what is measured without sending is kept apart: both rise
+ * alike over the position, so each tells the other its slope; and a device that has hardly been tried alone is known to be unknown (plan_model.h).
  *
  * The rate is the link's own (protocol/link_rate.c), its mean where it has one, less one deviation of its last values. While that still grows, as on a fresh connection, which begins
  * with a few packets a round trip, it can only raise what is believed: taken at its word it would condemn every link at its first chunk. And the rate is
@@ -32,9 +32,7 @@
 #define ESTIMATES_SLACK_US 200000
 
 struct estimates {
-    struct line edge;          /* nanoseconds over the position */
-    bool edge_sent;            /* with sending; else without, as far as there is anything */
-    double alone_ns, alone_at; /* of chunks without sending, smoothed: nanoseconds, at position */
+    struct line edge, alone; /* nanoseconds over the position, with sending and without */
     uint32_t alone_count;
     double edge_off;                    /* by what share of that a chunk is off, on average */
     double cloud_ns, cloud_slope_ns;    /* at 0, and a position; 0: it has not said */

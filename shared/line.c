@@ -12,16 +12,6 @@ void line_add(struct line *l, double x, double y)
     l->xy = l->xy * keep + x * y;
 }
 
-void line_limit(struct line *l, double weight)
-{
-    double keep = l->weight > weight ? weight / l->weight : 1;
-    l->weight *= keep;
-    l->x *= keep;
-    l->y *= keep;
-    l->xx *= keep;
-    l->xy *= keep;
-}
-
 double line_slope(const struct line *l)
 {
     double spread = l->weight * l->xx - l->x * l->x;
@@ -41,4 +31,34 @@ double line_base(const struct line *l)
 double line_at(const struct line *l, double x)
 {
     return line_base(l) + line_slope(l) * x;
+}
+
+/* Sums about the middle of what was measured. */
+static double spread_of(const struct line *l)
+{
+    double spread = l->weight > 0 ? l->xx - l->x * l->x / l->weight : 0;
+    return spread > 1e-9 * l->xx ? spread : 0;
+}
+
+static double rise_of(const struct line *l)
+{
+    return spread_of(l) > 0 ? l->xy - l->x * l->y / l->weight : 0;
+}
+
+static double steepest(const struct line *l) /* the base stays at or above zero */
+{
+    return l->x > 0 ? l->y / l->x : HUGE_VAL;
+}
+
+double line_common_slope(const struct line *a, const struct line *b)
+{
+    double spread = spread_of(a) + spread_of(b), rise = rise_of(a) + rise_of(b);
+    if (spread <= 0 || rise <= 0)
+        return 0;
+    return fmin(rise / spread, fmin(steepest(a), steepest(b)));
+}
+
+double line_base_of_slope(const struct line *l, double slope)
+{
+    return l->weight > 0 ? (l->y - slope * l->x) / l->weight : 0;
 }

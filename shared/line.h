@@ -12,10 +12,12 @@ struct line {                    /* zeros: nothing measured */
 };
 
 void line_add(struct line *l, double x, double y);
-/* What was added so far counts as no more than so many measurements. */
-void line_limit(struct line *l, double weight);
 double line_slope(const struct line *l);
 double line_base(const struct line *l);         /* y at x = 0; 0: nothing measured */
 double line_at(const struct line *l, double x); /* 0: nothing measured */
+/* The slope of two lines that rise alike, of which each may have been measured in few places. */
+double line_common_slope(const struct line *a, const struct line *b);
+/* y at x = 0 of a line that rises so; 0: nothing measured */
+double line_base_of_slope(const struct line *l, double slope);
 
 #endif

@@ -12,6 +12,11 @@ static struct plan_model filled(const struct estimates *e, uint64_t now_us)
     return m;
 }
 
+static void assert_near(double value, double expected)
+{
+    assert_true(value > expected - 1 && value < expected + 1);
+}
+
 static void before_anything_is_measured_it_guesses(void **state)
 {
     (void)state;
@@ -46,22 +51,36 @@ static void what_sending_adds_is_kept_apart(void **state)
     estimates_edge(&e, 64 * 8 * 33, 64, 8, 0, true);
     struct plan_model m = filled(&e, 0);
     assert_true(m.edge.base_ns == 33000 && m.edge_sending_ns == 0 && !m.edge_tried);
-    for (uint32_t i = 0; i < 100;
-         i++) /* a line that nothing was sent for does not stand in the way of what is */
+    for (uint32_t i = 0; i < 100; i++)
         estimates_edge(&e, 64 * 30 * 33, 64, 30, 0, true);
-    for (uint32_t i = 0; i < 10; i++)
+    for (uint32_t i = 0; i < 2; i++) /* however much of the other there was before */
         estimates_edge(&e, 64 * 15 * 42, 64, 15, 0, false);
     m = filled(&e, 0);
-    assert_true(m.edge.base_ns > 40000 && m.edge.base_ns < 42000 && m.edge_tried);
-    assert_true(m.edge.base_ns - m.edge_sending_ns > 32999 && m.edge.base_ns - m.edge_sending_ns < 33001);
-    for (uint32_t i = 0; i < 30; i++)
+    assert_near(m.edge.base_ns, 42000);
+    assert_near(m.edge_sending_ns, 9000);
+    for (uint32_t i = 0; i < 500; i++)
         estimates_edge(&e, 64 * 30 * 50, 64, 30, 0, true);
-    struct plan_model slower = filled(&e, 0); /* it cannot be slower alone */
-    assert_true(slower.edge.base_ns == m.edge.base_ns && slower.edge_sending_ns == 0);
-    for (uint32_t i = 0; i < 30; i++)
+    m = filled(&e, 0); /* it cannot be slower alone */
+    assert_near(m.edge.base_ns, 42000);
+    assert_near(m.edge_sending_ns, 0);
+    for (uint32_t i = 0; i < 500; i++)
         estimates_edge(&e, 64 * 30, 64, 30, 0, true);
-    m = filled(&e, 0);
-    assert_true(m.edge_sending_ns == m.edge.base_ns / 2);
+    assert_near(filled(&e, 0).edge_sending_ns, 21000);
+}
+
+/* A long prompt for itself and the beginning of a short one with sending: what the end of a long one takes with sending is known. */
+static void positions_cost_alike_with_sending_and_without(void **state)
+{
+    (void)state;
+    struct estimates e = {0};
+    for (uint32_t i = 0; i < 32; i++) /* 30 us, and 20 more for each 1,000 positions */
+        estimates_edge(&e, (uint64_t)(64 * 30 * (30 + (64 * i + 32) / 50.0)), 64, 30, 64 * i, true);
+    for (uint32_t i = 0; i < 2; i++)
+        estimates_edge(&e, (uint64_t)(64 * 15 * (38 + 32 / 50.0)), 64, 15, 0, false);
+    struct plan_model m = filled(&e, 0);
+    assert_true(m.edge.base_ns > 37900 && m.edge.base_ns < 38100);
+    assert_true(m.edge.slope_ns > 19.9 && m.edge.slope_ns < 20.1);
+    assert_true(m.edge_sending_ns > 7900 && m.edge_sending_ns < 8100);
 }
 
 static void a_device_is_tried_once_it_has_run_some_chunks_for_itself(void **state)
@@ -312,6 +331,7 @@ int main(void)
         cmocka_unit_test(before_anything_is_measured_it_guesses),
         cmocka_unit_test(costs_come_from_chunks_and_from_the_cloud),
         cmocka_unit_test(what_sending_adds_is_kept_apart),
+        cmocka_unit_test(positions_cost_alike_with_sending_and_without),
         cmocka_unit_test(a_device_is_tried_once_it_has_run_some_chunks_for_itself),
         cmocka_unit_test(a_device_that_wavers_is_known_to),
         cmocka_unit_test(steady_link_is_believed_and_a_wavering_one_less),

@@ -31,22 +31,29 @@ static void one_place_makes_a_level_line(void **state)
     assert_near(line_at(&l, 9000), line_at(&l, 0));
 }
 
-static void what_was_before_counts_less(void **state)
+/* One is known at its beginning only, the other as a whole, and lower. */
+static void lines_that_rise_alike_tell_each_other_their_slope(void **state)
 {
     (void)state;
-    struct line l = {0}, same;
-    for (int i = 0; i < 100; i++)
-        line_add(&l, 64 * i, 30 + 0.01 * 64 * i);
-    same = l;
-    line_limit(&same, 1000);
-    assert_true(same.weight == l.weight);
-    line_limit(&l, 2);
-    assert_near(l.weight, 2);
-    assert_near(line_base(&l), 30);
-    assert_near(line_slope(&l), 0.01);
-    for (int i = 0; i < 8; i++)
-        line_add(&l, 64 * i, 60 + 0.01 * 64 * i);
-    assert_true(line_at(&l, 256) > 55);
+    struct line a = {0}, b = {0}, none = {0};
+    for (int i = 0; i < 3; i++)
+        line_add(&a, 32, 40 + 0.32);
+    assert_near(line_common_slope(&a, &none), 0);
+    for (int i = 0; i < 30; i++)
+        line_add(&b, 64 * i, 30 + 0.01 * 64 * i);
+    double slope = line_common_slope(&a, &b);
+    assert_near(slope, 0.01);
+    assert_near(line_common_slope(&b, &none), 0.01);
+    assert_near(line_base_of_slope(&a, slope), 40);
+    assert_near(line_base_of_slope(&b, slope), 30);
+    assert_near(line_base_of_slope(&none, slope), 0);
+    struct line steep = {0};
+    line_add(&steep, 1000, 5); /* its base is not below zero */
+    assert_near(line_common_slope(&steep, &b), 0.005);
+    struct line falls = {0};
+    for (int i = 0; i < 50; i++)
+        line_add(&falls, 64 * i, 100 - i);
+    assert_near(line_common_slope(&falls, &none), 0);
 }
 
 static void points_on_a_line_give_the_line(void **state)
@@ -90,7 +97,7 @@ int main(void)
         cmocka_unit_test(nothing_is_known_at_first),
         cmocka_unit_test(one_place_makes_a_level_line),
         cmocka_unit_test(points_on_a_line_give_the_line),
-        cmocka_unit_test(what_was_before_counts_less),
+        cmocka_unit_test(lines_that_rise_alike_tell_each_other_their_slope),
         cmocka_unit_test(a_falling_cloud_is_level_and_a_steep_one_starts_at_zero),
         cmocka_unit_test(what_is_old_counts_less),
     };
