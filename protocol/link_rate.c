@@ -64,7 +64,8 @@ uint64_t rate_mean(const struct rate *r)
 bool rate_grows(const struct rate *r)
 {
     uint64_t tcp_us = r->flat_rounds == 0 ? r->min_rtt_us : 0;
-    return r->startup && r->rtt_us <= r->min_rtt_us + tcp_us + LIMIT_UNACKED_MARGIN_US / 2;
+    uint64_t late_us = r->flat_rounds == 0 ? LIMIT_UNACKED_MARGIN_US / 2 : LIMIT_UNACKED_MARGIN_US;
+    return r->startup && r->rtt_us <= r->min_rtt_us + tcp_us + late_us;
 }
 
 /* The link was full between the last acknowledgement and this one. */
@@ -106,10 +107,12 @@ size_t rate_frame_size(const struct rate *r)
     return (size_t)TD_MAX(TD_MIN(size, (uint64_t)LIMIT_BULK_FRAME_MAX), (uint64_t)LIMIT_BULK_FRAME_MIN);
 }
 
-/* At the beginning, unless what is on the way queues: then it is the link that limits, and more would only lie in front of a CANCEL. */
+/* At the beginning, unless what is on the way queues: then it is the link that limits, and more would only lie in front of a CANCEL.
+ * By less than the margin a busy peer's acknowledgements are late, too; taken for a queue they would end the search at any part of the link's rate, for good: what is
+ * on the way then takes as long as it is meant to. */
 static bool may_double(const struct rate *r)
 {
-    uint64_t queue_us = TD_MAX((uint64_t)LIMIT_UNACKED_MARGIN_US, r->min_rtt_us) / 2;
+    uint64_t queue_us = TD_MAX((uint64_t)LIMIT_UNACKED_MARGIN_US, r->min_rtt_us);
     return r->startup && r->rtt_us <= r->min_rtt_us + queue_us;
 }
 

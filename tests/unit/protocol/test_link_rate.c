@@ -202,14 +202,27 @@ static void test_a_queue_ends_the_doubling(void **state)
     rate_init(&r, 0);
     r.best = MBIT, r.min_rtt_us = r.rtt_us = 40 * MS;
     assert_int_equal(rate_window(&r), MBIT * 120 / 1000);
-    r.rtt_us = 60 * MS;
+    r.rtt_us = 80 * MS; /* as a busy peer's acknowledgements do */
     assert_int_equal(rate_window(&r), MBIT * 120 / 1000);
-    r.rtt_us = 60 * MS + 1;
+    r.rtt_us = 80 * MS + 1;
     assert_int_equal(rate_window(&r), MBIT * 80 / 1000);
-    r.min_rtt_us = 200 * MS, r.rtt_us = 300 * MS; /* a long path: half of it */
+    r.min_rtt_us = 200 * MS, r.rtt_us = 400 * MS; /* a long path: as much again */
     assert_int_equal(rate_window(&r), MBIT * 440 / 1000);
     r.startup = false;
     assert_int_equal(rate_window(&r), MBIT * 240 / 1000);
+}
+
+/* A peer that computes acknowledges 25 ms late once it has something to do: that is no queue, and no limit of the link. */
+static void test_a_busy_peer_does_not_end_the_search(void **state)
+{
+    (void)state;
+    path_start(300 * MBIT, 40 * MS);
+    path_run(50 * MS); /* a ping has shown the empty path */
+    path.down.delay_us += 25 * MS;
+    path.queued_target = 16 << 20;
+    path_run(2 * SECOND);
+    assert_true(estimate() >= 200 * MBIT);
+    path_stop();
 }
 
 static void test_cancel_arrives_soon(void **state)
@@ -426,9 +439,9 @@ static void test_a_flat_round_without_a_queue_is_no_limit(void **state)
     assert_true(rate_grows(&r)); /* TCP's beginning */
     r.rtt_us = 101 * MS;
     assert_false(rate_grows(&r));
-    r.flat_rounds = 1, r.rtt_us = 60 * MS;
+    r.flat_rounds = 1, r.rtt_us = 80 * MS;
     assert_true(rate_grows(&r));
-    r.rtt_us = 61 * MS;
+    r.rtt_us = 81 * MS;
     assert_false(rate_grows(&r));
     r.startup = false, r.rtt_us = 40 * MS;
     assert_false(rate_grows(&r));
@@ -614,6 +627,7 @@ int main(void)
         cmocka_unit_test(test_path_is_full_and_its_queue_short),
         cmocka_unit_test(test_search_is_quick),
         cmocka_unit_test(test_a_queue_ends_the_doubling),
+        cmocka_unit_test(test_a_busy_peer_does_not_end_the_search),
         cmocka_unit_test(test_cancel_arrives_soon),
         cmocka_unit_test(test_idleness_does_not_lower_the_estimate),
         cmocka_unit_test(test_credit_does_not_lower_the_estimate),
