@@ -241,7 +241,8 @@ static struct candidate soonest(const struct planner_state *s, const struct cand
         if ((s->cloud_price > 0 || within(&all[i].times, &alone)) &&
             score(s, &all[i].times) < score(s, &best.times))
             best = all[i];
-    double gain = all[0].local && !s->model.edge_tried ? PLANNER_GAIN_UNTRIED : PLANNER_GAIN;
+    bool try = all[0].local && !s->model.edge_tried && s->prompt_count <= PLANNER_TRY_TOKENS;
+    double gain = try ? PLANNER_GAIN_UNTRIED : PLANNER_GAIN;
     return score(s, &best.times) < gain * score(s, &all[0].times) ? best : all[0];
 }
 

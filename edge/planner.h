@@ -45,6 +45,7 @@
 #define PLANNER_AUTO          UINT32_MAX
 #define PLANNER_GAIN          0.97 /* of the time with k = 0: what a plan must stay below */
 #define PLANNER_GAIN_UNTRIED  0.85 /* the same, as long as it is not known what the device alone takes */
+#define PLANNER_TRY_TOKENS    512u /* in a longer prompt that costs more than it may teach */
 #define PLANNER_SWITCH        0.90 /* of the time of going on: what a change under way must stay below */
 #define PLANNER_RESUME        0.9 /* of the cloud's going on alone: what taking a prompt up again must stay below */
 #define PLANNER_STEP_US       150000.0 /* that the cloud computes at a time; a plan takes effect behind it */
