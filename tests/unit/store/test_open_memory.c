@@ -111,11 +111,54 @@ static void parts_without_memory(void **state)
     fixture_remove(dir);
 }
 
+/* A block is in memory or it is not. */
+static void a_tier_without_memory(void **state)
+{
+    (void)state;
+    struct tier *t;
+    bool came = true;
+    int n = 1;
+    for (; came; n++) {
+        no_memory_at(n);
+        t = tier_ram_create(1 << 20, 0);
+        came = no_memory_came();
+        assert_true(t || came); /* a metric may be missed */
+        if (t)
+            t->ops->destroy(t);
+    }
+    assert_true(n > 3);
+    came = true;
+    for (n = 1; came; n++) {
+        struct tier_block *b = tier_block_create(FIXTURE_LAYERS, 2u * FIXTURE_LAYERS * FIXTURE_PIECE), *got;
+        struct tier_stats stats;
+        b->block = blocks[0].block;
+        b->block.pieces = b->pieces;
+        for (uint32_t i = 0; i < 2 * FIXTURE_LAYERS; i++) {
+            memcpy(b->data + i * FIXTURE_PIECE, blocks[0].pieces[i].data, FIXTURE_PIECE);
+            b->pieces[i] = (struct span){b->data + i * FIXTURE_PIECE, FIXTURE_PIECE};
+        }
+        t = tier_ram_create(1 << 20, 0);
+        no_memory_at(n);
+        int rc = t->ops->put(t, "acme", b, NULL, NULL);
+        came = no_memory_came();
+        assert_int_equal(rc, came ? -TD_ERR_NOMEM : 0);
+        t->ops->stats(t, &stats);
+        assert_int_equal(stats.blocks, !came);
+        assert_int_equal(t->ops->get(t, "acme", &blocks[0].id, &got), came ? -TD_ERR_NOTFOUND : 0);
+        if (!came)
+            tier_block_release(got);
+        tier_block_release(b);
+        t->ops->destroy(t);
+    }
+    assert_true(n > 3);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(opening_without_memory_loses_nothing),
         cmocka_unit_test(parts_without_memory),
+        cmocka_unit_test(a_tier_without_memory),
     };
     log_set_level((enum log_level)(LOG_ERROR + 1)); /* trouble is the point here */
     return cmocka_run_group_tests(tests, NULL, NULL);
