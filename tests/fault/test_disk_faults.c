@@ -281,6 +281,30 @@ static void test_what_could_not_be_evicted_goes_later(void **state)
     machine_destroy(m);
 }
 
+/* Pins of many blocks are waited for together, and one that could not be written is told. */
+static void test_pins_that_cannot_be_written_are_told(void **state)
+{
+    (void)state;
+    struct machine *m = machine_create(1);
+    struct store *s;
+    struct td_error err = {0};
+    struct kv_block_id ids[3];
+    assert_int_equal(open_machine(m, &s), 0);
+    for (int i = 0; i < 3; i++) {
+        ids[i] = m->model.content[i].id;
+        assert_int_equal(fixture_put(s, "acme", &m->model.content[i]), 0);
+    }
+    fail_next(m, SIM_WRITE, 1000);
+    assert_int_equal(store_pin_held(s, "acme", ids, 3, true, &err), -TD_ERR_IO);
+    assert_non_null(strstr(err.text, "cannot pin"));
+    no_faults(m);
+    assert_int_equal(store_pin_count(s), 0);
+    assert_int_equal(store_pin_held(s, "acme", ids, 3, true, &err), 0);
+    assert_int_equal(store_pin_count(s), 3);
+    store_close(s);
+    machine_destroy(m);
+}
+
 struct replacing {           /* a better copy is put while its block's eviction is due, and the disk fails */
     struct store_task evict; /* first */
     struct machine *machine;
@@ -395,6 +419,7 @@ int main(void)
         cmocka_unit_test(test_an_unreadable_block_is_a_miss_and_its_segment_stays),
         cmocka_unit_test(test_a_full_queue),
         cmocka_unit_test(test_what_could_not_be_evicted_goes_later),
+        cmocka_unit_test(test_pins_that_cannot_be_written_are_told),
         cmocka_unit_test(test_what_was_not_replaced_is_evicted),
         cmocka_unit_test(test_a_group_without_room),
     };

@@ -2,6 +2,7 @@
 #include "shared/log.h"
 #include "store_fixture.h"
 #include <errno.h>
+#include <fcntl.h>
 #include <sys/stat.h>
 
 #define BLOCKS 24
@@ -150,6 +151,63 @@ static void pinned_blocks_outlive_eviction(void **state)
     store_close(s);
     s = fixture_open(&c);
     assert_int_equal(store_pin_count(s), 0); /* what was taken away does not come back */
+    store_close(s);
+    fixture_remove(dir);
+}
+
+/* Of a conversation's chain those that are held, with one wait for all. */
+static void a_chain_is_pinned_as_far_as_it_is_held(void **state)
+{
+    (void)state;
+    char *dir = fixture_directory();
+    struct store_config c = fixture_config(dir);
+    struct kv_block_id ids[4];
+    struct td_error err = {0};
+    struct store *s = fixture_open(&c);
+    put_blocks(s, 3);
+    for (int i = 0; i < 3; i++)
+        ids[i] = blocks[i].id;
+    fixture_id(9999, &ids[3]); /* not there */
+    assert_int_equal(store_pin(s, "acme", &ids[1], true, NULL), 0);
+    assert_int_equal(store_pin_held(s, "acme", ids, 4, true, &err), 0);
+    assert_int_equal(store_pin_count(s), 3);
+    assert_false(store_is_pinned(s, "acme", &ids[3]));
+    store_close(s);
+    s = fixture_open(&c);
+    assert_int_equal(store_pin_count(s), 3);
+    assert_int_equal(store_pin_held(s, "acme", ids, 4, false, &err), 0);
+    assert_int_equal(store_pin_held(s, "acme", ids, 4, false, &err), 0); /* again: nothing new */
+    assert_int_equal(store_pin_count(s), 0);
+    store_close(s);
+    c.read_only = true;
+    s = fixture_open(&c);
+    assert_int_equal(store_pin_held(s, "acme", ids, 4, true, &err), -TD_ERR_UNSUPPORTED);
+    assert_non_null(strstr(err.text, "cannot pin"));
+    store_close(s);
+    fixture_remove(dir);
+}
+
+/* What was damaged is counted, not what is sound. */
+static void verifying_finds_what_is_damaged(void **state)
+{
+    (void)state;
+    char *dir = fixture_directory(), path[300];
+    struct store_config c = fixture_config(dir);
+    uint64_t records, bad;
+    uint8_t byte;
+    struct store *s = fixture_open(&c);
+    put_blocks(s, 3);
+    snprintf(path, sizeof path, "%s/seg-%016x.td", dir, 1);
+    int fd = open(path, O_RDWR);
+    assert_true(fd >= 0);
+    const off_t at = RECORD_PAGE + RECORD_PAGE + 100; /* in the first record's body */
+    assert_int_equal(pread(fd, &byte, 1, at), 1);
+    byte ^= 1;
+    assert_int_equal(pwrite(fd, &byte, 1, at), 1);
+    close(fd);
+    assert_int_equal(store_verify(s, NULL, NULL, &records, &bad, NULL), 0);
+    assert_int_equal(records, 3);
+    assert_int_equal(bad, 1);
     store_close(s);
     fixture_remove(dir);
 }
@@ -380,6 +438,8 @@ int main(void)
         cmocka_unit_test(a_segment_that_has_gone_is_no_obstacle),
         cmocka_unit_test(nothing_is_kept_in_removed_files),
         cmocka_unit_test(pinned_blocks_outlive_eviction),
+        cmocka_unit_test(a_chain_is_pinned_as_far_as_it_is_held),
+        cmocka_unit_test(verifying_finds_what_is_damaged),
         cmocka_unit_test(pins_survive_rebuilding_and_go_with_their_tenant),
         cmocka_unit_test(eviction_takes_the_ends_of_chains),
         cmocka_unit_test(quotas_are_kept),

@@ -734,6 +734,29 @@ static void test_demotion_is_the_tenants_choice(void **state)
     policy_destroy(r.p);
 }
 
+/* All counts, of the kinds and of all together, weigh half as much after so many blocks. */
+static void test_old_habits_are_forgotten(void **state)
+{
+    (void)state;
+    static struct learn l;
+    learn_init(&l);
+    for (uint32_t i = 0; i < LEARN_HALVE_BLOCKS; i++) {
+        assert_true(l.cells[3][0].entered == i);
+        learn_enter(&l, 3, 0);
+        if (i % 2)
+            learn_use(&l, 3, 0);
+        if (i % 4 == 0 && i + 4 < LEARN_HALVE_BLOCKS)
+            learn_enter(&l, 5, 7); /* an older stage is not a block more */
+    }
+    assert_true(l.cells[3][0].entered == LEARN_HALVE_BLOCKS / 2.0);
+    assert_true(l.pool[0].entered == LEARN_HALVE_BLOCKS / 2.0);
+    assert_true(l.cells[3][0].used == (LEARN_HALVE_BLOCKS / 2.0 - 1) / 2 + 1);
+    assert_true(l.cells[5][7].entered == (LEARN_HALVE_BLOCKS / 4.0 - 1) / 2);
+    assert_true(l.pool[7].entered == l.cells[5][7].entered);
+    learn_enter(&l, 3, 0);
+    assert_true(l.cells[3][0].entered == LEARN_HALVE_BLOCKS / 2.0 + 1); /* not again at once */
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -748,6 +771,7 @@ int main(void)
         cmocka_unit_test(test_ttl),
         cmocka_unit_test(test_ghosts_remember_uses_and_are_bounded),
         cmocka_unit_test(test_learns_what_comes_back),
+        cmocka_unit_test(test_old_habits_are_forgotten),
         cmocka_unit_test(test_recovery_in_any_order),
         cmocka_unit_test(test_blocks_are_limited_like_bytes),
         cmocka_unit_test(test_parent_does_not_expire_under_its_child),

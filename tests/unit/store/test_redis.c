@@ -153,6 +153,9 @@ static void blocks_travel_between_nodes(void **state)
     until(!stats_of(&stranger).sick);
     assert_int_equal(look_up(&stranger, "acme", &f[0], &found), -TD_ERR_NOTFOUND);
     node_close(&stranger);
+    assert_int_equal(stats_of(&b).blocks, 4);
+    assert_int_equal(tiers_erase_tenant(b.tiers, "acme", NULL), 0);
+    assert_int_equal(stats_of(&b).blocks, 0); /* of which tenant they were it does not know */
     node_close(&b);
     node_close(&a);
     redis_stop(&redis);
