@@ -4,11 +4,14 @@
     Edge(dir, cloud)  one tandem-edge
     Relay(port)  a TCP relay in front of a port that can be cut, delayed and recorded
 """
+import json
 import os
 import pathlib
+import random
 import re
 import signal
 import socket
+import ssl
 import subprocess
 import threading
 import time
@@ -18,16 +21,31 @@ import urllib.request
 BIN = pathlib.Path(os.environ["TANDEM_BIN"])
 MODEL = os.environ["TANDEM_MODEL"]
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-START_SECONDS = 60
+START_SECONDS = WAIT_SECONDS = 60  # long: the machine may be slow or busy, and waiting costs nothing where what is waited for comes
+
+
+def wait_until(condition, seconds=WAIT_SECONDS):
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        if condition():
+            return True
+        time.sleep(0.05)
+    return False
 
 
 def free_port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
+    """Below those that the system hands out, so that nobody gets it while a program is away."""
+    while True:
+        port = random.SystemRandom().randrange(20000, 32000)
+        with socket.socket() as s:
+            try:
+                s.bind(("127.0.0.1", port))
+                return port
+            except OSError:
+                pass
 
 
-def http_get(url, timeout=5):
+def http_get(url, timeout=WAIT_SECONDS):
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     with opener.open(url, timeout=timeout) as r:
         return r.read().decode()
@@ -76,7 +94,7 @@ class Program:
             self.process.send_signal(signal.SIGKILL)
             self.process.wait()
 
-    def stop(self, seconds=20):
+    def stop(self, seconds=WAIT_SECONDS):
         """SIGTERM; returns the exit code."""
         if self.process and self.process.poll() is None:
             self.process.terminate()
@@ -113,13 +131,59 @@ class Cloud(Program):
         made = subprocess.run([BIN / "tandem-cloud", "token", "new", "--tenant", tenant, "--principal", principal, "--tokens-file", self.tokens],
                               check=True, capture_output=True, text=True)
         token = made.stdout.strip().splitlines()[-1].strip()
+        if self.process and self.process.poll() is None:  # it looks at the file once a second
+            assert wait_until(lambda: self.knows(token)), self.log()[-2000:]
         return token
+
+    def knows(self, token):
+        is_plain = "--plain" in map(str, self.command())
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=ssl.create_default_context(cafile=self.ca)))
+        try:
+            opener.open(urllib.request.Request(f"http{'' if is_plain else 's'}://localhost:{self.port}/v1/models", headers={"Authorization": f"Bearer {token}"}),
+                        timeout=WAIT_SECONDS).close()
+        except urllib.error.HTTPError as e:
+            assert e.code == 401, e
+            return False
+        return True
+
+    def stored(self):
+        """Blocks on its disk now; the metrics are a second old."""
+        said = subprocess.run([BIN / "tandem", "store", "stat", "--admin", f"http://127.0.0.1:{self.admin_port}", "--store-key-file", self.dir / "store.key",
+                               "--json"], capture_output=True, text=True, check=True)
+        return json.loads(said.stdout)["blocks"]
+
+    def settle(self, blocks=0):
+        """So many blocks, at least, are on the disk, and no more are on their way: they are encoded and written behind the reply where that takes long."""
+        assert wait_until(lambda: self.stored() >= blocks), f"{self.stored()} of {blocks} blocks were written"
+        seen, since, until = None, time.monotonic(), time.monotonic() + WAIT_SECONDS
+        while time.monotonic() - since < 0.5:
+            assert time.monotonic() < until, "it goes on writing"
+            now = self.stored(), self.metrics().get("tandem_store_queue_bytes", 0) > 0
+            if now != seen or now[1]:
+                seen, since = now, time.monotonic()
+            time.sleep(0.1)
+
+    def comes_back(self, ask, enough):
+        """What `ask` returns of a node that has been killed and started, so that all is on the disk only: last how many tokens were cached, `enough` at least.
+        A read that is late is computed instead, and tried again; what was not there would be written anew."""
+        for _ in range(5):
+            self.kill()
+            self.start()
+            before = self.stored()
+            got = ask()
+            if got[-1] >= enough:
+                return got
+            self.settle()
+            assert self.stored() == before, f"{got[-1]} of {enough} tokens were on the disk"
+        raise AssertionError(f"{got[-1]} of {enough} tokens were read in time")
 
     def command(self):
         return [BIN / "tandem-cloud", "--model", self.model, "--listen-port", str(self.port), "--admin-port", str(self.admin_port),
                 "--cert", self.certs / "server.crt", "--key", self.certs / "server.key", "--tokens-file", self.tokens,
                 "--store", self.store, "--store-key-file", self.dir / "store.key",
-                *([] if "--device" in self.extra else ["--device", "cpu"]), *self.extra]  # a GPU has other arithmetic than the edge
+                *([] if "--device" in self.extra else ["--device", "cpu"]),  # a GPU has other arithmetic than the edge
+                *([] if "--kv-stall-ms" in self.extra else ["--kv-stall-ms", "30000"]),  # KV that a busy machine keeps waiting is not recomputed
+                *self.extra]
 
     def ready(self):
         http_get(f"http://127.0.0.1:{self.admin_port}/health")
@@ -229,9 +293,7 @@ class Relay:
                         self.cut_after = None
                         self.cut()
                         return
-                    if self.trigger and self.bytes_up >= self.trigger[0]:
-                        self.done, self.trigger = threading.Thread(target=self.trigger[1], daemon=True), None
-                        self.done.start()
+                    self._pull_trigger()
                     if self.rate:
                         time.sleep(len(data) / self.rate)
                 if self.delay:
@@ -242,6 +304,14 @@ class Relay:
         except OSError:
             pass
         self._close(pair)
+
+    def _pull_trigger(self):
+        with self.lock:
+            if not self.trigger or self.bytes_up < self.trigger[0]:
+                return
+            thread, self.trigger = threading.Thread(target=self.trigger[1], daemon=True), None
+            thread.start()
+            self.done = thread
 
     def _close(self, pair):
         with self.lock:

@@ -3,13 +3,13 @@
 Written from protocol/WIRE.md and shared/KV_FORMAT.md; it shares no code with Tandem. One thread, one blocking TLS socket, WebSocket by hand, so that
 any byte of any layer can be wrong."""
 import base64
+import functools
 import hashlib
 import os
 import socket
 import ssl
 import struct
 import subprocess
-import time
 
 from harness import BIN, MODEL
 
@@ -25,6 +25,7 @@ class Model:
     layout = hashlib.sha256(b"tandem-kv-layout" + struct.pack("<4I2f", BLOCK, 1, 0, 64, 100000.0, 1.0) + bytes(64) + struct.pack("<I", 1)).digest()
 
     @staticmethod
+    @functools.cache
     def fingerprint():
         said = subprocess.run([BIN / "tandem", "model", "fingerprint", MODEL], check=True, capture_output=True, text=True).stdout
         return bytes.fromhex(next(word for word in said.split() if len(word) == 64))
@@ -116,7 +117,8 @@ class Closed(Exception):
 
 
 class MiniEdge:
-    def __init__(self, cloud, token, hello=True, timeout=20):
+    def __init__(self, cloud, token, hello=True, timeout=60):
+        Model.fingerprint()  # takes its time, and a connection is to greet soon
         context = ssl.create_default_context(cafile=cloud.ca)
         raw = socket.create_connection(("127.0.0.1", cloud.port), timeout=timeout)
         self.socket = context.wrap_socket(raw, server_hostname="localhost")
@@ -249,12 +251,3 @@ class MiniEdge:
 
     def close(self):
         self.socket.close()
-
-
-def wait_for(what, seconds=20):
-    until = time.monotonic() + seconds
-    while time.monotonic() < until:
-        if what():
-            return True
-        time.sleep(0.05)
-    return False

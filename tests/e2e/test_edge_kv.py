@@ -1,36 +1,39 @@
-"""The device's own KV of layers [0, k) on its disk: after a restart, or with no room in memory, a later turn computes its new tokens only."""
+"""The device's own KV of layers [0, k) on its disk: after a restart, or with no room in memory, a later turn computes its new tokens only.
+
+A disk that answers late counts as empty, and on a busy machine it may: what is to be read is tried again, each time from the same state."""
 import shutil
-import time
 
 import pytest
 
 from conftest import client_of
-from harness import Cloud, Edge
+from harness import Cloud, Edge, wait_until
 
 NOTES = "Here are my notes. " + " ".join(f"On day {i} the fox went {i * 7 % 40} steps to the well and drank." for i in range(125))
 FIRST = dict(model="default", messages=[{"role": "user", "content": NOTES}], temperature=0.8, seed=3, max_tokens=40)
 SHORT = {**FIRST, "messages": [{"role": "user", "content": NOTES[:2400]}]}
-SECOND = dict(model="default", messages=[{"role": "user", "content": "What did the fox do on day 9? " * 8}], temperature=0.8, seed=4, max_tokens=24)
+QUESTION, SECOND = "What did the fox do on day 9? " * 8, dict(model="default", temperature=0.8, seed=4, max_tokens=24)
 EXACT = {"ignore_eos": True, "fidelity": "exact"}
+ATTEMPTS = 5
 WRITTEN, READ, COMPUTED = "tandem_edge_kv_disk_written_total", "tandem_edge_kv_disk_read_total", "tandem_edge_prefill_tokens_total"
 
 
 def first_turn(edge, ask=SHORT):
     """Its conversation and length; everything whole is on the disk then."""
+    before = edge.metrics().get(WRITTEN, 0)
     r = client_of(edge).chat.completions.with_raw_response.create(**ask, extra_body=EXACT)
     total = r.parse().usage.total_tokens
-    until = time.monotonic() + 30
-    while edge.metrics()[WRITTEN] < (total - 1) // 64 and time.monotonic() < until:
-        time.sleep(0.05)
-    assert edge.metrics()[WRITTEN] >= (total - 1) // 64
+    assert wait_until(lambda: edge.metrics()[WRITTEN] - before >= (total - 1) // 64)
     return r.headers["x-conversation-id"], total
 
 
-def second_turn(edge, conversation):
+def second_turn(edge, conversation, attempt):
+    """The reply, how many tokens the device computed, how many blocks it read, and whether the tokens were the new ones only."""
     before = edge.metrics()
-    r = client_of(edge).chat.completions.create(**SECOND, extra_body={**EXACT, "conversation": conversation})
+    r = client_of(edge).chat.completions.create(**SECOND, messages=[{"role": "user", "content": f"{attempt}. {QUESTION}"}],
+                                                extra_body={**EXACT, "conversation": conversation})
     after = edge.metrics()
-    return r, after[COMPUTED] - before[COMPUTED], after.get(READ, 0) - before.get(READ, 0)
+    computed, read = after[COMPUTED] - before[COMPUTED], after.get(READ, 0) - before.get(READ, 0)
+    return r, computed, read, computed == r.usage.prompt_tokens - r.usage.prompt_tokens_details.cached_tokens
 
 
 @pytest.fixture
@@ -57,19 +60,24 @@ def test_only_new_tokens_after_a_restart(tmp_path, cloud):
     conversation, total = first_turn(edge, FIRST)
     assert total > 2000
     assert edge.stop() == 0
-    restarted = fork(edge, tmp_path, cloud, "restarted")
-    forgetful = fork(edge, tmp_path, cloud, "forgetful", extra=["--kv-disk", "0"])
-    try:
-        got, computed, read = second_turn(restarted, conversation)
+    for attempt in range(ATTEMPTS):
+        restarted = fork(edge, tmp_path, cloud, f"restarted{attempt}")
+        try:
+            got, computed, read, only_new = second_turn(restarted, conversation, attempt)
+        finally:
+            restarted.kill()
         cached = got.usage.prompt_tokens_details.cached_tokens
         assert cached == (total - 1) // 64 * 64, "the cloud has all whole blocks of the first turn"
-        assert computed == got.usage.prompt_tokens - cached, "and the device too"
-        assert read == cached // 64
-        want, _, read = second_turn(forgetful, conversation)
+        if only_new:
+            break
+    assert only_new, (computed, "and the device too")
+    assert read == cached // 64
+    forgetful = fork(edge, tmp_path, cloud, "forgetful", extra=["--kv-disk", "0"])
+    try:
+        want, _, read, _ = second_turn(forgetful, conversation, attempt)
         assert read == 0
         assert got.choices[0].message.content == want.choices[0].message.content
     finally:
-        restarted.kill()
         forgetful.kill()
 
 
@@ -77,12 +85,14 @@ def test_more_than_memory_holds(tmp_path, cloud):
     """Room for 16 blocks: another conversation drives the first one out; it comes back from the disk."""
     edge = new_edge(tmp_path, cloud, extra=["--kv-memory", str(16 * 393216)])
     try:
-        conversation, total = first_turn(edge)
-        other = {**FIRST, "messages": [{"role": "user", "content": NOTES[::-1][:1600]}]}
-        client_of(edge).chat.completions.create(**other, extra_body=EXACT)
-        got, computed, read = second_turn(edge, conversation)
-        assert read > 0
-        assert computed == got.usage.prompt_tokens - got.usage.prompt_tokens_details.cached_tokens
+        for attempt in range(ATTEMPTS):
+            conversation, _ = first_turn(edge, {**FIRST, "messages": [{"role": "user", "content": f"{attempt}. {NOTES[:2400]}"}]})
+            other = {**FIRST, "messages": [{"role": "user", "content": f"{attempt}. {NOTES[::-1][:1600]}"}]}
+            client_of(edge).chat.completions.create(**other, extra_body=EXACT)
+            _, computed, read, only_new = second_turn(edge, conversation, attempt)
+            if read > 0 and only_new:
+                break
+        assert read > 0 and only_new, (read, computed)
     finally:
         edge.kill()
 
@@ -106,10 +116,14 @@ def test_damaged_is_computed_again(tmp_path, cloud):
     edge = new_edge(tmp_path, cloud)
     first_turn(edge)
     assert edge.stop() == 0
-    again = {**SHORT, "messages": [*SHORT["messages"], {"role": "assistant", "content": "I see."}, *SECOND["messages"]]}
-    want = client_of(edge.start()).chat.completions.create(**again, extra_body=EXACT)
-    assert edge.metrics()[READ] > 0
-    assert edge.stop() == 0
+    again = {**SHORT, "messages": [*SHORT["messages"], {"role": "assistant", "content": "I see."}, {"role": "user", "content": QUESTION}]}
+    for _ in range(ATTEMPTS):
+        want = client_of(edge.start()).chat.completions.create(**again, extra_body=EXACT)
+        read = edge.metrics().get(READ, 0)
+        assert edge.stop() == 0
+        if read > 0:
+            break
+    assert read > 0, "control"
     for path in (edge.dir / "data/store").glob("seg-*.td"):
         data = bytearray(path.read_bytes())
         for at in range(8192 + 100, len(data), 4096):

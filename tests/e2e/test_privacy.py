@@ -2,16 +2,16 @@
 import json
 import pathlib
 import shutil
+import signal
 import struct
 import subprocess
-import time
 
 import pytest
 
 from conftest import client_of
-from harness import MODEL, Cloud, Edge, Relay
+from harness import MODEL, Cloud, Edge, Relay, wait_until
 from test_cli import tandem
-from test_faults import Redis, wait_until
+from test_faults import Redis
 
 EMAIL, PHONE, CARD, IBAN = "marta.quill@example.org", "+44 20 7946 0958", "4539 1488 0343 6467", "DE89370400440532013000"
 
@@ -87,6 +87,15 @@ def memory_image(pid):
     return bytes(image)
 
 
+def image_at_once(process):
+    """The same while it stands still: taking it may last longer than a reply."""
+    process.send_signal(signal.SIGSTOP)
+    try:
+        return memory_image(process.pid)
+    finally:
+        process.send_signal(signal.SIGCONT)
+
+
 def token_ids(client, cloud, token, text):
     reply = client._client.post(cloud.url + "/tokenize", json={"content": text}, headers={"Authorization": f"Bearer {token}"})
     return reply.json()["tokens"]
@@ -139,7 +148,7 @@ def test_store_holds_no_prompt(tmp_path):
             assert wait_until(lambda: all_of(redis)[1] >= 2), "control: it was written there"
             assert found(needles, all_of(redis)[0]) == []
         wal = c.store / "index.sqlite-wal"
-        assert wait_until(lambda: wal.stat().st_size > 0), "control: the index is written"
+        assert wait_until(lambda: wal.exists() and wal.stat().st_size > 0), "control: the index is written"
         for path in files_of(tmp_path / "c"):
             assert found(needles, path.read_bytes()) == [], path
         assert c.stop() == 0
@@ -164,11 +173,10 @@ def test_memory_forgets_the_prompt(tmp_path):
         stream = client.chat.completions.create(model="default", messages=[{"role": "user", "content": text}], temperature=0, max_tokens=200,
                                                 stream=True, extra_body={"ignore_eos": True})
         next(stream), next(stream)
-        assert found(needles, memory_image(c.process.pid)), "control: a running request is in memory"
+        assert found(needles, image_at_once(c.process)), "control: a running request is in memory"
         for _ in stream:
             pass
         client.close()
-        time.sleep(1)
-        assert found(needles, memory_image(c.process.pid)) == []
+        assert wait_until(lambda: found(needles, memory_image(c.process.pid)) == [])
     finally:
         c.kill()

@@ -11,7 +11,7 @@ import pytest
 
 from conftest import client_of
 from harness import Cloud, Edge, Relay, Stack
-from test_privacy import files_of, found, memory_image, plain
+from test_privacy import files_of, found, image_at_once, plain
 
 TEXT = "Chartreuse pelicans auction fourteen brass metronomes under the whispering aqueduct. "
 PROMPT = TEXT * 3 + " ".join(f"On day {i} the fox went {i * 7 % 40} steps to the well." for i in range(24))
@@ -63,7 +63,7 @@ def while_it_runs(world, prefer, look):
 
 def test_nothing_of_the_prompt_is_in_the_cloud(world):
     needles = needles_of(world.edge, PROMPT)
-    image = lambda: found(needles, memory_image(world.cloud.process.pid))
+    image = lambda: found(needles, image_at_once(world.cloud.process))
     seen, private = while_it_runs(world, "private", image)
     assert seen == [], "the node's memory holds the prompt while it answers"
     conversation, first = ask(world.edge)
@@ -123,16 +123,22 @@ def test_nobody_of_the_same_tenant_finds_them(world):
 
 def disturbed(world, disturb, size=None, delay=None, tokens=80):
     """The reply, or the one line that it failed with, while `disturb` happens after so many bytes or seconds."""
+    timer = threading.Timer(delay or 0, disturb)
     if size:
         world.relay.at_bytes(size, disturb)
     else:
-        threading.Timer(delay, disturb).start()
+        timer.start()
     try:
         return text_of(ask(world.edge, tokens=tokens, cache=False)[1])
     except openai.APIStatusError as e:
         line = e.response.json()["error"]["message"]
         assert line and "\n" not in line
         return None
+    finally:
+        if size:
+            world.relay.fired()
+        else:
+            timer.join()
 
 
 def test_killed_or_cut_in_mid_prompt_and_mid_reply(world):

@@ -10,12 +10,12 @@ import openai
 import pytest
 
 from conftest import client_of
-from harness import MODEL, ROOT, Cloud, Edge
+from harness import MODEL, ROOT, WAIT_SECONDS, Cloud, Edge, wait_until
 
 HELLO = [{"role": "user", "content": "Hello. " * 80}]
 
 
-def edge_error(tmp_path, cloud, token, seconds=10, **more):
+def edge_error(tmp_path, cloud, token, seconds=WAIT_SECONDS, **more):
     """Start an edge that cannot come in; return what it says."""
     e = Edge(tmp_path, cloud, token, **more)
     e.start(wait=False)
@@ -43,9 +43,9 @@ def test_untrusted_certificate(tmp_path, cloud):
     e.cloud = other
     e.cloud_port = cloud.port
     e.start(wait=False)
-    time.sleep(3)
+    told = wait_until(lambda: "certificate" in e.log())
     e.kill()
-    assert "certificate" in e.log(), e.log()
+    assert told, e.log()
 
 
 def test_expired_certificate(tmp_path):
@@ -194,7 +194,7 @@ def test_damaged_store_is_a_miss(tmp_path, how):
 
 
 def s_client(port, *arguments):
-    return subprocess.run(["openssl", "s_client", "-connect", f"127.0.0.1:{port}", *arguments], input=b"GET /health HTTP/1.0\r\n\r\n", capture_output=True, timeout=20)
+    return subprocess.run(["openssl", "s_client", "-connect", f"127.0.0.1:{port}", *arguments], input=b"GET /health HTTP/1.0\r\n\r\n", capture_output=True, timeout=WAIT_SECONDS)
 
 
 def test_client_certificates(tmp_path):

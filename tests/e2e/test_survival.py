@@ -150,6 +150,7 @@ def test_conversation_goes_on_after_restart(world):
     first = r.parse()
     total = first.usage.total_tokens
     for kill in ("both", "edge", "cloud"):
+        world.cloud.settle((total - 1) // 64)
         if kill in ("both", "edge"):
             world.edge.kill()
         if kill in ("both", "cloud"):
