@@ -1,7 +1,7 @@
 /* audit: is what the index told of a segment true? Asked before the segment is given up, because then it is the last to know.
  *
  * An index can be a sound database and false all the same: somebody has written into it, or SQLite has lost a page. Where it names records that are not
- * there, reading finds out. Where it leaves records out, nothing would: they look dead, and would go with their segment. So the heads of
+ * there, reading finds out (audit_doubts). Where it leaves records out, nothing would: they look dead, and would go with their segment. So the heads of
  * the part that came from the index are read, and each good one must be
  *     a void, a seal or a tombstone (those are copied by what stands in the log, not in the index),
  *     of a tenant that was erased,
@@ -221,6 +221,17 @@ static void give_up_index(struct store *s, size_t lost)
             "stays, the index is set aside as " INDEX_FILE ".damaged; they are found again by the next "
             "start, which reads all segments",
             lost);
+    store_index_distrust(s);
+}
+
+void audit_doubts(struct store *s)
+{
+    if (!s->index_doubted || s->index_false)
+        return;
+    log_error(
+        "store",
+        "the index is false: where it says that a record is, another one is. It is set aside as " INDEX_FILE
+        ".damaged; what it hides is found again by the next start, which reads all segments");
     store_index_distrust(s);
 }
 

@@ -24,10 +24,14 @@ int read_open(struct store *s, const struct tenant_keys *keys, const struct reco
     struct record_head *h = &out->head;
     rc = io_read_all(s->io, g->fd, out->page, sizeof out->page, place->offset);
     rc = rc < 0 ? rc : record_head_parse(out->page, h);
-    if (rc == 0 && (h->type != type || h->segment_id != g->id || h->segment_nonce != g->nonce ||
-                    h->offset != place->offset || h->lsn != lsn ||
+    bool belongs =
+        rc == 0 && h->segment_id == g->id && h->segment_nonce == g->nonce && h->offset == place->offset;
+    if (rc == 0 && (!belongs || h->type != type || h->lsn != lsn ||
                     memcmp(h->key_id, keys->key_id, sizeof h->key_id) != 0 || memcmp(h->id, id, 32) != 0))
         rc = -TD_ERR_MISMATCH;
+    /* A void is no proof: the index may just be old. */
+    if (rc == -TD_ERR_MISMATCH && belongs && h->type != RECORD_VOID && place->offset < g->told_end)
+        s->index_doubted = true;
     rc = rc < 0 ? rc : record_open_key(keys->data_key, h, out->key);
     if (rc < 0) {
         segment_release(&s->segments, g);

@@ -16,9 +16,9 @@
 
 struct segment {
     uint64_t id, nonce, first_lsn;
-    _Atomic uint64_t end; /* where the next record goes; page-aligned */
-    uint64_t durable_end; /* bytes before it are synced */
-    uint64_t told_end;    /* before it the tables know what the index says; 0: what the log says */
+    _Atomic uint64_t end;      /* where the next record goes; page-aligned */
+    uint64_t durable_end;      /* bytes before it are synced */
+    _Atomic uint64_t told_end; /* before it the tables know what the index says; 0: what the log says */
     uint32_t next_sequence;
     uint32_t tombstone_count;
     bool sealed;

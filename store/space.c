@@ -484,6 +484,7 @@ void space_publish(struct store *s)
 
 void space_housekeeping(struct store *s)
 {
+    audit_doubts(s);
     keep_limits(s);
     if (!s->ballast_there && clock_mono_us() >= s->ballast_retry_us)
         ballast_regain(s);

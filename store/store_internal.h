@@ -171,6 +171,7 @@ struct store {
     bool index_complete; /* rows and segments together describe the log; not so while recovery is at it … */
     bool index_partial;  /* … and not when it could not read all of it, or the next start is to */
     bool index_false;    /* it was found out, and set aside */
+    atomic_bool index_doubted; /* a reader has found another record where it says that one is */
     bool segment_unread; /* there is a segment that could not be opened: what tombstones cover may be in it */
     struct index_row *rows; /* changes that the index lacks */
     size_t row_count, row_capacity;
@@ -291,6 +292,8 @@ struct record_claim audit_claim(uint8_t type, const struct entry *e);
 int audit_claim_holds(struct store *s, const struct record_claim *c);
 /* Does an entry stand on nothing but the word of the index? */
 bool audit_is_told(struct store *s, const struct entry *e);
+/* On the writer: if a reader has met what only a false index can have said. */
+void audit_doubts(struct store *s);
 /* Is all that the index told of a segment as its heads say? 0; -TD_ERR_BUSY: no, or they cannot be read now: it must stay. */
 int audit_segment(struct store *s, struct segment *v);
 

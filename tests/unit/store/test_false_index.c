@@ -208,6 +208,34 @@ static void test_false_rows_cost_nothing(void **state)
     }
 }
 
+/* Nobody compacts, but somebody asks: where the index says that one record is, there is another. */
+static void test_reading_finds_out(void **state)
+{
+    (void)state;
+    static const char *const moved[] = {
+        "CREATE TEMP TABLE a AS SELECT * FROM records WHERE type=1 ORDER BY lsn LIMIT 2;"
+        "UPDATE records SET (segment, offset, lsn, size) = (SELECT segment, offset, lsn, size FROM a WHERE "
+        "a.id<>records.id) WHERE type=1 AND id IN (SELECT id FROM a)",
+        "UPDATE records SET (segment, offset, lsn, size) = (SELECT segment, offset, lsn, size FROM records "
+        "WHERE "
+        "type=1 ORDER BY lsn LIMIT 1) WHERE type=2",
+        "UPDATE records SET lsn=lsn-1 WHERE type=1",
+    };
+    for (size_t i = 0; i < TD_COUNT(moved); i++) {
+        struct store_config c;
+        char *dir = make_store(&c);
+        lie(dir, moved[i]);
+        struct store *s = fixture_open(&c);
+        assert_true(count_right(s) < ALL);
+        store_close(s);
+        assert_true(is_found_out(dir));
+        s = fixture_open(&c);
+        assert_all_there(s);
+        store_close(s);
+        fixture_remove(dir);
+    }
+}
+
 /* Nobody compacts: what looks empty is removed by itself, and may not be. */
 static void test_a_segment_that_looks_empty_stays(void **state)
 {
@@ -500,6 +528,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_false_rows_cost_nothing),
+        cmocka_unit_test(test_reading_finds_out),
         cmocka_unit_test(test_a_segment_that_looks_empty_stays),
         cmocka_unit_test(test_a_false_row_voids_nothing),
         cmocka_unit_test(test_a_length_inside_a_record),
