@@ -27,7 +27,7 @@ def edge(tmp_path_factory, cloud):
 def client_of(program, key="unused", ca=None):
     """The plain OpenAI client; nothing about it knows Tandem."""
     verify = ssl.create_default_context(cafile=ca) if ca else True
-    http = httpx.Client(verify=verify, timeout=120, trust_env=False)
+    http = httpx.Client(verify=verify, timeout=600, trust_env=False)
     return openai.OpenAI(base_url=program.url + "/v1", api_key=key, http_client=http, max_retries=0)
 
 

@@ -19,7 +19,7 @@ EDGE_LAYERS = 2
 
 
 def http_of(cloud, token):
-    return httpx.Client(base_url=cloud.url, headers={"Authorization": f"Bearer {token}"}, verify=ssl.create_default_context(cafile=cloud.ca), trust_env=False, timeout=60)
+    return httpx.Client(base_url=cloud.url, headers={"Authorization": f"Bearer {token}"}, verify=ssl.create_default_context(cafile=cloud.ca), trust_env=False, timeout=600)
 
 
 def completion(cloud, token, prompt, **more):

@@ -22,7 +22,7 @@ ENV = {k: v for k, v in os.environ.items() if not k.startswith("TANDEM_")}  # TA
 
 
 def tandem(*arguments, stdin="", code=0, **how):
-    r = subprocess.run([BIN / "tandem", *map(str, arguments)], input=stdin, capture_output=True, text=True, timeout=120, env=ENV, **how)
+    r = subprocess.run([BIN / "tandem", *map(str, arguments)], input=stdin, capture_output=True, text=True, timeout=600, env=ENV, **how)
     assert r.returncode == code, r.stdout + r.stderr
     return r
 
