@@ -240,10 +240,12 @@ static int append(struct store *s, struct record_head *h, const struct tenant_ke
     int rc = try_append(s, h, keys, op, plain, size);
     if (rc == -TD_ERR_DISKFULL) {
         rc = group_flush(s);
-        rc = rc < 0 ? rc : space_make_room(s, size);
+        rc = rc < 0 ? rc : space_make_room(s, size, op != NULL);
         s->last_resort = rc == -TD_ERR_DISKFULL && h->type == RECORD_CONVERSATION;
         if (s->last_resort && !space_fits(s, size))
             evict_unburied(s, size);
+        if (rc == 0 && op && !evict_reachable(s, op)) /* its parent was worth less than all else */
+            rc = -TD_ERR_NOSPACE;
         rc = rc < 0 && !s->last_resort ? rc : try_append(s, h, keys, op, plain, size);
         s->last_resort = false;
     }

@@ -12,7 +12,7 @@
 #include <stdlib.h>
 
 #define EVICT_BATCH 1024 /* blocks that one sync covers */
-/* beside what is needed, this part of the limit is made free: the next batch is due later */
+/* beside what is needed, this part of what is held is made free: the next batch is due later */
 #define EVICT_SPARE 64
 
 static uint64_t now_ms(void)
@@ -76,6 +76,17 @@ bool evict_not_demoted(struct store *s, uint32_t tenant, const struct kv_block_i
     }
     table_unlock(shard);
     return is_held;
+}
+
+void evict_spare(struct store *s, const struct entry *e)
+{
+    struct kv_block_id id;
+    if (!s->policy || !e->segment_id)
+        return;
+    memcpy(id.bytes, e->id, sizeof id.bytes);
+    pthread_mutex_lock(&s->policy_lock);
+    policy_spare(s->policy, e->tenant, &id);
+    pthread_mutex_unlock(&s->policy_lock);
 }
 
 void evict_take_back(struct store *s, const struct entry *e)
@@ -163,20 +174,26 @@ int evict_open(struct store *s)
 
 /* ---- admission, on the writer ------------------------------------------------------------------------------- */
 
+/* Held, or to be: what this commit has refused already is not, though its end is still to be told. */
 static bool on_its_way(struct store *s, uint32_t tenant, const uint8_t id[32])
 {
     struct table_shard *shard = table_lock(&s->blocks, id);
     const struct entry *e = table_find(&s->blocks, shard, tenant, id);
-    bool there = e && (e->segment_id || e->pending);
+    const struct store_op *op = e ? e->pending : NULL;
+    bool there = e && (e->segment_id || (op && op->kind != OP_DELETE && op->status == 0));
     table_unlock(shard);
     return there;
 }
 
-bool evict_admits(struct store *s, const struct store_op *op)
+bool evict_reachable(struct store *s, const struct store_op *op)
 {
     static const uint8_t none[32];
-    return !s->policy || !space_is_short(s) || memcmp(op->parent, none, sizeof none) == 0 ||
-           on_its_way(s, op->tenant, op->parent);
+    return !s->policy || memcmp(op->parent, none, sizeof none) == 0 || on_its_way(s, op->tenant, op->parent);
+}
+
+bool evict_admits(struct store *s, const struct store_op *op)
+{
+    return evict_reachable(s, op) || !space_is_short(s);
 }
 
 /* ---- eviction, on the writer -------------------------------------------------------------------------------- */
@@ -194,7 +211,7 @@ static size_t choose(struct store *s, uint64_t size, struct evicted *out)
     size_t count = 0;
     pthread_mutex_lock(&s->policy_lock);
     policy_stats(s->policy, &stats);
-    uint64_t wanted = size ? size + s->limit_size / EVICT_SPARE : 0;
+    uint64_t wanted = size ? size + stats.size / EVICT_SPARE : 0;
     policy_set_limit(s->policy, !wanted ? s->limit_size : stats.size > wanted ? stats.size - wanted : 0);
     for (; count < EVICT_BATCH && policy_room(s->policy, NULL, now_ms(), &v) == 1; count++) {
         out[count] = (struct evicted){.tenant = v.tenant};

@@ -438,6 +438,15 @@ int policy_pin(struct policy *p, uint32_t tenant, const struct kv_block_id *id, 
     return 0;
 }
 
+void policy_spare(struct policy *p, uint32_t tenant, const struct kv_block_id *id)
+{
+    uint32_t index = find(p, tenant, id);
+    if (!index || !entry_at(p, index)->held)
+        return;
+    policy_unqueue(p, index);
+    entry_at(p, index)->named = true;
+}
+
 /* ---- room ------------------------------------------------------------------------------------------------- */
 
 double policy_value(const struct policy *p, uint32_t index)

@@ -95,6 +95,8 @@ int policy_pin(struct policy *p, uint32_t tenant, const struct kv_block_id *id, 
  * expired. 1: *out is to be demoted; it is held as before, and neither named again nor evicted until policy_insert says anew how it is held: were it
  * evicted on its way, so could its parent be, and there would be a hole where it comes back. 0: there is none. */
 int policy_demote(struct policy *p, uint32_t tenant, uint64_t now_ms, struct policy_victim *out);
+/* Spare a held block in the same way: another copy of it is on its way. */
+void policy_spare(struct policy *p, uint32_t tenant, const struct kv_block_id *id);
 /* The first tenant after *tenant that allows it and has all but an eighth of its quota: *tenant and by how many bytes it is over that; 0: none. */
 #define POLICY_QUOTA_SPARE 8
 uint64_t policy_near_quota(const struct policy *p, uint32_t *tenant);

@@ -1,7 +1,8 @@
 /* space: the size limit, eviction, and what happens when the disk is full.
  *
- * From seven eighths of the limit on, blocks go one by one, the least valuable first (evict.c, store/policy.h). Where that is not enough, or the disk is
- * full, whole segments are dropped, oldest first: their blocks are forgotten unless they are pinned; pinned blocks, pins and live conversations
+ * From seven eighths of the limit on, blocks go one by one, the least valuable first (evict.c, store/policy.h): between two commits, and within one
+ * that is more than the room that is left. Where that is not enough, as on a disk without room for tombstones,
+ * whole segments are dropped, oldest first: their blocks are forgotten unless they are pinned; pinned blocks, pins and live conversations
  * are copied forward. Compaction is the same with all blocks kept. The order is
  * safe at every step: copies are synced before the tables point to them, the index is told and synced before the file goes, and a file
  * that may not have gone for good (a failed unlink or directory sync) ends all dropping in this process, because records deleted long ago might
@@ -24,6 +25,8 @@
 /* quotas and times to live are looked after so often, while blocks are written */
 #define LIMITS_INTERVAL_US 1000000
 #define FRUITLESS_MAX      8 /* segments dropped in a row without gaining space: they hold conversations */
+/* batches of blocks evicted to make room at once; and as many segments rewritten as there are */
+#define EVICT_ROUNDS_MAX 16
 
 /* ---- forward ---------------------------------------------------------------------------------------------- */
 
@@ -355,6 +358,11 @@ void space_open_ballast(struct store *s)
         s->io->unlink(s->io, path);
 }
 
+static bool has_room(struct store *s, uint64_t size)
+{
+    return within_limit(s, size) && disk_has(s, size + STORE_SPACE_RESERVE);
+}
+
 /* One whose copies find no room is passed over: a younger one may have nothing to copy, and its room is theirs. */
 static int drop_until_fits(struct store *s, uint64_t size)
 {
@@ -378,7 +386,7 @@ static int drop_until_fits(struct store *s, uint64_t size)
         if (rc < 0 && rc != -TD_ERR_BUSY) /* busy: the next one, then */
             return rc;
         fruitless += segments_size(&s->segments) + RECORD_PAGE >= before;
-        if (rc == 0 && within_limit(s, size) && disk_has(s, size + STORE_SPACE_RESERVE))
+        if (rc == 0 && has_room(s, size))
             return 0;
     }
     return -TD_ERR_DISKFULL;
@@ -389,41 +397,6 @@ bool space_is_dead(const struct segment *g, unsigned percent)
     uint64_t used = g->end - g->hole_size, live = g->live_size + RECORD_PAGE;
     uint64_t dead = used > live ? used - live : 0;
     return g->sealed && !g->suspect && dead * 100 >= used * percent;
-}
-
-int space_make_room(struct store *s, uint64_t size)
-{
-    if (s->making_room || s->retire_off)
-        return -TD_ERR_DISKFULL;
-    s->making_room = true;
-    if (within_limit(s, size))
-        ballast_release(s);
-    int rc = append_sync(s); /* tables must know the batch's records before older ones are copied past them */
-    if (rc == 0) {
-        commit_publish_synced(s);
-        rc = drop_until_fits(s, size);
-    }
-    s->making_room = false;
-    return rc;
-}
-
-/* Eviction stops as soon as the record at hand fits, so on a full disk the ballast finds no room of its own: segments go for it.
- * Without it, copying conversations forward could one day be what does not fit. */
-static void ballast_regain(struct store *s)
-{
-    uint64_t wanted = 2 * s->ballast_size + STORE_SPACE_RESERVE;
-    int rc = 0;
-    s->making_room = true;
-    for (int i = 0; i < BALLAST_SEGMENTS && rc == 0 && !disk_has(s, wanted) && !s->retire_off; i++) {
-        struct segment *v = oldest_sealed(s, 0);
-        if (!v || s->segments.count <= 2)
-            break;
-        rc = retire(s, v);
-    }
-    s->making_room = false;
-    if (rc == -TD_ERR_IO)
-        append_abandon(s);
-    space_open_ballast(s);
 }
 
 static uint64_t watermark(const struct store *s)
@@ -437,14 +410,113 @@ static uint64_t over(struct store *s, uint64_t mark)
     return size > mark ? size - mark : 0;
 }
 
+/* Would the store be smaller by enough without its dead records? Tombstones are copied like what lives, unless there is nothing older. */
+static bool is_worth_rewriting(const struct store *s, const struct segment *v)
+{
+    uint64_t used = v->end - v->hole_size, kept = v->live_size + RECORD_PAGE;
+    kept += is_oldest(s, v) ? 0 : (uint64_t)v->tombstone_count * RECORD_PAGE;
+    return space_is_dead(v, REWRITE_DEAD_PERCENT) && used > kept &&
+           (used - kept) * 100 >= used * REWRITE_DEAD_PERCENT;
+}
+
+/* The oldest segment that is worth it. *gained: by how much the store is smaller now. */
+static int rewrite_one(struct store *s, uint64_t *gained)
+{
+    uint64_t before = segments_size(&s->segments), after = before;
+    int rc = 0;
+    for (size_t i = 0; i < s->segments.count; i++) {
+        struct segment *v = s->segments.list[i];
+        if (!is_worth_rewriting(s, v) || !disk_has(s, v->live_size + STORE_SPACE_RESERVE))
+            continue;
+        rc = retire_keeping(s, v, true);
+        store_void_now(s);
+        after = segments_size(&s->segments);
+        break;
+    }
+    *gained = before > after ? before - after : 0;
+    return rc == -TD_ERR_BUSY ? 0 : rc;
+}
+
+/* Is most of what the store takes blocks of which none may go? */
+static bool is_held_fast(struct store *s)
+{
+    struct policy_stats stats;
+    pthread_mutex_lock(&s->policy_lock);
+    policy_stats(s->policy, &stats);
+    pthread_mutex_unlock(&s->policy_lock);
+    return stats.size >= segments_size(&s->segments) / 2;
+}
+
+/* What is done between two commits, in the midst of one: with more to come than there is room for, the ends of chains go, and not what their beginnings
+ * lie in. -TD_ERR_DISKFULL: that is not enough; -TD_ERR_NOSPACE: what is there may not go now. */
+static int evict_until_fits(struct store *s, uint64_t size)
+{
+    size_t left = s->policy ? s->segments.count + EVICT_ROUNDS_MAX : 0;
+    for (; left > 0 && !has_room(s, size) && !s->retire_off; left--) {
+        uint64_t gained;
+        size_t count = 0;
+        int rc = rewrite_one(s, &gained);
+        if (rc == 0 && !gained)
+            rc = evict_blocks(s, TD_MAX(over(s, watermark(s)), size), &count);
+        if (rc < 0)
+            return rc == -TD_ERR_IO ? rc : -TD_ERR_DISKFULL;
+        if (!gained && !count)
+            return is_held_fast(s) ? -TD_ERR_NOSPACE : -TD_ERR_DISKFULL;
+    }
+    return has_room(s, size) ? 0 : -TD_ERR_DISKFULL;
+}
+
+int space_make_room(struct store *s, uint64_t size, bool is_block)
+{
+    if (s->making_room || s->retire_off)
+        return -TD_ERR_DISKFULL;
+    s->making_room = true;
+    int rc = append_sync(s); /* tables must know the batch's records before older ones are copied past them */
+    if (rc == 0) {
+        commit_publish_synced(s);
+        store_void_now(s); /* what they replaced */
+        rc = evict_until_fits(s, size);
+        if (rc == -TD_ERR_DISKFULL && within_limit(s, size)) {
+            ballast_release(s);
+            rc = evict_until_fits(s, size);
+        }
+        if (!s->retire_off && (rc == -TD_ERR_DISKFULL || (rc == -TD_ERR_NOSPACE && !is_block)))
+            rc = drop_until_fits(s, size);
+    }
+    s->making_room = false;
+    return rc;
+}
+
+/* Eviction stops as soon as the record at hand fits, so on a full disk the ballast finds no room of its own: segments go for it.
+ * Without it, copying conversations forward could one day be what does not fit. */
+static void ballast_regain(struct store *s)
+{
+    uint64_t wanted = 2 * s->ballast_size + STORE_SPACE_RESERVE;
+    s->making_room = true;
+    int rc = disk_has(s, wanted) || s->retire_off ? 0 : evict_until_fits(s, wanted - STORE_SPACE_RESERVE);
+    rc = rc == -TD_ERR_IO ? rc : 0;
+    for (int i = 0; i < BALLAST_SEGMENTS && rc == 0 && !disk_has(s, wanted) && !s->retire_off; i++) {
+        struct segment *v = oldest_sealed(s, 0);
+        if (!v || s->segments.count <= 2)
+            break;
+        rc = retire(s, v);
+    }
+    s->making_room = false;
+    if (rc == -TD_ERR_IO)
+        append_abandon(s);
+    space_open_ballast(s);
+}
+
 uint64_t space_over_demotion(struct store *s)
 {
     return over(s, s->limit_size / 4 * 3);
 }
 
+/* Three quarters of what it may take, or of what the disk lets it have. */
 bool space_is_short(struct store *s)
 {
-    return space_over_demotion(s) > 0; /* below the watermark: eviction falls short of that */
+    return space_over_demotion(s) > 0 || /* below the watermark: eviction falls short of that */
+           !disk_has(s, STORE_SPACE_RESERVE + segments_size(&s->segments) / 3);
 }
 
 /* Before the limit is reached, what is worth least goes, block by block; what that leaves behind (heads, tombstones) goes when a segment is
@@ -456,7 +528,7 @@ static void keep_limits(struct store *s)
     bool limits_due = clock_mono_us() >= s->limits_due_us && (s->tenant_quota_size || s->ttl_ms);
     if (s->retire_off || !s->policy)
         return;
-    if (limits_due || space_is_short(s)) /* earlier than eviction: it takes its time */
+    if (limits_due || space_over_demotion(s) > 0) /* earlier than eviction: it takes its time */
         demote_ask(s, space_over_demotion(s));
     if (!wanted && !limits_due)
         return;

@@ -514,6 +514,8 @@ static int put_block(struct store *s, uint32_t tenant, const struct store_block 
         op->ctx = ctx;
         e = e ? e : table_insert(&s->blocks, shard, tenant, b->id.bytes);
         rc = e ? store_push_entry(s, shard, e, op) : -TD_ERR_NOMEM;
+        if (rc == 0)
+            evict_spare(s, e);
         op = e ? NULL : op;
     } else if (choice == PUT_FOLLOW) {
         rc = push_follower(s, e, done, ctx);

@@ -233,7 +233,8 @@ void entry_set_place(struct store *s, struct entry *e, uint64_t segment_id, uint
 
 /* space.c: limits, eviction, ballast. Writer thread. */
 bool space_fits(struct store *s, uint64_t size);
-int space_make_room(struct store *s, uint64_t size); /* -TD_ERR_DISKFULL when nothing helps */
+/* -TD_ERR_DISKFULL when nothing helps; -TD_ERR_NOSPACE for a block: what is there may not go for it. */
+int space_make_room(struct store *s, uint64_t size, bool is_block);
 void space_housekeeping(struct store *s);
 void space_publish(struct store *s);  /* the figures of metrics */
 bool space_is_short(struct store *s); /* what comes will soon cost something else its place */
@@ -261,7 +262,11 @@ void evict_take_back(struct store *s, const struct entry *e);
 bool evict_not_demoted(struct store *s, uint32_t tenant, const struct kv_block_id *id, bool retry);
 void evict_pin(struct store *s, uint32_t tenant, const uint8_t id[32], bool pinned);
 uint64_t evict_memory_size(struct store *s);
-/* Where something has to go for what comes, a block whose parent is not there is not worth it: no request can get to it. */
+/* A better copy of the block is on its way: it stays until that has ended. Its shard is locked. */
+void evict_spare(struct store *s, const struct entry *e);
+/* Can a request get to the block: is its parent there, or on its way? */
+bool evict_reachable(struct store *s, const struct store_op *op);
+/* Where something has to go for what comes, a block that no request can get to is not worth it. */
 bool evict_admits(struct store *s, const struct store_op *op);
 /* On the writer, with nothing of the batch unpublished: let blocks go until `size` bytes more are free (0: only what has expired or is over a
  * tenant's quota). *count: how many went, at most a batch. Codes as append_record. */

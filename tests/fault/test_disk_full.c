@@ -272,8 +272,13 @@ static void test_the_ballast_comes_back(void **state)
     m->sim.capacity = 4 << 20;
     m->ballast_size = 512 << 10;
     assert_int_equal(open_machine(m, &s), 0);
+    assert_int_equal(put_many(s, 0, 300), 300);
+    assert_true(s->ballast_there); /* where blocks can be evicted it is not needed */
+    store_close(s);
+    m->segments_only = true;
+    assert_int_equal(open_machine(m, &s), 0);
     assert_true(s->ballast_there);
-    assert_int_equal(put_many(s, 0, 200), 200);
+    assert_int_equal(put_many(s, 1000, 200), 200);
     assert_int_equal(put_many(s, 200, 1), 1);
     store_close(s);
     sim_process_death(&m->sim);
