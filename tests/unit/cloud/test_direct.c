@@ -260,9 +260,15 @@ static void test_stop_string(void **state)
     client_close(&c);
 }
 
+static void count_calls(void *arg)
+{
+    *(uint32_t *)arg = direct_calls(fx.direct);
+}
+
 static void test_client_leaves(void **state)
 {
     (void)state;
+    uint32_t calls = 1;
     struct client c = client_open(fx.port);
     chat(&c, "", HELLO);
     const struct fake_command *open = fake_next("open");
@@ -270,14 +276,11 @@ static void test_client_leaves(void **state)
     const struct fake_command *cancel = fake_next("cancel");
     assert_int_equal(cancel->sequence, open->sequence);
     assert_false(cancel->finished);
+    on_loop(count_calls, &calls);
+    assert_int_equal(calls, 0);     /* nothing of it stays until the node ends */
     reply_with(open, "late", true); /* to nobody */
     fixture_settle();
     assert_true(fake_is_quiet());
-}
-
-static void count_calls(void *arg)
-{
-    *(uint32_t *)arg = direct_calls(fx.direct);
 }
 
 /* Gone while the worker still prepares the prompt: nothing is opened, nothing stays. */
