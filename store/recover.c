@@ -197,7 +197,8 @@ static int take_segment(void *ctx, const struct index_segment *row)
         return -TD_ERR_FORMAT;
     s->next_segment_id = TD_MAX(s->next_segment_id, row->id + 1);
     if (g && g->nonce == row->nonce) {
-        g->durable_end = g->told_end = TD_MIN(row->applied_end, (uint64_t)g->end);
+        g->durable_end = TD_MIN(row->applied_end, (uint64_t)g->end);
+        g->told_end = g->durable_end;
         g->tombstone_count = row->tombstone_count;
     }
     return 0;
@@ -315,7 +316,8 @@ static void forget_rows(struct store *s)
     table_init(&s->pins);
     for (size_t i = 0; i < s->segments.count; i++) {
         struct segment *g = s->segments.list[i];
-        g->durable_end = g->told_end = g->tombstone_count = 0;
+        g->durable_end = g->tombstone_count = 0;
+        g->told_end = 0;
         g->live_count = g->live_size = 0;
     }
 }
