@@ -176,12 +176,37 @@ static void an_upload_without_memory(void **state)
     requests_without_memory((struct rig_options){0}, true);
 }
 
+/* What an OPEN brings is its callee's, also where that refuses it, or ends before it gets to it. */
+static void a_private_open_without_memory(void **state)
+{
+    (void)state;
+    struct rig *r = rig_open((struct rig_options){0});
+    static struct client c;
+    int32_t ids[PROMPT];
+    rig_ids(ids, PROMPT, VOCAB, 77);
+    struct engine_open open = client_open_of(&c, ids, PROMPT, 0);
+    open.is_private = true;
+    open.names = calloc(PROMPT / KV_BLOCK_TOKENS, sizeof *open.names);
+    no_memory_at(1);
+    assert_int_equal(engine_open(r->engine, &open, &c.sequence), -TD_ERR_FULL);
+    assert_true(no_memory_came());
+    assert_null(open.ids);
+    assert_null(open.names);
+    assert_int_equal(atomic_load(&r->engine->open_count), 0);
+    open = client_open_of(&c, ids, PROMPT, 0);
+    open.is_private = true;
+    open.names = calloc(PROMPT / KV_BLOCK_TOKENS, sizeof *open.names);
+    assert_int_equal(engine_open(r->engine, &open, &c.sequence), 0);
+    rig_close(r); /* before its turn came */
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(an_engine_without_memory),
         cmocka_unit_test(a_direct_request_without_memory),
         cmocka_unit_test(an_upload_without_memory),
+        cmocka_unit_test(a_private_open_without_memory),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
