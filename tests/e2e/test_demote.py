@@ -101,7 +101,7 @@ def test_exact_and_others_get_none_of_it(tmp_path):
     try:
         reply, (demoted, _, _) = tell(c, fidelity="exact")
         assert demoted > 0
-        kept = read_back(c, 256)[1]  # now: to compute the whole at once is more than a full disk takes, and what it refuses are the first blocks
+        kept = read_back(c, 256)[1]  # now: the whole computed at `exact` puts better copies in the place of these, as far as there is room
         restarted(c)
         assert ask(c, c.other, story(36))[1] == 0
         settle(c)
