@@ -1,6 +1,7 @@
 /* node: see node.h. Here: the order in which things start and stop. */
 #include "cloud/node_internal.h"
 #include "shared/metrics.h"
+#include "shared/stop.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
@@ -32,6 +33,7 @@ void node_begin_drain(void *arg)
     if (n->service.draining)
         return;
     n->service.draining = true;
+    stop_begins("cloud", STOP_MAX_S); /* where no signal was the reason */
     admin_set_health(n->admin, ADMIN_DRAINING);
     edge_server_goaway(n->edges, "", "this node is shutting down");
     n->drain_started = pthread_create(&n->drain_thread, NULL, drain, n) == 0;
@@ -242,4 +244,5 @@ void node_destroy(struct node *n)
     free(n->gauges);
     node_erase_deinit(n);
     free(n);
+    stop_done();
 }

@@ -2,7 +2,7 @@
  *
  *   start   admin listener -> model -> store -> engine -> listener -> "listening on …"
  *   stop    first SIGTERM or SIGINT: nothing new, edges are told to go elsewhere, running replies get DRAIN_MS, conversations are saved,
- *           connections closed, store closed. Second: at once (the store is safe at any moment).
+ *           connections closed, store closed. Second, or STOP_MAX_S later: at once (the store is safe at any moment).
  *
  * Threads: the caller's runs the network loop; a watcher waits for signals and looks at the tokens file once a second; the admin listener
  * has a loop of its own, so that /health and /metrics answer whatever the others do; engine, store and io_worker have theirs. */

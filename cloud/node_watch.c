@@ -1,6 +1,7 @@
 /* node_watch: one thread that waits for signals and, each second, looks whether the tokens file has changed. */
 #include "cloud/node_internal.h"
 #include "shared/heap.h"
+#include "shared/stop.h"
 #include <errno.h>
 #include <signal.h>
 #include <stdio.h>
@@ -73,6 +74,7 @@ static void stop_signal(struct node *n, unsigned *count)
         _exit(1);
     }
     log_info("cloud", "stopping: running replies have %u s to finish", NODE_DRAIN_MS / 1000);
+    stop_begins("cloud", STOP_MAX_S);
     net_loop_post_wait(n->service.loop, node_begin_drain, n);
 }
 

@@ -2,7 +2,7 @@
  *
  *   start   settings -> model, store, prefill thread -> listeners -> "listening on ..." -> connect to the cloud, for ever
  *   stop    first SIGTERM or SIGINT: nothing new is taken, running replies get DRAIN_US, then the cloud is told to stop; exit 0.
- *           Second: at once (the store is safe at any moment).
+ *           Second, or STOP_MAX_S later: at once (the store is safe at any moment).
  *
  * Threads: this one runs the network loop; a watcher waits for signals; prefill thread and worker are the agent's. */
 #include "edge/api_edge.h"
@@ -11,6 +11,7 @@
 #include "shared/heap.h"
 #include "shared/paths.h"
 #include "shared/crypto.h"
+#include "shared/stop.h"
 #include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
@@ -70,6 +71,7 @@ static void begin_stop(void *arg)
     struct program *p = arg;
     log_info(MODULE, "stopping: %u requests are under way", agent_flight_count(p->agent));
     net_timer_start(p->late, DRAIN_US);
+    stop_begins(MODULE, STOP_MAX_S);
     agent_drain(p->agent, on_drained, p);
 }
 
@@ -85,8 +87,10 @@ static void *watch_signals(void *arg)
             heap_trim();
             continue;
         }
+        if (!first)
+            log_warn(MODULE, "second signal: stopping at once");
         if (!first || !atomic_load(&p->started) || net_loop_post(p->loop, begin_stop, p) < 0)
-            _exit(0);
+            _exit(!first);
         first = false;
     }
 }
@@ -175,6 +179,7 @@ static void stop(struct program *p)
         net_timer_destroy(p->late);
     if (p->settle)
         net_timer_destroy(p->settle);
+    stop_done();
 }
 
 /* A core dump would hold prompts and keys. Sanitizers need to trace themselves, so not with them. */

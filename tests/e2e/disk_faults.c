@@ -1,7 +1,9 @@
 /* disk_faults: loaded into a real program with LD_PRELOAD, it makes the store's segment files fail the way that the file named by TANDEM_DISK_FAULTS
  * says, looked at again for each operation, so that a test can begin and end a fault while the program serves:
  *
- *     read eio | read short | read slow | write eio | write enospc | sync eio
+ *     read eio | read short | read slow | write eio | write enospc | sync eio | sync hang
+ *
+ * Of a sync that hangs it says so: FILE.hung.
  *
  * io_uring is refused, so that every read comes through here; the store then uses pread, as in containers that forbid it. */
 #define _GNU_SOURCE
@@ -18,7 +20,8 @@
 #include <time.h>
 #include <unistd.h>
 
-#define SLOW_S     4     /* longer than the store waits for a block */
+#define SLOW_S     4 /* longer than the store waits for a block */
+#define HANG_NS    20000000L
 #define READ_LARGE 16384 /* bodies, not heads */
 #define SHORT_SIZE 100000
 
@@ -80,12 +83,26 @@ ssize_t pwrite64(int fd, const void *data, size_t size, off64_t offset)
     return real_pwrite(fd, data, size, offset);
 }
 
+/* A file beside the one that named the fault. */
+static void say_hung(void)
+{
+    char name[4096];
+    snprintf(name, sizeof name, "%s.hung", getenv("TANDEM_DISK_FAULTS"));
+    int fd = open(name, O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
+    if (fd >= 0)
+        close(fd);
+}
+
 int fdatasync(int fd)
 {
     if (wanted(fd, "sync eio")) {
         errno = EIO;
         return -1;
     }
+    if (wanted(fd, "sync hang"))
+        say_hung();
+    while (wanted(fd, "sync hang"))
+        nanosleep(&(struct timespec){.tv_nsec = HANG_NS}, NULL);
     return real_fdatasync(fd);
 }
 

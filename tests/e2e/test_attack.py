@@ -6,13 +6,17 @@ import shutil
 import socket
 import ssl
 import struct
+import subprocess
+import threading
 
 import httpx
 import pytest
 
 import mini_edge as mini
-from harness import MODEL, Cloud
+from conftest import client_of
+from harness import BIN, MODEL, Cloud, Edge
 from mini_edge import BLOCK, Closed, MiniEdge, Model
+from test_faults import preload  # noqa: F401: a fixture
 
 TEXT = "The harbour master counts the boats at dusk. Some are blue, some are green, and one has no colour at all. " * 6
 EDGE_LAYERS = 2
@@ -297,3 +301,50 @@ def test_index_cut_short_while_serving(tmp_path):
         assert completion(c, token, TEXT)[0] == text
     finally:
         c.kill()
+
+
+def test_a_disk_that_hangs_holds_no_stop_up(tmp_path, preload):  # noqa: F811
+    """Nothing that waits for it can be ended, so the programs end as if they were killed, with a line; what was acknowledged is there afterwards."""
+    c = Cloud(tmp_path / "c")
+    token = c.new_token()
+    e = Edge(tmp_path / "e", c, token, layers=0)
+    ask = dict(model="default", temperature=0, max_tokens=4)
+    try:
+        for program in (c, e):
+            program.faults = program.dir / "faults"
+            program.faults.write_text("")
+            program.env.update(LD_PRELOAD=str(preload), TANDEM_DISK_FAULTS=str(program.faults))
+            program.start()
+        kept = []
+        for program in (c, e):
+            client = client_of(program, token, c.ca)
+            kept.append(client.chat.completions.create(messages=[{"role": "user", "content": TEXT}], **ask).model_extra["conversation"])
+        for program in (c, e):
+            program.faults.write_text("sync hang")
+            threading.Thread(target=lambda p: pytest.raises(Exception, client_of(p, token, c.ca).chat.completions.create,
+                                                            messages=[{"role": "user", "content": "More. " + TEXT}], **ask), args=(program,), daemon=True).start()
+        for program in (c, e):  # a turn waits for the disk
+            assert mini.wait_for((program.dir / "faults.hung").exists, 60), program.log()
+            program.process.terminate()
+        for program in (c, e):
+            assert program.process.wait(120) == 1 and "a disk does not answer" in program.log(), program.log()
+        for program, conversation in zip((c, e), kept):
+            program.faults.write_text("")
+            program.start()
+            assert client_of(program, token, c.ca).get(f"/conversations/{conversation}", cast_to=object)["id"] == conversation
+    finally:
+        e.kill()
+        c.kill()
+
+
+# ---- files that are none ----
+
+
+@pytest.mark.parametrize("what", ["fifo", "folder", "/dev/zero"])
+@pytest.mark.parametrize("verb", [["conv", "import"], ["model", "inspect"]])
+def test_what_is_no_file_is_refused(tmp_path, what, verb):
+    path = {"fifo": tmp_path / "fifo", "folder": tmp_path}.get(what, what)
+    if what == "fifo":
+        os.mkfifo(path)
+    r = subprocess.run([BIN / "tandem", *verb, path], capture_output=True, text=True, timeout=60)
+    assert r.returncode == 1 and "not a regular file" in r.stderr and len(r.stderr.splitlines()) == 1, r.stderr

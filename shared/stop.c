@@ -1,0 +1,68 @@
+/* stop: see stop.h. The thread waits for signals, not on a clock alone, as whoever watched for them may have ended when the second one comes. */
+#include "shared/stop.h"
+#include "shared/base.h"
+#include "shared/log.h"
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <unistd.h>
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static struct { /* under lock, but for `done` */
+    bool running;
+    pthread_t thread;
+    const char *module;
+    unsigned seconds;
+    atomic_bool done;
+} guard;
+
+static void *watch(void *arg)
+{
+    (void)arg;
+    sigset_t set;
+    sigemptyset(&set);
+    sigaddset(&set, SIGTERM);
+    sigaddset(&set, SIGINT);
+    uint64_t end_us = clock_mono_us() + guard.seconds * UINT64_C(1000000), now_us;
+    int got = -1;
+    while (got < 0 && (now_us = clock_mono_us()) < end_us) {
+        uint64_t left_us = end_us - now_us;
+        got = sigtimedwait(&set, NULL,
+                           &(struct timespec){.tv_sec = (time_t)(left_us / 1000000),
+                                              .tv_nsec = (long)(left_us % 1000000) * 1000});
+    }
+    if (atomic_load(&guard.done))
+        return NULL;
+    if (got > 0)
+        log_warn(guard.module, "second signal: stopping at once");
+    else
+        log_error(guard.module,
+                  "not stopped in %u s: a disk does not answer, or is very slow; stopping at once. What was "
+                  "acknowledged is kept",
+                  guard.seconds);
+    _exit(1);
+}
+
+void stop_begins(const char *module, unsigned seconds)
+{
+    pthread_mutex_lock(&lock);
+    if (!guard.running) {
+        guard.module = module;
+        guard.seconds = seconds;
+        atomic_store(&guard.done, false);
+        guard.running = pthread_create(&guard.thread, NULL, watch, NULL) == 0;
+    }
+    pthread_mutex_unlock(&lock);
+}
+
+void stop_done(void)
+{
+    pthread_mutex_lock(&lock);
+    if (guard.running) {
+        atomic_store(&guard.done, true);
+        pthread_kill(guard.thread, SIGTERM); /* blocked there, so it only ends the wait */
+        pthread_join(guard.thread, NULL);
+        guard.running = false;
+    }
+    pthread_mutex_unlock(&lock);
+}

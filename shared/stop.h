@@ -1,0 +1,13 @@
+/* stop: a stop that ends. In good order a program waits for its threads, and a thread that waits for a disk which does not answer can neither be
+ * ended nor left behind. Both programs may be killed at any moment, so one that has not stopped in STOP_MAX_S ends as if it had been. */
+#ifndef TANDEM_SHARED_STOP_H
+#define TANDEM_SHARED_STOP_H
+
+#define STOP_MAX_S 45u /* replies have 10 of them, the disk the others; systemd waits for 90 */
+
+/* The stop has begun: unless stop_done comes within the time, the program ends with code 1 and one line; at once with another SIGTERM or SIGINT,
+ * which must be blocked in all threads. A second call changes nothing. */
+void stop_begins(const char *module, unsigned seconds);
+void stop_done(void); /* also where none has begun */
+
+#endif

@@ -1,0 +1,96 @@
+/* stop: a program that does not stop in time ends; so does one that is asked twice; one that does is left alone. Each in a process of its own. */
+#include "shared/stop.h"
+#include "shared/base.h"
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+#include <cmocka.h>
+
+#define OTHER_CODE 7
+
+static void block_signals(void)
+{
+    sigset_t set;
+    sigemptyset(&set);
+    sigaddset(&set, SIGTERM);
+    sigaddset(&set, SIGINT);
+    pthread_sigmask(SIG_BLOCK, &set, NULL);
+}
+
+/* What the child says on stderr; returns its exit code, -1: a signal ended it. */
+static int outcome(void (*child)(void), char *said, size_t size)
+{
+    int ends[2], status;
+    size_t have = 0;
+    assert_int_equal(pipe(ends), 0);
+    pid_t pid = fork();
+    assert_true(pid >= 0);
+    if (pid == 0) {
+        dup2(ends[1], STDERR_FILENO);
+        close(ends[0]);
+        close(ends[1]);
+        block_signals();
+        child();
+        _exit(OTHER_CODE);
+    }
+    close(ends[1]);
+    for (ssize_t got; have + 1 < size && (got = read(ends[0], said + have, size - 1 - have)) > 0;)
+        have += (size_t)got;
+    said[have] = '\0';
+    close(ends[0]);
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+
+static void hang(void)
+{
+    for (;;)
+        pause();
+}
+
+static void late(void)
+{
+    stop_begins("test", 1);
+    hang();
+}
+
+static void asked_twice(void)
+{
+    stop_begins("test", 1000);
+    stop_begins("test", 1000);
+    kill(getpid(), SIGINT);
+    hang();
+}
+
+static void in_time(void)
+{
+    stop_done(); /* none has begun */
+    for (int i = 0; i < 2; i++) {
+        stop_begins("test", 1);
+        stop_done();
+    }
+    nanosleep(&(struct timespec){.tv_sec = 1, .tv_nsec = 100000000}, NULL);
+}
+
+static void test_outcomes(void **state)
+{
+    (void)state;
+    char said[500];
+    assert_int_equal(outcome(late, said, sizeof said), 1);
+    assert_non_null(strstr(said, "ERROR test: not stopped in 1 s"));
+    assert_int_equal(outcome(asked_twice, said, sizeof said), 1);
+    assert_non_null(strstr(said, "second signal"));
+    assert_int_equal(outcome(in_time, said, sizeof said), OTHER_CODE);
+    assert_string_equal(said, "");
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_outcomes)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
