@@ -64,6 +64,7 @@ static bool take_memory(struct engine *e)
     size_t sequences = c->sequences_max, layer_values = kv_piece_values(&e->model.shape, KV_BLOCK_TOKENS);
     e->live_capacity = c->sequences_max + c->waiting_max + 1;
     e->live = calloc(e->live_capacity, sizeof *e->live);
+    e->shares = calloc(e->live_capacity, sizeof *e->shares);
     e->logits = calloc(sequences * e->model.vocab_count, sizeof *e->logits);
     e->hidden = calloc((size_t)c->token_budget * e->model.embd_size, sizeof *e->hidden);
     e->piece_k = calloc(layer_values, sizeof *e->piece_k);
@@ -90,8 +91,8 @@ static bool take_memory(struct engine *e)
     e->pool = page_pool_create(e->backend->page_count);
     e->cache = e->pool ? prefix_cache_create(e->pool) : NULL;
     e->commands = queue_create(ENGINE_COMMANDS_MAX);
-    return e->live && e->logits && e->hidden && e->piece_k && e->piece_v && e->batch && e->items && e->jobs &&
-           e->picked && e->pending && e->sampler && e->gens && e->cache && e->commands;
+    return e->live && e->shares && e->logits && e->hidden && e->piece_k && e->piece_v && e->batch &&
+           e->items && e->jobs && e->picked && e->pending && e->sampler && e->gens && e->cache && e->commands;
 }
 
 static bool start_helpers(struct engine *e)
@@ -169,8 +170,9 @@ static void free_all_but_backend(struct engine *e)
     page_pool_destroy(e->pool);
     sampler_scratch_destroy(e->sampler);
     queue_destroy(e->commands);
-    void *memory[] = {e->live,   e->logits,  e->hidden, e->piece_k, e->piece_v, e->writes, e->requests,
-                      e->adjust, e->sampled, e->batch,  e->items,   e->jobs,    e->picked, e->pending};
+    void *memory[] = {e->live,    e->shares, e->logits,   e->hidden, e->piece_k,
+                      e->piece_v, e->writes, e->requests, e->adjust, e->sampled,
+                      e->batch,   e->items,  e->jobs,     e->picked, e->pending};
     for (size_t i = 0; i < TD_COUNT(memory); i++)
         free(memory[i]);
     pthread_cond_destroy(&e->drained);
@@ -415,15 +417,11 @@ static struct engine_command *new_command(enum command_type type, uint64_t seque
 
 int engine_open(struct engine *e, struct engine_open *open, uint64_t *sequence)
 {
-    int rc = atomic_load(&e->draining) ? -TD_ERR_CLOSED : 0;
-    if (rc == 0 && atomic_fetch_add(&e->open_count, 1) >= e->config.sequences_max + e->config.waiting_max) {
-        atomic_fetch_sub(&e->open_count, 1);
-        rc = -TD_ERR_FULL;
-    }
+    int rc = atomic_load(&e->draining) ? -TD_ERR_CLOSED : engine_come_in(e, open->tenant, open->principal);
     struct engine_command *c = rc == 0 ? new_command(COMMAND_OPEN, 0) : NULL;
     if (!c) {
         if (rc == 0)
-            atomic_fetch_sub(&e->open_count, 1);
+            engine_leave(e, open->tenant, open->principal);
         crypto_wipe(open->ids, ((size_t)open->prompt_count + open->held_count) * sizeof *open->ids);
         free(open->ids);
         free(open->names);
@@ -437,7 +435,7 @@ int engine_open(struct engine *e, struct engine_open *open, uint64_t *sequence)
     *sequence = c->sequence = atomic_fetch_add(&e->next_handle, 1); /* before the first event can come */
     rc = push(e, c);
     if (rc < 0)
-        atomic_fetch_sub(&e->open_count, 1);
+        engine_leave(e, open->tenant, open->principal);
     return rc;
 }
 

@@ -3,8 +3,9 @@
  * A prefix is looked up block by block, each in memory and then on disk, as long as every one is found; whole blocks, and never the last token. While
  * all blocks so far came from the shared namespace the next is sought there first, then in the principal's own; after one of those, only there.
  *
- * Admission is in order of arrival: a sequence runs when the pages that its prompt needs can be had beside what the running ones still need for
- * theirs. Replies are not reserved for: when pages run out the youngest gives up its own (preemption) and is computed again later, from ids. */
+ * Admission is in order of arrival, among principals that have as many places (engine_places.c): a sequence runs when the pages that its prompt needs can
+ * be had beside what the running ones still need for theirs. Replies are not reserved for: when pages run out the youngest, of the same principal if there
+ * is one, gives up its own (preemption) and is computed again later, from ids. */
 #include "cloud/engine_internal.h"
 
 #define TOUCH_BLOCKS_MAX   4096u /* the longest context */
@@ -139,14 +140,19 @@ void engine_preempt(struct engine *e, struct sequence *s)
     metric_add(e->metrics.preemptions, 1);
 }
 
-/* The youngest that holds pages and came after s. */
+/* The youngest that holds pages and came after s; of the same principal, if there is one. */
 static struct sequence *find_victim(struct engine *e, const struct sequence *s)
 {
-    for (uint32_t i = e->live_count; i-- > 0 && e->live[i]->arrival > s->arrival;)
-        if ((e->live[i]->state == SEQ_RUNNING || e->live[i]->state == SEQ_LOADING) &&
-            e->live[i]->page_count > 0)
-            return e->live[i];
-    return NULL;
+    struct sequence *victim = NULL;
+    for (uint32_t i = e->live_count; i-- > 0 && e->live[i]->arrival > s->arrival;) {
+        struct sequence *other = e->live[i];
+        if ((other->state != SEQ_RUNNING && other->state != SEQ_LOADING) || other->page_count == 0)
+            continue;
+        if (engine_same_principal(other, s))
+            return other;
+        victim = victim ? victim : other;
+    }
+    return victim;
 }
 
 uint32_t engine_take_page(struct engine *e, struct sequence *s)
@@ -369,19 +375,26 @@ static bool admit_one(struct engine *e, struct sequence *s)
     return true;
 }
 
-void engine_admit(struct engine *e)
+/* True: others are behind those that came in now, and may come in themselves. */
+static bool admit_all(struct engine *e)
 {
-    bool answer_due = false;
+    bool answer_due = false, any = false;
+    const struct sequence *behind = NULL; /* with all of its principal */
     e->answer_due = e->short_of_places = false;
     for (uint32_t i = 0; i < e->live_count && !e->short_of_places; i++) {
         struct sequence *s = e->live[i];
         if (s->state == SEQ_RUNNING && s->placeless && !s->idle)
             s->placeless = !engine_take_place(e);
-        if (s->state != SEQ_WAITING || engine_comes_behind(e, s))
+        if (s->state != SEQ_WAITING || (behind && engine_same_principal(behind, s)))
             continue;
+        if (engine_comes_behind(e, s)) {
+            behind = s;
+            continue;
+        }
         bool admitted = admit_one(e, s);
         while (!admitted && !e->answer_due && !e->short_of_places && engine_reclaim(e, s))
             admitted = admit_one(e, s);
+        any |= admitted;
         if (admitted)
             continue;
         if (!e->answer_due)
@@ -389,4 +402,11 @@ void engine_admit(struct engine *e)
         answer_due = true; /* others need not wait for it, too */
     }
     e->answer_due = answer_due;
+    return any && behind && !e->short_of_places;
+}
+
+void engine_admit(struct engine *e)
+{
+    while (admit_all(e))
+        continue;
 }

@@ -43,7 +43,16 @@
 #define ENGINE_IDLE_US        1000000
 #define ENGINE_SWAP_US        200 /* pages are on their way */
 #define ENGINE_ASKS_MAX       8u  /* that a device is asked for what a private prompt's plan did not bring */
-#define ENGINE_RETRY_US       2000 /* nothing could run for want of pages that somebody is about to let go of */
+/* Of all that run or wait a tenant has at most so many times, and a principal so many times, what is still free: 7/8 and 3/4 of the places for one
+ * alone, and however many there are, somebody else comes in. */
+#define ENGINE_TENANT_SHARE    7u
+#define ENGINE_PRINCIPAL_SHARE 3u
+#define ENGINE_RETRY_US        2000 /* nothing could run for want of pages that somebody is about to let go of */
+
+struct engine_share {
+    char tenant[LIMIT_NAME_SIZE + 1], principal[LIMIT_NAME_SIZE + 1];
+    uint32_t count; /* never 0 */
+};
 
 enum command_type {
     COMMAND_OPEN,
@@ -153,13 +162,15 @@ struct engine {
     struct ingest *ingest;
     atomic_bool wake_pending, stopping, draining;
     atomic_uint_fast64_t next_handle;
-    atomic_uint open_count; /* sequences opened and not yet gone: running and waiting */
+    atomic_uint open_count; /* sequences opened and not yet gone: running and waiting; changes under lock */
     /* of HIDDEN and pieces, everywhere between engine_hidden/engine_kv and their consumption */
     atomic_size_t staged_size;
     pthread_mutex_t lock;
     pthread_cond_t drained;    /* or a tenant forgotten */
-    struct engine_stats stats; /* under lock, as is the next */
+    struct engine_stats stats; /* under lock, as are the next */
     bool is_drained;
+    struct engine_share *shares; /* whose open_count is: [live_capacity], share_count of them */
+    uint32_t share_count;
 
     /* engine thread */
     struct loader *loader; /* NULL without a store, as persist */
@@ -231,10 +242,14 @@ void engine_release(struct engine *e, struct sequence *s); /* pages, and its pla
 void engine_preempt(struct engine *e, struct sequence *s); /* WAITING again, to be computed from ids */
 
 /* engine_places.c */
+bool engine_same_principal(const struct sequence *a, const struct sequence *b);
 bool engine_place_is_free(const struct engine *e); /* or an idle one has it */
 bool engine_take_place(struct engine *e);          /* false: all who have one have work */
-/* Others wait, and its principal's idle ones have their share of the pages. */
+/* Others wait, and its principal runs more than theirs does, or its idle ones have their share of the pages. */
 bool engine_comes_behind(const struct engine *e, const struct sequence *s);
+/* Any thread: one more of this principal is to run or wait: 0, or -TD_ERR_FULL: there is no room, or what is left is for others. */
+int engine_come_in(struct engine *e, const char *tenant, const char *principal);
+void engine_leave(struct engine *e, const char *tenant, const char *principal);
 /* One that is WAITING finds no pages: take those of an idle one whose principal has too many. False: there is none. */
 bool engine_reclaim(struct engine *e, const struct sequence *waiting);
 

@@ -33,7 +33,7 @@ static void live_remove(struct engine *e, struct sequence *s)
         if (e->live[i] == s) {
             memmove(e->live + i, e->live + i + 1, (e->live_count - i - 1) * sizeof *e->live);
             e->live_count--;
-            atomic_fetch_sub(&e->open_count, 1);
+            engine_leave(e, s->tenant, s->principal);
             return;
         }
 }
@@ -160,7 +160,7 @@ static void refuse(struct engine *e, uint64_t handle, struct engine_open *open, 
     bool later =
         code == -TD_ERR_FULL || code == -TD_ERR_NOMEM || code == -TD_ERR_BUSY || code == -TD_ERR_CLOSED;
     engine_emit_failed(&nobody, code, text, later ? engine_retry_after_ms(e) : 0);
-    atomic_fetch_sub(&e->open_count, 1);
+    engine_leave(e, open->tenant, open->principal);
 }
 
 static int check_open(const struct engine *e, const struct engine_open *open, struct td_error *err)
@@ -255,7 +255,7 @@ static void reattach(struct engine *e, struct sequence *s, uint64_t handle, stru
         e->parked_count--;
         add_live(e, s, now);
     } else {
-        atomic_fetch_sub(&e->open_count, 1); /* it is counted already, or needs no place */
+        engine_leave(e, open->tenant, open->principal); /* it is counted already, or needs no place */
     }
     take_up_plan(s, &e->model, was_parked, open->resumes, now);
     emit_opened(e, s, true);

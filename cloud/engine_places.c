@@ -5,14 +5,19 @@
  * principal has most idle ones with a place gives one first. Rejected: a place only with the first rows, as blocks are read from the disk, and held,
  * while an edge still computes them.
  *
+ * Who comes in, and who is next, is a matter of principals, not of who asks most: engine_come_in; and of those who wait the next is one whose
+ * principal has fewest places; among these, in order of arrival. Rejected: order of arrival alone, as one client with a few connections then
+ * shuts out, or holds up for minutes, everybody else.
+ *
  * Pages stay promised to idle ones, or their rows would come to no pages and be lost. But while others wait for pages the idle ones of a principal may
  * have half of them: beyond, its youngest are as if they had not been admitted, and it comes behind the others. Of these nothing is lost, unless rows
  * or pieces are in their pages already; then they have STALLED_US first. One alone is left in peace. */
 #include "cloud/engine_internal.h"
+#include <stdio.h>
 
 #define STALLED_US 10000000 /* without any progress: what has come is given up for those who wait */
 
-static bool same_principal(const struct sequence *a, const struct sequence *b)
+bool engine_same_principal(const struct sequence *a, const struct sequence *b)
 {
     return strcmp(a->principal, b->principal) == 0 && strcmp(a->tenant, b->tenant) == 0;
 }
@@ -20,6 +25,57 @@ static bool same_principal(const struct sequence *a, const struct sequence *b)
 static bool is_idle(const struct sequence *s)
 {
     return s->state == SEQ_RUNNING && s->idle;
+}
+
+/* --- who comes in ---------------------------------------------------------------------------------- */
+
+static struct engine_share *find_share(struct engine *e, const char *tenant, const char *principal)
+{
+    for (uint32_t i = 0; i < e->share_count; i++)
+        if (strcmp(e->shares[i].principal, principal) == 0 && strcmp(e->shares[i].tenant, tenant) == 0)
+            return &e->shares[i];
+    return NULL;
+}
+
+/* Would one more leave too little to others? */
+static bool is_crowded_by(struct engine *e, const char *tenant, const struct engine_share *own,
+                          uint32_t free_count)
+{
+    uint32_t of_tenant = 0;
+    for (uint32_t i = 0; i < e->share_count; i++)
+        of_tenant += strcmp(e->shares[i].tenant, tenant) == 0 ? e->shares[i].count : 0;
+    return of_tenant >= ENGINE_TENANT_SHARE * free_count ||
+           (own && own->count >= ENGINE_PRINCIPAL_SHARE * free_count);
+}
+
+int engine_come_in(struct engine *e, const char *tenant, const char *principal)
+{
+    pthread_mutex_lock(&e->lock);
+    uint32_t limit = e->config.sequences_max + e->config.waiting_max, count = atomic_load(&e->open_count);
+    struct engine_share *own = find_share(e, tenant, principal);
+    bool full = count >= limit || is_crowded_by(e, tenant, own, limit - count);
+    if (!full && !own) {
+        own = &e->shares[e->share_count++];
+        *own = (struct engine_share){0};
+        snprintf(own->tenant, sizeof own->tenant, "%s", tenant);
+        snprintf(own->principal, sizeof own->principal, "%s", principal);
+    }
+    if (!full) {
+        own->count++;
+        atomic_fetch_add(&e->open_count, 1);
+    }
+    pthread_mutex_unlock(&e->lock);
+    return full ? -TD_ERR_FULL : 0;
+}
+
+void engine_leave(struct engine *e, const char *tenant, const char *principal)
+{
+    pthread_mutex_lock(&e->lock);
+    struct engine_share *own = find_share(e, tenant, principal);
+    if (own && --own->count == 0)
+        *own = e->shares[--e->share_count];
+    atomic_fetch_sub(&e->open_count, 1);
+    pthread_mutex_unlock(&e->lock);
 }
 
 /* --- places --------------------------------------------------------------------------------------- */
@@ -40,7 +96,7 @@ static struct sequence *find_idle(const struct engine *e)
         s->idle_count = 0;
         if (!has_idle_place(s))
             continue;
-        while (*at && !same_principal(*at, s))
+        while (*at && !engine_same_principal(*at, s))
             at = &(*at)->idle_next;
         if (!*at) {
             *at = s;
@@ -88,7 +144,7 @@ static uint32_t pages_idle(const struct engine *e, const struct sequence *of)
     uint32_t count = 0;
     for (uint32_t i = 0; i < e->live_count; i++) {
         const struct sequence *s = e->live[i];
-        if (s != of && is_idle(s) && same_principal(s, of))
+        if (s != of && is_idle(s) && engine_same_principal(s, of))
             count += pages_of(e, s);
     }
     return count;
@@ -100,12 +156,30 @@ static bool has_more_than_its_share(const struct engine *e, const struct sequenc
     return others > 0 && others + pages_of(e, s) > e->backend->page_count / 2;
 }
 
+/* Of the same principal, with a place. */
+static uint32_t count_placed(const struct engine *e, const struct sequence *of)
+{
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < e->live_count; i++) {
+        const struct sequence *s = e->live[i];
+        bool placed = (s->state == SEQ_RUNNING || s->state == SEQ_LOADING) && !s->placeless;
+        count += placed && engine_same_principal(s, of);
+    }
+    return count;
+}
+
 bool engine_comes_behind(const struct engine *e, const struct sequence *s)
 {
-    bool waits = false;
-    for (uint32_t i = 0; i < e->live_count && !waits; i++)
-        waits = e->live[i]->state == SEQ_WAITING && !same_principal(e->live[i], s);
-    return waits && has_more_than_its_share(e, s);
+    bool waits = false, fewer = false;
+    uint32_t placed = count_placed(e, s);
+    for (uint32_t i = 0; i < e->live_count && !fewer; i++) {
+        const struct sequence *other = e->live[i];
+        if (other->state != SEQ_WAITING || engine_same_principal(other, s))
+            continue;
+        waits = true;
+        fewer = placed > 0 && count_placed(e, other) < placed;
+    }
+    return fewer || (waits && has_more_than_its_share(e, s));
 }
 
 /* Its pages hold nothing but what was cached, and nothing is on its way to them. */
@@ -120,7 +194,7 @@ static struct sequence *find_stalled(const struct engine *e, const struct sequen
     uint64_t now = e->clock();
     for (uint32_t i = e->live_count; i-- > 0;) {
         struct sequence *s = e->live[i];
-        if (!is_idle(s) || same_principal(s, waiting))
+        if (!is_idle(s) || engine_same_principal(s, waiting))
             continue;
         if (only_cached ? !has_only_cached(s) : now < TD_MAX(s->upload_us, s->kv_us) + STALLED_US)
             continue;

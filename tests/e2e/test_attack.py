@@ -250,6 +250,29 @@ def test_who_sends_nothing_holds_nobody_up(tmp_path):
         c.kill()
 
 
+def test_who_asks_for_everything_leaves_room(tmp_path):
+    """Five connections with sixty replies each are more than may run or wait, and none of them is read: another tenant comes in, and is not behind them all."""
+    c = Cloud(tmp_path, extra=["--sequences", "4"])
+    eve, bob = c.new_token("evil", "eve"), c.new_token("acme", "bob")
+    c.start()
+    try:
+        edges = [MiniEdge(c, eve) for _ in range(5)]
+        for edge in edges:
+            for _ in range(60):
+                stream = edge.open(IDS)
+                edge.plan(stream, 1, (0, len(IDS), 0))
+                edge.generate(stream, 300)
+        assert mini.wait_for(lambda: c.metrics()["tandem_requests_waiting"] > 150, 60)
+        for i in range(3):
+            assert completion(c, bob, f"{i} {TEXT}")[0]
+        assert c.metrics()["tandem_requests_waiting"] > 150, "control: they are still there"
+        assert "overloaded" in said(edges[-1]), "who asks for more is told so"
+        for edge in edges:
+            edge.close()
+    finally:
+        c.kill()
+
+
 # ---- a disk that is tampered with ----
 
 

@@ -377,6 +377,122 @@ static void who_stalls_in_mid_prompt_gives_way(void **state)
     scene_close(s);
 }
 
+/* --- who asks much -------------------------------------------------------------------------------- */
+
+/* No two prompts begin alike. */
+static int try_to_ask(struct rig *r, struct client *c, const char *tenant, const char *principal,
+                      uint32_t count, uint32_t reply)
+{
+    static uint32_t seed = 1000;
+    int32_t ids[200];
+    rig_ids(ids, count, 256, seed++);
+    struct engine_open open = open_as(c, principal, ids, count);
+    snprintf(open.tenant, sizeof open.tenant, "%s", tenant);
+    open.direct = true;
+    open.generate = rig_greedy(reply);
+    *c = (struct client){0};
+    return engine_open(r->engine, &open, &c->sequence);
+}
+
+static void ask(struct rig *r, struct client *c, const char *tenant, const char *principal, uint32_t count,
+                uint32_t reply)
+{
+    assert_int_equal(try_to_ask(r, c, tenant, principal, count, reply), 0);
+}
+
+/* How many more of this principal come in; of what waits to be seen by the engine, too. */
+static uint32_t fill(struct rig *r, const char *tenant, const char *principal)
+{
+    static struct client clients[64];
+    static uint32_t used;
+    for (uint32_t count = 0;; count++) {
+        struct client *c = &clients[used];
+        int rc = try_to_ask(r, c, tenant, principal, 10, 300);
+        if (rc == -TD_ERR_FULL)
+            return count;
+        assert_int_equal(rc, 0);
+        if (used++ % 2)
+            rig_turn(r);
+    }
+}
+
+/* 32 may run or wait. One client takes no more than leaves room to its colleagues, and these no more than leaves room to others. */
+static void nobody_shuts_others_out(void **state)
+{
+    (void)state;
+    struct rig *r = rig_open((struct rig_options){.sequences_max = 4, .waiting_max = 28});
+    struct client last;
+    assert_int_equal(fill(r, "acme", "ann"), 24);
+    assert_int_equal(fill(r, "acme", "ann"), 0);
+    assert_int_equal(fill(r, "acme", "bob"), 4);
+    assert_int_equal(fill(r, "acme", "carl"), 0);
+    assert_int_equal(fill(r, "other", "ann"), 3);
+    ask(r, &last, "third", "ann", 10, 1);
+    rig_turn(r);
+    assert_true(last.opened);
+    assert_int_equal(rig_stats(r).waiting, 28);
+    assert_int_equal(r->engine->share_count, 4);
+    while (r->engine->live_count > 0)
+        engine_drop(r->engine, r->engine->live[0]);
+    assert_int_equal(r->engine->share_count + atomic_load(&r->engine->open_count), 0);
+    rig_close(r);
+}
+
+/* Of those that wait the next is one of who runs least; where that is the same, who came first. */
+static void principals_take_turns(void **state)
+{
+    (void)state;
+    struct rig *r = rig_open((struct rig_options){.sequences_max = 3});
+    static struct client ann[6], bob[2], carl;
+    for (int i = 0; i < 6; i++)
+        ask(r, &ann[i], "acme", "ann", 10, 20);
+    rig_until(r, ann[2].count > 0);
+    ask(r, &bob[0], "acme", "bob", 10, 20);
+    ask(r, &bob[1], "acme", "bob", 10, 20);
+    ask(r, &carl, "other", "ann", 10, 5);
+    rig_until(r, carl.done);
+    assert_true(ann[3].count > 0 && bob[0].count > 0);
+    assert_int_equal(ann[4].count + ann[5].count + bob[1].count, 0);
+    rig_until(r, ann[5].done && bob[1].done);
+    rig_close(r);
+}
+
+/* Free places go to all who wait in one turn, whoever comes behind whom. */
+static void free_places_do_not_wait(void **state)
+{
+    (void)state;
+    struct rig *r = rig_open((struct rig_options){.sequences_max = 8});
+    static struct client ann[4], bob[2];
+    ask(r, &ann[0], "acme", "ann", 10, 100);
+    rig_until(r, ann[0].count > 0);
+    for (int i = 1; i < 4; i++)
+        ask(r, &ann[i], "acme", "ann", 10, 100);
+    for (int i = 0; i < 2; i++)
+        ask(r, &bob[i], "acme", "bob", 10, 100);
+    rig_turn(r);
+    assert_int_equal(rig_stats(r).running, 6);
+    rig_close(r);
+}
+
+/* Whose replies outgrow the pages takes them from its own first, also where others came later. */
+static void growth_is_paid_by_its_principal(void **state)
+{
+    (void)state;
+    struct rig *r = rig_open((struct rig_options){.pages = 6});
+    static struct client ann[2], bob;
+    struct metric *preemptions = metric_counter("tandem_preemptions_total", NULL, "");
+    double before = metric_value(preemptions);
+    ask(r, &ann[0], "acme", "ann", 100, 150);
+    ask(r, &ann[1], "acme", "ann", 70, 150);
+    rig_until(r, ann[1].count > 0);
+    ask(r, &bob, "acme", "bob", 70, 50);
+    rig_until(r, metric_value(preemptions) > before);
+    assert_int_equal(engine_find(r->engine, ann[1].sequence)->state, SEQ_WAITING);
+    assert_int_equal(engine_find(r->engine, bob.sequence)->state, SEQ_RUNNING);
+    rig_until(r, bob.done && ann[0].done && ann[1].done);
+    rig_close(r);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -393,6 +509,10 @@ int main(void)
         cmocka_unit_test(one_alone_keeps_its_pages),
         cmocka_unit_test(a_prefix_may_go_meanwhile),
         cmocka_unit_test(who_stalls_in_mid_prompt_gives_way),
+        cmocka_unit_test(nobody_shuts_others_out),
+        cmocka_unit_test(principals_take_turns),
+        cmocka_unit_test(free_places_do_not_wait),
+        cmocka_unit_test(growth_is_paid_by_its_principal),
     };
     return cmocka_run_group_tests_name("engine_places", tests, NULL, NULL);
 }
