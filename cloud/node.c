@@ -144,6 +144,8 @@ static int start_steps(struct node *n, struct td_error *err)
     if (rc == 0)
         rc = node_load_model(n, err);
     if (rc == 0)
+        rc = node_plan_memory(n, err);
+    if (rc == 0)
         rc = node_open_store(n, err);
     if (rc == 0) /* a tenant whose keys cannot be kept, as on a full disk, would be refused at the door */
         rc = node_warm_keys(n, err);

@@ -9,6 +9,18 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
+/* ---- node_memory.c: bytes of this machine's memory ---- */
+#define NODE_MEMORY_BASE (96ull << 20) /* program, connections, steps, what the store seals in */
+#define NODE_QUEUE_MIN   (32ull << 20) /* two of the largest conversations wait for the disk */
+
+struct node_memory {
+    uint64_t available, weights, kv; /* weights and KV pages: 0 where a GPU has them */
+    uint64_t store_ram;              /* in: as wanted; out: as there is room for */
+    uint64_t store_queue;            /* out: of blocks and turns that wait for the disk */
+};
+/* 0, or weights and pages do not fit, and why. */
+int node_memory_fit(struct node_memory *m, struct td_error *err);
+
 struct node {
     const struct settings *settings;
     struct service service; /* what everybody borrows; owned parts are freed by node_destroy */
@@ -23,6 +35,9 @@ struct node {
     struct direct *direct;
     struct admin *admin;
     struct net_timer *timer;
+    bool gpu;            /* it computes */
+    uint32_t page_count; /* KV pages; 0: what the GPU has room for */
+    struct node_memory memory;
     char host_name[LIMIT_NAME_SIZE + 1];
     uint16_t port;
     struct node_gauges *gauges;
@@ -59,6 +74,7 @@ struct node {
 
 /* ---- node_load.c ---- */
 int node_load_model(struct node *n, struct td_error *err);
+int node_plan_memory(struct node *n, struct td_error *err);
 int node_open_store(struct node *n, struct td_error *err);
 int node_start_engine(struct node *n, struct td_error *err);
 void node_gauges_update(struct node *n); /* what only the store knows, for /metrics */

@@ -86,69 +86,7 @@ int node_load_model(struct node *n, struct td_error *err)
     return 0;
 }
 
-/* ---- store ---- */
-
-/* What the tenants' settings ask for, if the model's quality record lets it. */
-static int choose_demotion(const struct node *n, struct store_demotion *out, struct td_error *err)
-{
-    const struct settings *s = n->settings;
-    *out = (struct store_demotion){.shape = model_kv_shape(n->model),
-                                   .others = s->demote_others,
-                                   .tenants = s->demote,
-                                   .count = s->demote_count};
-    for (size_t i = 0; i <= s->demote_count; i++) {
-        const struct kv_level *level = i < s->demote_count ? s->demote[i].level : s->demote_others;
-        struct td_error why = {0};
-        int rc = level ? kv_level_allowed(level, s->model, n->service.fingerprint, &why) : 0;
-        if (rc < 0)
-            return td_fail(err, rc, "--store-demote: %s", why.text);
-    }
-    return 0;
-}
-
-int node_open_store(struct node *n, struct td_error *err)
-{
-    const struct settings *s = n->settings;
-    struct store_config config = {.directory = s->store_path,
-                                  .limit_size = s->store_size,
-                                  .tenant_quota_size = s->store_tenant,
-                                  .ttl_s = (uint32_t)TD_MIN(s->store_ttl_hours * 3600, (int64_t)UINT32_MAX),
-                                  .keys_directory = s->store_keys[0] ? s->store_keys : NULL,
-                                  .master_key_path = s->store_key_path};
-    struct store_demotion demotion;
-    int rc = choose_demotion(n, &demotion, err);
-    config.demotion = s->store_demote[0] ? &demotion : NULL;
-    if (rc == 0)
-        rc = path_make_parents(s->store_key_path, err);
-    if (rc == 0)
-        rc = path_make_parents(s->store_path, err);
-    if (rc == 0)
-        rc = store_master_key_load(s->store_key_path, true, config.master_key, err);
-    if (rc == 0)
-        rc = store_open(&config, &n->service.store, err);
-    if (rc == 0)
-        rc = admin_set_store(n->admin, n->service.store, config.master_key);
-    crypto_wipe(config.master_key, sizeof config.master_key);
-    struct tier_redis_config remote = {.host = s->redis_host,
-                                       .port = s->redis_port,
-                                       .password = getenv("TANDEM_REDIS_PASSWORD"),
-                                       .node_epoch = n->service.node_epoch};
-    struct tiers_config tiers = {.store = n->service.store,
-                                 .ram_size = s->store_ram,
-                                 .ram_tenant_size = s->store_ram_tenant,
-                                 .remote = s->redis_host[0] ? &remote : NULL};
-    if (rc == 0)
-        rc = tiers_create(&tiers, &n->tiers, err);
-    if (rc < 0)
-        return rc;
-    n->service.conversations = conv_index_create(n->service.store, INDEX_ENTRIES_MAX);
-    n->service.keys = tenant_keys_create(n->service.store);
-    if (!n->service.conversations || !n->service.keys)
-        return td_fail(err, -TD_ERR_NOMEM, "cannot open the store %s: out of memory", s->store_path);
-    return 0;
-}
-
-/* ---- engine ---- */
+/* ---- memory ---- */
 
 static uint64_t page_size_of(const struct node *n)
 {
@@ -205,6 +143,93 @@ static bool wants_gpu(const struct settings *s)
     return found;
 }
 
+/* Before anything large is taken. */
+int node_plan_memory(struct node *n, struct td_error *err)
+{
+    struct node_memory *m = &n->memory;
+    uint64_t wanted = n->settings->store_ram;
+    n->gpu = wants_gpu(n->settings);
+    int rc = choose_pages(n, n->gpu, &n->page_count, err);
+    if (rc < 0)
+        return rc;
+    uint64_t available = memory_available(); /* 0: not known, and then somebody has said what KV may take */
+    *m = (struct node_memory){.available = available ? available : UINT64_MAX,
+                              .weights = n->gpu ? 0 : gguf_file_size(n->file), /* repacked */
+                              .kv = n->gpu ? 0 : n->page_count * page_size_of(n),
+                              .store_ram = wanted};
+    rc = node_memory_fit(m, err);
+    if (rc == 0 && m->store_ram < wanted)
+        log_info("cloud",
+                 "--store-ram is %" PRIu64 " MiB here: weights and KV pages leave no room for %" PRIu64,
+                 m->store_ram >> 20, wanted >> 20);
+    return rc;
+}
+
+/* ---- store ---- */
+
+/* What the tenants' settings ask for, if the model's quality record lets it. */
+static int choose_demotion(const struct node *n, struct store_demotion *out, struct td_error *err)
+{
+    const struct settings *s = n->settings;
+    *out = (struct store_demotion){.shape = model_kv_shape(n->model),
+                                   .others = s->demote_others,
+                                   .tenants = s->demote,
+                                   .count = s->demote_count};
+    for (size_t i = 0; i <= s->demote_count; i++) {
+        const struct kv_level *level = i < s->demote_count ? s->demote[i].level : s->demote_others;
+        struct td_error why = {0};
+        int rc = level ? kv_level_allowed(level, s->model, n->service.fingerprint, &why) : 0;
+        if (rc < 0)
+            return td_fail(err, rc, "--store-demote: %s", why.text);
+    }
+    return 0;
+}
+
+int node_open_store(struct node *n, struct td_error *err)
+{
+    const struct settings *s = n->settings;
+    struct store_config config = {.directory = s->store_path,
+                                  .limit_size = s->store_size,
+                                  .tenant_quota_size = s->store_tenant,
+                                  .ttl_s = (uint32_t)TD_MIN(s->store_ttl_hours * 3600, (int64_t)UINT32_MAX),
+                                  .keys_directory = s->store_keys[0] ? s->store_keys : NULL,
+                                  .master_key_path = s->store_key_path,
+                                  .queue_size = n->memory.store_queue};
+    struct store_demotion demotion;
+    int rc = choose_demotion(n, &demotion, err);
+    config.demotion = s->store_demote[0] ? &demotion : NULL;
+    if (rc == 0)
+        rc = path_make_parents(s->store_key_path, err);
+    if (rc == 0)
+        rc = path_make_parents(s->store_path, err);
+    if (rc == 0)
+        rc = store_master_key_load(s->store_key_path, true, config.master_key, err);
+    if (rc == 0)
+        rc = store_open(&config, &n->service.store, err);
+    if (rc == 0)
+        rc = admin_set_store(n->admin, n->service.store, config.master_key);
+    crypto_wipe(config.master_key, sizeof config.master_key);
+    struct tier_redis_config remote = {.host = s->redis_host,
+                                       .port = s->redis_port,
+                                       .password = getenv("TANDEM_REDIS_PASSWORD"),
+                                       .node_epoch = n->service.node_epoch};
+    struct tiers_config tiers = {.store = n->service.store,
+                                 .ram_size = n->memory.store_ram,
+                                 .ram_tenant_size = s->store_ram_tenant,
+                                 .remote = s->redis_host[0] ? &remote : NULL};
+    if (rc == 0)
+        rc = tiers_create(&tiers, &n->tiers, err);
+    if (rc < 0)
+        return rc;
+    n->service.conversations = conv_index_create(n->service.store, INDEX_ENTRIES_MAX);
+    n->service.keys = tenant_keys_create(n->service.store);
+    if (!n->service.conversations || !n->service.keys)
+        return td_fail(err, -TD_ERR_NOMEM, "cannot open the store %s: out of memory", s->store_path);
+    return 0;
+}
+
+/* ---- engine ---- */
+
 static int create_backend(const struct node *n, struct backend **out, struct td_error *err)
 {
     const struct settings *s = n->settings;
@@ -218,12 +243,13 @@ static int create_backend(const struct node *n, struct backend **out, struct td_
                                     .warm = true,
                                     .progress = isatty(STDERR_FILENO) ? show_progress : NULL,
                                     .progress_ctx = &progress};
-    bool gpu = wants_gpu(s);
-    int rc = choose_pages(n, gpu, &config.page_count, err);
-    if (rc == 0 && gpu)
+    bool gpu = n->gpu;
+    int rc;
+    config.page_count = n->page_count;
+    if (gpu)
         rc = cuda_backend_create(n->model, &config, strcmp(s->device, "auto") == 0 ? "cuda:0" : s->device,
                                  out, err);
-    else if (rc == 0)
+    else
         rc = cpu_backend_create(n->model, &config, out, err);
     if (rc == 0 && !gguf_intact(n->file)) {
         (*out)->ops->destroy(*out);

@@ -32,7 +32,7 @@ static const struct config_option options[] = {
     {.name = "store-tenant", OPTION(store_tenant, CONFIG_SIZE), .min = 1 * MIB, .metavar = "SIZE", .help = "the most that one tenant's blocks take on disk; 0: no limit"},
     {.name = "store-ttl-hours", OPTION(store_ttl_hours, CONFIG_INT), .max = 1000000, .metavar = "N", .help = "blocks go so long after their last use; 0: when there is no room"},
     {.name = "store-demote", OPTION(store_demote, CONFIG_STRING), .metavar = "LIST", .help = "tenants whose cold blocks may be re-encoded at a lossy level before any goes: NAME or NAME=LEVEL, separated by commas; * for all others; l1 if no level is named, off for none; without it, nobody's"},
-    {.name = "store-ram", OPTION(store_ram, CONFIG_SIZE), .min = 1 * MIB, .fallback = "256M", .metavar = "SIZE", .help = "memory for blocks as encoded as on disk, in front of it; 0: none"},
+    {.name = "store-ram", OPTION(store_ram, CONFIG_SIZE), .min = 1 * MIB, .fallback = "256M", .metavar = "SIZE", .help = "memory for blocks as encoded as on disk, in front of it; less where weights and KV pages leave less; 0: none"},
     {.name = "store-ram-tenant", OPTION(store_ram_tenant, CONFIG_SIZE), .min = 1 * MIB, .metavar = "SIZE", .help = "the most that one tenant's blocks take of it; 0: no limit"},
     {.name = "store-keys", OPTION(store_keys, CONFIG_STRING), .metavar = "DIR", .help = "where the tenants' keys lie, for nodes that share them; without it, in the store"},
     {.name = "redis", OPTION(redis, CONFIG_STRING), .metavar = "HOST:PORT", .help = "a Redis server that several nodes share blocks through; its password in TANDEM_REDIS_PASSWORD. Needs --store-keys on a directory that all of them have"},

@@ -32,9 +32,12 @@ static int write_file(const char *path, const uint8_t key[CRYPTO_KEY_SIZE], stru
 
     hex_encode(key, CRYPTO_KEY_SIZE, text);
     text[HEX_SIZE] = '\n';
-    int rc = io_replace_file(&io_posix, directory, name, text, HEX_SIZE + 1);
+    errno = 0;
+    int rc = io_replace_file(&io_posix, directory, name, text, HEX_SIZE + 1), why = errno;
     crypto_wipe(text, sizeof text);
-    return rc < 0 ? td_fail(err, rc, "cannot make the master key file %s: %s", path, td_status_text(rc)) : 0;
+    return rc < 0 ? td_fail(err, rc, "cannot make the master key file %s: %s", path,
+                            rc == -TD_ERR_IO && why ? strerror(why) : td_status_text(rc))
+                  : 0;
 }
 
 static int create_file(const char *path, struct td_error *err)

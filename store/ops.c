@@ -48,6 +48,7 @@ int op_queue_init(struct op_queue *q)
     pthread_condattr_t attributes;
     memset(q, 0, sizeof *q);
     q->last = &q->first;
+    q->limit = STORE_QUEUE_SIZE;
     pthread_mutex_init(&q->lock, NULL);
     pthread_condattr_init(&attributes);
     pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
@@ -69,7 +70,8 @@ void op_queue_deinit(struct op_queue *q)
 int op_queue_push(struct op_queue *q, struct store_op *op, bool urgent)
 {
     int rc = 0;
-    size_t limit = STORE_QUEUE_SIZE - (op->kind == OP_BLOCK ? STORE_QUEUE_KEPT : 0);
+    size_t kept = TD_MIN((size_t)STORE_QUEUE_KEPT, q->limit / 2);
+    size_t limit = q->limit - (op->kind == OP_BLOCK ? kept : 0);
     pthread_mutex_lock(&q->lock);
     if (q->closing) {
         rc = -TD_ERR_CLOSED;

@@ -103,6 +103,8 @@ static void configure(struct store *s, const struct store_config *c)
     s->tenant_quota_size = c->tenant_quota_size;
     s->ttl_ms = c->ttl_s * UINT64_C(1000);
     s->limit_size = c->limit_size;
+    s->queue.limit =
+        c->queue_size ? (size_t)TD_MIN(c->queue_size, (uint64_t)STORE_QUEUE_SIZE) : STORE_QUEUE_SIZE;
     if (!s->limit_size && s->io->space(s->io, s->directory, &total, &free_size) == 0)
         s->limit_size = total / 10 * 9;
     if (!s->limit_size)

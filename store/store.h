@@ -43,6 +43,7 @@ struct store_config {
     uint32_t ttl_s;                      /* blocks go so long after their last use; 0: never for that */
     uint64_t segment_size;               /* 0: 256 MiB */
     uint64_t ballast_size;               /* 0: 16 MiB */
+    uint64_t queue_size;                 /* bytes that wait for the writer; 0: STORE_QUEUE_SIZE */
     uint32_t commit_interval_ms;         /* group commit at least this often while records wait; 0: 5 */
     bool read_only;                      /* command line, on a directory that no node holds */
     uint8_t master_key[CRYPTO_KEY_SIZE]; /* wraps keys.td */

@@ -89,13 +89,14 @@ struct op_queue {
     pthread_mutex_t lock;
     pthread_cond_t changed;
     struct store_op *first, **last;
-    size_t size; /* charges of what waits or is being written: until op_queue_done */
+    size_t limit; /* STORE_QUEUE_SIZE, or less */
+    size_t size;  /* charges of what waits or is being written: until op_queue_done */
     uint64_t oldest_us;
     bool urgent, closing;
 };
 int op_queue_init(struct op_queue *q);
 void op_queue_deinit(struct op_queue *q);
-/* Takes the caller's reference on success. -TD_ERR_FULL beyond STORE_QUEUE_SIZE, -TD_ERR_CLOSED. `urgent`: do not wait for company. */
+/* Takes the caller's reference on success. -TD_ERR_FULL beyond q->limit, -TD_ERR_CLOSED. `urgent`: do not wait for company. */
 int op_queue_push(struct op_queue *q, struct store_op *op, bool urgent);
 /* Wait for a batch: up to timeout_us for the first operation, then until interval_us after it, STORE_BATCH_SIZE or an urgent one.
  * NULL on time-out or when closing and empty (*closing). */

@@ -1,4 +1,7 @@
 """Bad starts: one line that says what is wrong and what to do, and an exit code that is not 0."""
+import contextlib
+import os
+import pathlib
 import resource
 import signal
 import socket
@@ -74,6 +77,41 @@ def test_bad_flags(node, tmp_path):
 def test_no_master_key(tmp_path):
     (tmp_path / "store").mkdir()
     fails([BIN / "tandem", "store", "ls", "--store", tmp_path / "store"], "--store-key-file", "TANDEM_STORE_KEY", code=1)
+
+
+def test_a_key_that_cannot_be_made(node):
+    """The line says why, and not that the disk fails."""
+    (node.dir / "file").write_text("")
+    fails(replaced(node.command(), "--store-key-file", node.dir / "file" / "key"), "Not a directory")
+
+
+def in_group(program, size):
+    """Starts it in a group of processes that may take so much memory; skips where none can be made. Returns the group."""
+    for root, limit in (("/sys/fs/cgroup", "memory.max"), ("/sys/fs/cgroup/memory", "memory.limit_in_bytes")):
+        group = pathlib.Path(root) / f"tandem-test-{os.getpid()}"
+        with contextlib.suppress(OSError):
+            group.mkdir()
+            try:
+                (group / limit).write_text(str(size))
+                with open(program.log_path, "ab") as log:
+                    program.process = subprocess.Popen([str(c) for c in program.command()], stdout=log, stderr=log,
+                                                       preexec_fn=lambda: (group / "cgroup.procs").write_text(str(os.getpid())))
+                return group
+            except (OSError, subprocess.SubprocessError):
+                group.rmdir()
+    pytest.skip("cannot make a group of processes with limited memory here")
+
+
+def test_a_group_without_room(node):
+    """Where weights and KV pages do not fit into a container's memory the node says so, instead of being killed under load."""
+    node.extra = ["--kv-memory", "300M"]
+    group = in_group(node, 400 << 20)
+    try:
+        assert node.process.wait(60) == 1
+        assert "KV pages 300 MiB" in node.log() and "lower --kv-memory" in node.log(), node.log()
+    finally:
+        node.kill()
+        group.rmdir()
 
 
 def test_token_file_open_to_all(node, tmp_path):
