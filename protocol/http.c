@@ -4,7 +4,10 @@
  * body's owner, and counts below zero then. So bodies are counted here; a POST without a length is taken for what HTTP says it is, one without a
  * body, and closes its connection, on which libwebsockets waits for those 100 MB; and bytes that follow a body before its response has ended
  * close the connection after that response. (Requests without a body may be pipelined: they are answered on the spot.) A request with
- * Transfer-Encoding is refused: 411. */
+ * Transfer-Encoding is refused: 411.
+ *
+ * Who may send is only known when the body is here, so slow bodies must not keep others out: where a listener has no room for another request,
+ * or its bytes, the request whose body has been arriving for longest is dropped. */
 #include "protocol/http_internal.h"
 #include "shared/crypto.h"
 #include "shared/log.h"
@@ -35,12 +38,40 @@ static void release(struct http_exchange *x)
     free(x);
 }
 
+static void join_list(struct http_exchange *x)
+{
+    struct listener *l = x->listener;
+    l->exchange_count++;
+    x->previous = l->last_exchange;
+    *(x->previous ? &x->previous->next : &l->first_exchange) = x;
+    l->last_exchange = x;
+}
+
+static void leave_list(struct http_exchange *x)
+{
+    struct listener *l = x->listener;
+    l->exchange_count--;
+    *(x->previous ? &x->previous->next : &l->first_exchange) = x->next;
+    *(x->next ? &x->next->previous : &l->last_exchange) = x->previous;
+}
+
+/* False: no other body is arriving. */
+static bool make_room(const struct http_exchange *for_this)
+{
+    struct http_exchange *x = for_this->listener->first_exchange;
+    while (x && (x == for_this || x->state != X_BODY || x->dispatching))
+        x = x->next;
+    if (x)
+        http_abort(x);
+    return x != NULL;
+}
+
 void exchange_free(struct http_exchange *x)
 {
     if (x->wsi)
         lws_set_opaque_user_data(x->wsi, NULL);
     net_timer_deinit(&x->timer);
-    x->listener->exchange_count--;
+    leave_list(x);
     x->dead = true;
     if (!x->dispatching)
         release(x);
@@ -69,7 +100,7 @@ static struct http_exchange *exchange_create(struct lws *wsi, struct listener *l
         return NULL;
     x->wsi = wsi, x->listener = l;
     net_timer_init(&x->timer, l->loop, on_timer, x);
-    l->exchange_count++;
+    join_list(x);
     lws_set_opaque_user_data(wsi, x);
     if (http_head_read(wsi, &x->head)) {
         exchange_free(x);
@@ -183,7 +214,7 @@ static bool admit(struct http_exchange *x)
                false;
     if (!admit_body(x) || !admit_origin(x))
         return false;
-    if (l->exchange_count > LIMIT_HTTP_EXCHANGES)
+    if (l->exchange_count > LIMIT_HTTP_EXCHANGES && !make_room(x))
         return exchange_refuse(x, 503, "overloaded", "Too many open requests; try again."), false;
     if (!l->http)
         return exchange_refuse(x, 404, "not_found", "There is nothing here."), false;
@@ -232,7 +263,10 @@ static int body_append(struct http_exchange *x, const uint8_t *data, size_t size
 {
     if (x->body_size + size > x->body_capacity) {
         size_t capacity = TD_MIN(TD_MAX(2 * x->body_capacity, x->body_size + size), (size_t)x->body_expected);
-        bool fits = x->listener->body_size + capacity - x->body_capacity <= LIMIT_HTTP_BUFFERED_SIZE;
+        bool fits;
+        do
+            fits = x->listener->body_size + capacity - x->body_capacity <= LIMIT_HTTP_BUFFERED_SIZE;
+        while (!fits && make_room(x));
         uint8_t *grown = fits ? realloc(x->body, capacity) : NULL;
         if (!grown)
             return -TD_ERR_NOMEM;

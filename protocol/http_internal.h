@@ -14,6 +14,7 @@ enum exchange_state { X_BODY, X_CALL, X_STREAM, X_ENDING, X_DRAIN };
 struct http_exchange {
     struct lws *wsi;
     struct listener *listener;
+    struct http_exchange *previous, *next; /* the listener's */
     void *user;
     enum exchange_state state;
     bool has_body, body_complete;

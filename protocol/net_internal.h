@@ -42,7 +42,8 @@ struct listener { /* one vhost that listens; lives as long as the loop */
     uint16_t port;
     struct lws_vhost *vhost;
     uint32_t exchange_count;
-    size_t body_size; /* bytes of request bodies that are in memory */
+    struct http_exchange *first_exchange, *last_exchange; /* in the order of their beginning */
+    size_t body_size;                                     /* bytes of request bodies that are in memory */
 };
 
 struct client_vhost { /* one set of trust anchor and client certificate; kept for later connections */
