@@ -84,6 +84,16 @@ static int welcome(struct edge_connection *c)
     return rc;
 }
 
+/* Those of the same principal that have been let in. */
+static uint32_t count_alike(const struct edge_connection *c)
+{
+    uint32_t count = 0;
+    for (const struct edge_connection *o = c->server->connections; o; o = o->next)
+        count += o->ready && strcmp(o->who.principal, c->who.principal) == 0 &&
+                 strcmp(o->who.tenant, c->who.tenant) == 0;
+    return count;
+}
+
 static int on_hello(struct edge_connection *c, const Tandem__Hello *hello)
 {
     struct service *s = c->server->service;
@@ -94,6 +104,10 @@ static int on_hello(struct edge_connection *c, const Tandem__Hello *hello)
         return refuse(c, -TD_ERR_AUTH, "the token is not known here, or has expired");
     if (strcmp(c->who.tenant, s->erasing) == 0)
         return refuse(c, -TD_ERR_AGAIN, "the data of this tenant is being erased; come again");
+    if (count_alike(c) >= c->server->connections_max)
+        return refuse(
+            c, -TD_ERR_LIMIT,
+            "this principal has as many connections as it may; give more devices tokens of other principals");
     if (memcmp(hello->fingerprint.data, s->fingerprint, TD_HASH_SIZE) != 0 ||
         hello->layer_count != s->layer_count)
         return refuse_fingerprint(c, hello);
@@ -184,6 +198,12 @@ static void on_message(void *user, const void *data, size_t size)
     edge_connection_flush(c);
 }
 
+static void on_part(void *user)
+{
+    struct edge_connection *c = user;
+    link_heard(c->link, clock_mono_us());
+}
+
 /* After a frame libwebsockets asks again by itself; after nothing the timer takes over. */
 static int64_t next(void *user, uint8_t *dst, size_t capacity)
 {
@@ -269,8 +289,13 @@ struct edge_server *edge_server_create(struct service *service)
     if (!s)
         return NULL;
     s->service = service;
-    s->handler = (struct ws_handler){
-        .on_open = on_open, .on_message = on_message, .next = next, .on_closed = on_closed, .ctx = s};
+    s->connections_max = LIMIT_CONNECTIONS_PER_PRINCIPAL;
+    s->handler = (struct ws_handler){.on_open = on_open,
+                                     .on_message = on_message,
+                                     .on_part = on_part,
+                                     .next = next,
+                                     .on_closed = on_closed,
+                                     .ctx = s};
     s->connections_gauge = metric_gauge("tandem_edge_connections", NULL, "Connections of edges");
     s->streams_gauge = metric_gauge("tandem_edge_streams", NULL, "Open streams of edges");
     s->refused = metric_counter("tandem_edge_refused_total", NULL,

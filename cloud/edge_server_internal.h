@@ -16,6 +16,7 @@ struct edge_server {
     struct ws_handler handler;
     struct edge_connection *connections;
     uint32_t connection_count, stream_count;
+    uint32_t connections_max; /* of one principal; tests lower it */
     struct log_limit log_refused, log_failures;
     struct metric *connections_gauge, *streams_gauge, *refused, *protocol_errors, *saved, *save_failures;
 };

@@ -153,6 +153,13 @@ static void on_message(void *user, const void *data, size_t size)
     schedule(u);
 }
 
+static void on_part(void *user)
+{
+    struct uplink *u = user;
+    if (u->link)
+        link_heard(u->link, clock_mono_us());
+}
+
 /* ---- frames ---- */
 
 static bool version_is_ours(const struct uplink *u, const Tandem__Version *v)
@@ -485,6 +492,7 @@ struct uplink *uplink_create(const struct uplink_config *config)
     u->config = *config;
     u->handler = (struct ws_handler){.on_open = on_open,
                                      .on_message = on_message,
+                                     .on_part = on_part,
                                      .next = on_next,
                                      .on_closed = on_closed,
                                      .on_failed = on_failed,

@@ -12,10 +12,11 @@
 #define LIMIT_BULK_FRAME_US              20000u
 
 /* connections and streams */
-#define LIMIT_HELLO_TIMEOUT_MS         5000u
-#define LIMIT_UNAUTHENTICATED_PER_PEER 16u
-#define LIMIT_STREAMS                  64u         /* open streams a connection */
-#define LIMIT_CONNECTION_WINDOW        (16u << 20) /* unread bulk bytes a connection */
+#define LIMIT_HELLO_TIMEOUT_MS          5000u
+#define LIMIT_UNAUTHENTICATED_PER_PEER  16u
+#define LIMIT_CONNECTIONS_PER_PRINCIPAL 512u        /* each may hold a frame that is not whole yet */
+#define LIMIT_STREAMS                   64u         /* open streams a connection */
+#define LIMIT_CONNECTION_WINDOW         (16u << 20) /* unread bulk bytes a connection */
 /* What a fast link brings during a step, and rows that wait to run. */
 #define LIMIT_STREAM_WINDOW        (4u << 20) /* unread bulk bytes a stream */
 #define LIMIT_CONTROL_FRAMES_PER_S 1000u      /* non-bulk frames that a peer may send */

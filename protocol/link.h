@@ -33,6 +33,8 @@ enum link_state link_state(const struct link *l);
 /* One received WebSocket message. Negative: the peer is at fault; an ERROR frame is queued; flush link_next, then close.
  * on_frame is called from here; it may call anything but link_receive and link_destroy. */
 int link_receive(struct link *l, const void *data, size_t size, uint64_t now_us);
+/* Something has come of a message that is not whole yet: the peer is not silent, however slow the path. */
+void link_heard(struct link *l, uint64_t now_us);
 /* Queue a control or token frame (copied). -TD_ERR_CLOSED: the link is, or the stream has ended; -TD_ERR_NOMEM; -TD_ERR_FULL: too much is
  * unsent, or for OPEN: the peer takes no further stream now; -TD_ERR_AGAIN: only HELLO, WELCOME and ERROR go before READY; -TD_ERR_ARG,
  * or what wire_check says: the peer would refuse it. The link fills the windows of HELLO and WELCOME and the bulk_size of INGESTED; an

@@ -315,12 +315,17 @@ static bool counts_as_control(const struct link *l, const struct wire_frame *f, 
                                              f->type == FRAME_CREDIT || f->type == FRAME_DONE);
 }
 
+void link_heard(struct link *l, uint64_t now_us)
+{
+    l->heard_us = now_us;
+}
+
 int link_receive(struct link *l, const void *data, size_t size, uint64_t now_us)
 {
     if (l->state == LINK_CLOSED)
         return -TD_ERR_CLOSED;
     l->bytes_in += size;
-    l->heard_us = now_us;
+    link_heard(l, now_us);
     arena_reset(&l->arena);
     struct wire_frame frame;
     size_t header_limit = l->state == LINK_READY ? LIMIT_HEADER_SIZE : LIMIT_HEADER_SIZE_BEFORE_WELCOME;

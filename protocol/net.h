@@ -74,6 +74,7 @@ struct ws_handler {
     /* Client: it could not connect (ctx is the handler's). why: one clear line (refused, certificate not trusted, name mismatch …). */
     void (*on_failed)(void *ctx, const char *why);
     void *ctx;
+    void (*on_part)(void *user); /* something has come of a message that is not whole yet; or NULL */
 };
 void ws_want_write(struct ws_conn *c);             /* `next` will be called */
 void ws_close(struct ws_conn *c, const char *why); /* soon; on_closed follows */

@@ -205,6 +205,8 @@ static int on_piece(struct ws_conn *c, const void *data, size_t size)
     if (message_append(c, data, size))
         return refuse_message(c, LWS_CLOSE_STATUS_MESSAGE_TOO_LARGE,
                               "the peer sent a message that is too large");
+    if (!last && c->handler->on_part)
+        c->handler->on_part(c->user);
     if (!last)
         return 0;
     size_t whole = c->message_size;

@@ -64,7 +64,7 @@ static void on_closed(void *user, const char *why)
     *e = (struct echo){0};
 }
 
-static const struct ws_handler ws_handler = {on_open, on_message, next, on_closed, NULL, NULL};
+static const struct ws_handler ws_handler = {on_open, on_message, next, on_closed, NULL, NULL, NULL};
 
 static void set_up(void)
 {

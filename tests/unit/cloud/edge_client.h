@@ -103,8 +103,13 @@ static inline void edge_client_open_now(void *arg)
     struct td_error err;
     c->link = link_create(&config, clock_mono_us());
     c->timer = net_timer_create(fx.service.loop, edge_client_poll, c);
-    c->handler = (struct ws_handler){edge_client_on_open,   edge_client_on_message, edge_client_next,
-                                     edge_client_on_closed, edge_client_on_failed,  c};
+    c->handler = (struct ws_handler){edge_client_on_open,
+                                     edge_client_on_message,
+                                     edge_client_next,
+                                     edge_client_on_closed,
+                                     edge_client_on_failed,
+                                     c,
+                                     NULL};
     struct net_connect connect = {
         .host = "localhost", .port = fx.port, .path = "/tandem", .ws = &c->handler, .user = c};
     if (ws_connect(fx.service.loop, &connect, &c->ws, &err) != 0)

@@ -1,6 +1,7 @@
 /* edge_server: greetings, frames to commands, events to frames, and what happens when either side goes away. Private prompts, conversations
  * and credit have files of their own. */
 #include "service_fixture.h"
+#include "cloud/edge_server_internal.h"
 #include "edge_client.h"
 
 /* ---- greetings ---- */
@@ -139,6 +140,30 @@ static void test_unauthenticated_connections(void **state)
     edge_client_close(one_more);
     for (unsigned i = 1; i < TD_COUNT(silent); i++)
         edge_client_close(silent[i]);
+}
+
+static void allow_two(void *arg)
+{
+    (void)arg;
+    assert_int_equal(fx.edges->connections_max, LIMIT_CONNECTIONS_PER_PRINCIPAL);
+    fx.edges->connections_max = 2;
+}
+
+static void test_connections_of_one_principal(void **state)
+{
+    (void)state;
+    on_loop(allow_two, NULL);
+    struct edge_client *first = edge_client_ready("alice"), *second = edge_client_ready("alice");
+    assert_refused(edge_hello("alice"), TD_ERR_LIMIT, "connections");
+    edge_client_close(edge_client_ready("bob"));
+    edge_client_close(first);
+    uint32_t count = 2;
+    for (int i = 0; i < 30000 && count > 1; i++) {
+        on_loop(count_connections, &count);
+        nanosleep(&(struct timespec){.tv_nsec = 2000000}, NULL);
+    }
+    edge_client_close(edge_client_ready("alice"));
+    edge_client_close(second);
 }
 
 /* ---- a request ---- */
@@ -516,6 +541,7 @@ int main(void)
         TEST(test_version_is_picked),
         TEST(test_other_numerics),
         TEST(test_unauthenticated_connections),
+        TEST(test_connections_of_one_principal),
         TEST(test_one_flight),
         TEST(test_held_tokens),
         TEST(test_bad_opens),

@@ -38,7 +38,7 @@ static void test_hello_too_late(void **state)
     owner_stop(&o);
 }
 
-/* Every other frame is a sign of life; nothing at all for so long is not. */
+/* Every other frame is a sign of life, and every part of one; nothing at all for so long is not. */
 static void test_silence(void **state)
 {
     (void)state;
@@ -51,6 +51,9 @@ static void test_silence(void **state)
         o.now_us += LIMIT_PEER_SILENCE_MS * MS - 1;
         assert_int_equal(link_tick(o.link, o.now_us), 0);
         assert_int_equal(give_valid(&o, FRAME_GOAWAY, 0), 0);
+        o.now_us += LIMIT_PEER_SILENCE_MS * MS - 1;
+        assert_int_equal(link_tick(o.link, o.now_us), 0);
+        link_heard(o.link, o.now_us);
         o.now_us += LIMIT_PEER_SILENCE_MS * MS - 1;
         assert_int_equal(link_tick(o.link, o.now_us), 0);
         drain(&o);

@@ -22,7 +22,7 @@ struct peer { /* one end of a connection */
     struct ws_conn *conn;
     struct message *out;
     bool echo;
-    atomic_int opened, closed, failed, messages;
+    atomic_int opened, closed, failed, messages, parts;
     atomic_size_t last_size, total_size;
     atomic_uint last_crc;
     char why[512], from[64];
@@ -110,8 +110,15 @@ static void on_failed(void *ctx, const char *why)
     atomic_fetch_add(&p->failed, 1);
 }
 
-static struct ws_handler server_handler = {on_open, on_message, next, on_closed, NULL, &net.server};
-static struct ws_handler client_handler = {on_open, on_message, next, on_closed, on_failed, &net.client};
+static void on_part(void *user)
+{
+    struct peer *p = user;
+    atomic_fetch_add(&p->parts, 1);
+}
+
+static struct ws_handler server_handler = {on_open, on_message, next, on_closed, NULL, &net.server, on_part};
+static struct ws_handler client_handler = {on_open,   on_message,  next,   on_closed,
+                                           on_failed, &net.client, on_part};
 
 /* ---- the loop ---------------------------------------------------------------------------------------------- */
 
@@ -439,7 +446,9 @@ static void test_messages_that_are_refused(void **state)
     assert_int_equal(atomic_load(&net.server.messages), 0);
     c = raw_upgrade("/tandem", OURS); /* a good one in fragments */
     assert_true(reaches(&net.server.opened, 4));
+    int parts = atomic_load(&net.server.parts);
     raw_frame(&c, 0x02, data, 70000, 70000);
+    assert_true(reaches(&net.server.parts, parts + 1)); /* it is heard before it is whole */
     raw_frame(&c, 0x00, data + 70000, 0, 0);
     raw_frame(&c, 0x80, data + 70000, 30000, 30000);
     assert_true(reaches(&net.server.messages, 1));
