@@ -3,8 +3,11 @@
 #include "shared/new_file.h"
 #include "store/portable.h"
 #include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #define CONV_FILE_MAX (64u << 20)
 
@@ -80,15 +83,36 @@ static int read_sealed(const char *path, const char *key_file, char **json, size
     return rc == 0 ? td_fail(err, -TD_ERR_FORMAT, "%s holds no conversation", path) : rc < 0 ? rc : 0;
 }
 
+/* It is looked at twice, so it must be a file: a pipe would be empty, or wait for ever, the second time. */
+static int open_file(const char *path, FILE **out, struct td_error *err)
+{
+    struct stat st;
+    int fd = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC | O_NOCTTY), rc = 0;
+    if (fd < 0 || fstat(fd, &st) < 0)
+        rc = td_fail(err, -TD_ERR_IO, "cannot open %s: %s", path, strerror(errno));
+    else if (!S_ISREG(st.st_mode))
+        rc = td_fail(err, -TD_ERR_ARG, "cannot read %s: it is not a regular file", path);
+    else if (st.st_size > CONV_FILE_MAX)
+        rc = td_fail(err, -TD_ERR_LIMIT,
+                     "cannot read %s: it is larger than any exported conversation (%u MiB)", path,
+                     CONV_FILE_MAX >> 20);
+    else if (!(*out = fdopen(fd, "rb")))
+        rc = td_fail(err, -TD_ERR_NOMEM, "cannot read %s: out of memory", path);
+    if (rc < 0 && fd >= 0)
+        close(fd);
+    return rc;
+}
+
 int conv_file_read(const char *path, const char *key_file, char **json, size_t *size, struct td_error *err)
 {
     char magic[8] = "";
-    FILE *f = fopen(path, "rbe");
-    if (!f)
-        return td_fail(err, -TD_ERR_IO, "cannot open %s: %s", path, strerror(errno));
+    FILE *f;
+    int rc = open_file(path, &f, err);
+    if (rc < 0)
+        return rc;
     bool sealed = fread(magic, sizeof magic, 1, f) == 1 && memcmp(magic, PORTABLE_MAGIC, sizeof magic) == 0;
     rewind(f);
-    int rc = sealed ? read_sealed(path, key_file, json, size, err) : read_plain(f, path, json, size, err);
+    rc = sealed ? read_sealed(path, key_file, json, size, err) : read_plain(f, path, json, size, err);
     fclose(f);
     return rc;
 }

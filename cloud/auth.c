@@ -150,7 +150,7 @@ static int read_text(int fd, char *text, size_t size, size_t *got)
 int auth_read_file(const char *path, char **text, size_t *size, struct td_error *err)
 {
     *text = NULL;
-    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOCTTY);
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK);
     if (fd < 0)
         return td_fail(err, errno == ENOENT ? -TD_ERR_NOTFOUND : -TD_ERR_IO,
                        "cannot read the tokens file %s: %s", path, strerror(errno));

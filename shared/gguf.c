@@ -72,7 +72,8 @@ static uint64_t time_ns(struct timespec t)
 static int map_file(struct gguf *g, const char *path, struct td_error *err)
 {
     struct stat st;
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    int fd =
+        open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a FIFO must not hold us up before it is refused */
     if (fd < 0) {
         int code = errno == ENOENT ? -TD_ERR_NOTFOUND : -TD_ERR_IO;
         return td_fail(err, code, "cannot load %s: %s; check the path of the model file", path,
