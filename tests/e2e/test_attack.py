@@ -14,7 +14,7 @@ import pytest
 
 import mini_edge as mini
 from conftest import client_of
-from harness import BIN, MODEL, Cloud, Edge
+from harness import BIN, MODEL, Cloud, Edge, wait_until
 from mini_edge import BLOCK, Closed, MiniEdge, Model
 from test_faults import preload  # noqa: F401: a fixture
 
@@ -262,7 +262,7 @@ def test_who_asks_for_everything_leaves_room(tmp_path):
                 stream = edge.open(IDS)
                 edge.plan(stream, 1, (0, len(IDS), 0))
                 edge.generate(stream, 300)
-        assert mini.wait_for(lambda: c.metrics()["tandem_requests_waiting"] > 150, 60)
+        assert wait_until(lambda: c.metrics()["tandem_requests_waiting"] > 150, 60)
         for i in range(3):
             assert completion(c, bob, f"{i} {TEXT}")[0]
         assert c.metrics()["tandem_requests_waiting"] > 150, "control: they are still there"
@@ -347,7 +347,7 @@ def test_a_disk_that_hangs_holds_no_stop_up(tmp_path, preload):  # noqa: F811
             threading.Thread(target=lambda p: pytest.raises(Exception, client_of(p, token, c.ca).chat.completions.create,
                                                             messages=[{"role": "user", "content": "More. " + TEXT}], **ask), args=(program,), daemon=True).start()
         for program in (c, e):  # a turn waits for the disk
-            assert mini.wait_for((program.dir / "faults.hung").exists, 60), program.log()
+            assert wait_until((program.dir / "faults.hung").exists, 60), program.log()
             program.process.terminate()
         for program in (c, e):
             assert program.process.wait(120) == 1 and "a disk does not answer" in program.log(), program.log()
