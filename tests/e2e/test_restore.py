@@ -74,13 +74,19 @@ def second_turn(tmp_path, world, name, question, warm=False):
         control.kill()
 
 
-def check_new_tokens_only(tmp_path, world, name, question):
-    """A disk that answers late counts as empty, and on a busy machine it may: such a turn is tried again."""
-    total = world[3]
-    for attempt in range(4):
+def check_new_tokens_only(tmp_path, world, name, question, restarts=False):
+    """A disk that answers late counts as empty, and on a busy machine it may: such a turn is tried again. What was not there at all would be written anew."""
+    cloud, total = world[0], world[3]
+    for attempt in range(10):
+        if restarts:
+            assert cloud.stop() == 0
+            cloud.start()
+        before = cloud.stored()
         usage, timings, computed = second_turn(tmp_path, world, f"{name}{attempt}", f"{attempt}. {question}")
-        if computed <= usage.prompt_tokens - total + 64:
+        if usage.prompt_tokens_details.cached_tokens == (total - 1) // 64 * 64 and computed <= usage.prompt_tokens - total + 64:
             break
+        cloud.settle()
+        assert cloud.stored() - before < total // 128, "nothing of the first turn"
     new = usage.prompt_tokens - usage.prompt_tokens_details.cached_tokens
     assert usage.prompt_tokens_details.cached_tokens == (total - 1) // 64 * 64
     assert computed == timings["edge_prefill_tokens"] == timings["cloud_prefill_tokens"] == new
@@ -89,21 +95,21 @@ def check_new_tokens_only(tmp_path, world, name, question):
 
 
 def test_new_tokens_only_after_either_is_restarted(tmp_path, world):
-    cloud = world[0]
     check_new_tokens_only(tmp_path, world, "edge", "What did the fox do on day nine?")
-    assert cloud.stop() == 0
-    cloud.start()
-    check_new_tokens_only(tmp_path, world, "both", "How often did the fox drink?")
+    check_new_tokens_only(tmp_path, world, "both", "How often did the fox drink?", restarts=True)
 
 
 def test_a_wiped_cloud_is_restored_from_the_device(tmp_path, world):
     cloud, _, _, total = world
-    cloud.kill()
-    shutil.rmtree(cloud.store)
-    cloud.env["TANDEM_PACED_LAYER_US"] = "150"  # a cloud that has better things to do
-    cloud.start()
-    usage, timings, computed = second_turn(tmp_path, world, "wiped", "Where did the fox go?", warm=True)
     held = (total - 1) // 64 * 64
+    cloud.env["TANDEM_PACED_LAYER_US"] = "150"  # a cloud that has better things to do
+    for attempt in range(3):  # on a busy machine it may be foretold that computing is sooner all the same
+        cloud.kill()
+        shutil.rmtree(cloud.store)
+        cloud.start()
+        usage, timings, computed = second_turn(tmp_path, world, f"wiped{attempt}", "Where did the fox go?", warm=True)
+        if timings["plan"]["restored_tokens"] == held and computed == usage.prompt_tokens - held:
+            break
     new = usage.prompt_tokens - held
     assert usage.prompt_tokens_details.cached_tokens == 0
     assert timings["plan"]["restored_tokens"] == held
