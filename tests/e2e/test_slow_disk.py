@@ -41,11 +41,13 @@ def test_same_reply_at_any_speed(tmp_path, slow_disk):
         for mb in RATES:
             rate.write_text(str(mb * 1000000))
             cloud.start()
-            for i in range(2):
+            for i in range(2 if mb else 8):
                 ask(cloud, f"{i} {mb} other words. " + TEXT, cache=False)
                 got, usage = ask(cloud, TEXT)
                 assert got == want, f"{mb} MB/s, time {i}"
                 read += usage.prompt_tokens_details.cached_tokens
+                if i and read:
+                    break
             assert cloud.stop() == 0
         assert read > 0  # how much is read is a matter of time
     finally:
