@@ -73,8 +73,8 @@ void store_void_alone(struct store *s, uint8_t type, const struct entry *e)
         store_index_incomplete(s);
 }
 
-/* Write the head that says "was a record" over the old one, which also takes its key material away. Not synced: what is lost here is found superseded
- * again by the next recovery. */
+/* Write the head that says "was a record" over the old one, which also takes its key material away. Not synced unless it is `alone`: what is
+ * lost here is found superseded again by the next recovery. */
 static int write_void(struct store *s, struct segment *g, const struct record_claim *c)
 {
     uint8_t page[RECORD_PAGE];

@@ -179,12 +179,15 @@ static bool is_durable(struct store *s, const struct record_place *p)
     return g && p->offset + p->stored_size <= g->durable_end;
 }
 
-static void publish_forwarded(struct store *s, const struct forwarded *f)
+/* stays: the segment that it was copied from does. */
+static void publish_forwarded(struct store *s, const struct forwarded *f, bool stays)
 {
     struct table *t = store_table(s, f->type);
     struct table_shard *shard = table_lock(t, f->id);
     struct entry *e = table_find(t, shard, f->tenant, f->id);
     if (e && e->segment_id == f->from.segment_id && e->offset == f->from.offset) {
+        if (stays)
+            store_void_later(s, f->type, e);
         entry_set_place(s, e, f->to.segment_id, f->to.offset, f->lsn, f->to.stored_size);
         store_note_change(s, f->type, e, false);
     } else { /* replaced or deleted meanwhile: the copy is of no use */
@@ -257,7 +260,8 @@ static int retire_keeping(struct store *s, struct segment *v, bool keep_all)
     /* Also those that were copied before something failed: the log has them. */
     for (size_t i = 0; i < list.count; i++)
         if (is_durable(s, &list.items[i].to))
-            publish_forwarded(s, &list.items[i]);
+            publish_forwarded(s, &list.items[i], rc < 0);
+    store_void_now(s); /* copies of no use: before the index hears of them */
     if (rc == 0) {
         store_index_flush(s, true);
         /* The index hears of these later: whoever finds the file again after a crash is to find them, too. */
@@ -411,12 +415,15 @@ static uint64_t over(struct store *s, uint64_t mark)
 }
 
 /* Would the store be smaller by enough without its dead records? Tombstones are copied like what lives, unless there is nothing older. */
+static uint64_t kept_size(const struct store *s, const struct segment *v)
+{
+    return v->live_size + RECORD_PAGE + (is_oldest(s, v) ? 0 : (uint64_t)v->tombstone_count * RECORD_PAGE);
+}
+
 static bool is_worth_rewriting(const struct store *s, const struct segment *v)
 {
-    uint64_t used = v->end - v->hole_size, kept = v->live_size + RECORD_PAGE;
-    kept += is_oldest(s, v) ? 0 : (uint64_t)v->tombstone_count * RECORD_PAGE;
-    return space_is_dead(v, REWRITE_DEAD_PERCENT) && used > kept &&
-           (used - kept) * 100 >= used * REWRITE_DEAD_PERCENT;
+    uint64_t used = v->end - v->hole_size, kept = kept_size(s, v);
+    return v->sealed && !v->suspect && used > kept && (used - kept) * 100 >= used * REWRITE_DEAD_PERCENT;
 }
 
 /* The oldest segment that is worth it. *gained: by how much the store is smaller now. */
@@ -426,7 +433,7 @@ static int rewrite_one(struct store *s, uint64_t *gained)
     int rc = 0;
     for (size_t i = 0; i < s->segments.count; i++) {
         struct segment *v = s->segments.list[i];
-        if (!is_worth_rewriting(s, v) || !disk_has(s, v->live_size + STORE_SPACE_RESERVE))
+        if (!is_worth_rewriting(s, v) || !disk_has(s, kept_size(s, v) + STORE_SPACE_RESERVE))
             continue;
         rc = retire_keeping(s, v, true);
         store_void_now(s);
@@ -448,37 +455,48 @@ static bool is_held_fast(struct store *s)
 }
 
 /* What is done between two commits, in the midst of one: with more to come than there is room for, the ends of chains go, and not what their beginnings
- * lie in. -TD_ERR_DISKFULL: that is not enough; -TD_ERR_NOSPACE: what is there may not go now. */
-static int evict_until_fits(struct store *s, uint64_t size)
+ * lie in; until the store may take `size` more and the disk has disk_size. refused: the disk says that it has, and then did not take what was written.
+ * -TD_ERR_DISKFULL: that is not enough; -TD_ERR_NOSPACE: what is there may not go now. */
+static int evict_until_fits(struct store *s, uint64_t size, uint64_t disk_size, bool refused)
 {
+    bool rewrites = true;
     size_t left = s->policy ? s->segments.count + EVICT_ROUNDS_MAX : 0;
-    for (; left > 0 && !has_room(s, size) && !s->retire_off; left--) {
-        uint64_t gained;
+    for (; left > 0 && (refused || !within_limit(s, size) || !disk_has(s, disk_size)) && !s->retire_off;
+         left--) {
+        uint64_t gained = 0;
         size_t count = 0;
-        int rc = rewrite_one(s, &gained);
+        int rc = rewrites ? rewrite_one(s, &gained) : 0;
+        if (rc == -TD_ERR_DISKFULL) { /* no room for copies */
+            rewrites = false;
+            rc = 0;
+        }
         if (rc == 0 && !gained)
-            rc = evict_blocks(s, TD_MAX(over(s, watermark(s)), size), &count);
+            rc = evict_blocks(s, TD_MAX(over(s, watermark(s)), disk_size - STORE_SPACE_RESERVE), &count);
         if (rc < 0)
             return rc == -TD_ERR_IO ? rc : -TD_ERR_DISKFULL;
         if (!gained && !count)
             return is_held_fast(s) ? -TD_ERR_NOSPACE : -TD_ERR_DISKFULL;
+        refused = false;
     }
-    return has_room(s, size) ? 0 : -TD_ERR_DISKFULL;
+    return !refused && within_limit(s, size) && disk_has(s, disk_size) ? 0 : -TD_ERR_DISKFULL;
 }
 
 int space_make_room(struct store *s, uint64_t size, bool is_block)
 {
     if (s->making_room || s->retire_off)
         return -TD_ERR_DISKFULL;
+    uint64_t disk_size = size + STORE_SPACE_RESERVE;
+    bool refused = space_fits(s, size);
     s->making_room = true;
     int rc = append_sync(s); /* tables must know the batch's records before older ones are copied past them */
     if (rc == 0) {
         commit_publish_synced(s);
         store_void_now(s); /* what they replaced */
-        rc = evict_until_fits(s, size);
+        rc = evict_until_fits(s, size, disk_size, refused);
         if (rc == -TD_ERR_DISKFULL && within_limit(s, size)) {
+            refused &= !s->ballast_there;
             ballast_release(s);
-            rc = evict_until_fits(s, size);
+            rc = evict_until_fits(s, size, disk_size, refused);
         }
         if (!s->retire_off && (rc == -TD_ERR_DISKFULL || (rc == -TD_ERR_NOSPACE && !is_block)))
             rc = drop_until_fits(s, size);
@@ -487,13 +505,16 @@ int space_make_room(struct store *s, uint64_t size, bool is_block)
     return rc;
 }
 
-/* Eviction stops as soon as the record at hand fits, so on a full disk the ballast finds no room of its own: segments go for it.
- * Without it, copying conversations forward could one day be what does not fit. */
+/* Eviction stops as soon as the record at hand fits, so on a full disk the ballast finds no room of its own: blocks and segments go for it, where
+ * three quarters of them would do: less than that is of more use than a ballast. Without it, copying conversations forward could one day be what does not fit. */
 static void ballast_regain(struct store *s)
 {
-    uint64_t wanted = 2 * s->ballast_size + STORE_SPACE_RESERVE;
+    uint64_t wanted = 2 * s->ballast_size + STORE_SPACE_RESERVE, most = segments_size(&s->segments) / 4 * 3;
+    s->ballast_retry_us = clock_mono_us() + BALLAST_RETRY_US;
+    if (s->retire_off || !disk_has(s, wanted > most ? wanted - most : 0))
+        return;
     s->making_room = true;
-    int rc = disk_has(s, wanted) || s->retire_off ? 0 : evict_until_fits(s, wanted - STORE_SPACE_RESERVE);
+    int rc = disk_has(s, wanted) ? 0 : evict_until_fits(s, 0, wanted, false);
     rc = rc == -TD_ERR_IO ? rc : 0;
     for (int i = 0; i < BALLAST_SEGMENTS && rc == 0 && !disk_has(s, wanted) && !s->retire_off; i++) {
         struct segment *v = oldest_sealed(s, 0);
@@ -538,7 +559,7 @@ static void keep_limits(struct store *s)
     int rc = evict_blocks(s, wanted, &count);
     s->making_room = false;
     for (size_t i = 0; i < s->segments.count && rc == 0 && over(s, mark); i++)
-        if (space_is_dead(s->segments.list[i], REWRITE_DEAD_PERCENT)) {
+        if (is_worth_rewriting(s, s->segments.list[i])) {
             rc = space_rewrite(s, s->segments.list[i]);
             break; /* one at a time: operations wait meanwhile */
         }
@@ -563,7 +584,10 @@ void space_housekeeping(struct store *s)
     for (size_t i = 0; i < s->segments.count && !s->retire_off; i++) {
         struct segment *v = s->segments.list[i];
         if (v->sealed && v->live_count == 0 && !v->suspect && (v->tombstone_count == 0 || is_oldest(s, v))) {
-            if (retire(s, v) == -TD_ERR_IO)
+            s->making_room = true; /* tombstones that the index did not tell of may have to be copied */
+            int rc = retire(s, v);
+            s->making_room = false;
+            if (rc == -TD_ERR_IO)
                 append_abandon(s);
             break; /* one at a time: operations wait meanwhile */
         }

@@ -505,7 +505,7 @@ static int sim_space(struct io *io, const char *path, uint64_t *total_size, uint
     (void)path;
     struct sim *s = of(io);
     pthread_mutex_lock(&s->lock);
-    *total_size = s->capacity ? s->capacity : 1ull << 40;
+    *total_size = s->capacity && !s->is_quota ? s->capacity : 1ull << 40;
     *free_size = *total_size - TD_MIN(*total_size, used_now(s));
     pthread_mutex_unlock(&s->lock);
     return 0;

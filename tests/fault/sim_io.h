@@ -43,6 +43,7 @@ struct sim {
     } handles[512];
     uint64_t rng, disk_rng; /* the test's random numbers; the disk's own, under the lock */
     uint64_t capacity;      /* bytes; 0: no end */
+    bool is_quota;          /* of a user: the file system says that it has room without end */
     /* power */
     enum sim_survival survival;
     uint64_t operations, power_off_at; /* changing operations so far; off when that many are done; 0: never */

@@ -167,6 +167,36 @@ static void test_a_full_disk(void **state)
     machine_destroy(m);
 }
 
+/* A quota, of which the file system's figures tell nothing: only a write that fails does. */
+static void test_a_quota(void **state)
+{
+    (void)state;
+    struct machine *m = machine_create(1);
+    struct store *s;
+    struct store_stats stats;
+    uint64_t version;
+    m->sim.capacity = 3 << 20;
+    m->sim.is_quota = true;
+    m->ballast_size = 256 << 10;
+    assert_int_equal(open_machine(m, &s), 0);
+    assert_int_equal(fixture_conv_put(s, "acme", "ann", "kept", 0, "text"), 0);
+    assert_int_equal(put_many(s, 0, 400), 400);
+    assert_int_equal(fixture_conv_put(s, "acme", "ann", "kept", 1, "more"), 0);
+    store_stats(s, &stats);
+    assert_true(stats.blocks > 20);
+    assert_false(stats.writes_off);
+    assert_true(is_there(s, 399));
+    store_close(s);
+    sim_power_loss(&m->sim);
+    assert_int_equal(open_machine(m, &s), 0);
+    char *text = fixture_conv_get(s, "acme", "ann", "kept", &version);
+    assert_string_equal(text, "more");
+    free(text);
+    store_close(s);
+    assert_null(m->sim.violation);
+    machine_destroy(m);
+}
+
 /* Others take all room there is, the ballast's too. As long as there are blocks that may go, a turn is kept. */
 static void keep_a_turn_on_a_full_disk(int old_count, uint64_t block_count)
 {
@@ -295,6 +325,27 @@ static void test_the_ballast_comes_back(void **state)
     assert_true(s->ballast_there);
     store_stats(s, &after);
     assert_true(after.segment_bytes < before.segment_bytes);
+    store_close(s);
+    machine_destroy(m);
+}
+
+/* Where all that the store has would not do for it, nothing goes. */
+static void test_a_ballast_that_never_fits(void **state)
+{
+    (void)state;
+    struct machine *m = machine_create(1);
+    struct store *s;
+    struct store_stats stats;
+    m->sim.capacity = 16 << 20;
+    m->ballast_size = 64 << 20;
+    assert_int_equal(open_machine(m, &s), 0);
+    assert_int_equal(put_many(s, 0, 40), 40);
+    for (uint64_t i = 40; i < 43; i++) {
+        s->ballast_retry_us = 0; /* the writer sleeps while nothing is queued */
+        assert_int_equal(put_many(s, i, 1), 1);
+    }
+    store_stats(s, &stats);
+    assert_int_equal(stats.blocks, 43);
     store_close(s);
     machine_destroy(m);
 }
@@ -543,9 +594,11 @@ int main(void)
         cmocka_unit_test(test_conversations_alone_can_fill_the_limit),
         cmocka_unit_test(test_what_builds_on_a_failed_write_fails),
         cmocka_unit_test(test_a_full_disk),
+        cmocka_unit_test(test_a_quota),
         cmocka_unit_test(test_a_conversation_is_refused_last),
         cmocka_unit_test(test_lone_voids_are_synced_before_the_index_hears),
         cmocka_unit_test(test_the_ballast_comes_back),
+        cmocka_unit_test(test_a_ballast_that_never_fits),
     };
     /* Failing disks are the point here: their log lines only on request. */
     log_set_level(getenv("TANDEM_FAULT_LOG") ? LOG_DEBUG : (enum log_level)(LOG_ERROR + 1));
