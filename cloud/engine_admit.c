@@ -387,6 +387,9 @@ static bool admit_all(struct engine *e)
             s->placeless = !engine_take_place(e);
         if (s->state != SEQ_WAITING || (behind && engine_same_principal(behind, s)))
             continue;
+        e->short_of_places = !engine_place_is_free(e);
+        if (e->short_of_places) /* whose turn it is, which takes long to find out, is of no matter */
+            break;
         if (engine_comes_behind(e, s)) {
             behind = s;
             continue;

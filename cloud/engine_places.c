@@ -177,7 +177,8 @@ bool engine_comes_behind(const struct engine *e, const struct sequence *s)
         if (other->state != SEQ_WAITING || engine_same_principal(other, s))
             continue;
         waits = true;
-        fewer = placed > 0 && count_placed(e, other) < placed;
+        /* whoever has too much is itself behind: two would hold each other up */
+        fewer = placed > 0 && count_placed(e, other) < placed && !has_more_than_its_share(e, other);
     }
     return fewer || (waits && has_more_than_its_share(e, s));
 }

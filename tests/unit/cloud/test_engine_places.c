@@ -474,6 +474,27 @@ static void free_places_do_not_wait(void **state)
     rig_close(r);
 }
 
+/* Who comes behind as its idle ones have too many pages is nobody for whose sake others come behind, as these two would wait for each other. */
+static void who_has_too_much_holds_nobody_up(void **state)
+{
+    (void)state;
+    struct scene *s = scene_open(1, (struct rig_options){.pages = 16});
+    struct client bob[3];
+    static struct client ann[4];
+    ask(s->rig, &ann[0], "acme", "ann", 10, 50);
+    rig_until(s->rig, ann[0].count > 0);
+    for (int i = 0; i < 2; i++) {
+        stall(s, &bob[i], "bob", true);
+        rig_until(s->rig, sequence_of(s, &bob[i]) && sequence_of(s, &bob[i])->idle);
+    }
+    stall(s, &bob[2], "bob", true);
+    for (int i = 1; i < 4; i++)
+        ask(s->rig, &ann[i], "acme", "ann", 10, 50);
+    rig_until(s->rig, ann[3].count > 0);
+    assert_false(ann[0].done);
+    scene_close(s);
+}
+
 /* Whose replies outgrow the pages takes them from its own first, also where others came later. */
 static void growth_is_paid_by_its_principal(void **state)
 {
@@ -512,6 +533,7 @@ int main(void)
         cmocka_unit_test(nobody_shuts_others_out),
         cmocka_unit_test(principals_take_turns),
         cmocka_unit_test(free_places_do_not_wait),
+        cmocka_unit_test(who_has_too_much_holds_nobody_up),
         cmocka_unit_test(growth_is_paid_by_its_principal),
     };
     return cmocka_run_group_tests_name("engine_places", tests, NULL, NULL);
