@@ -437,7 +437,8 @@ static int on_error(struct flight *f, const Tandem__Error *m)
     int code = m->code > 0 && m->code <= INT16_MAX ? -(int)m->code : -TD_ERR_INTERNAL;
     char text[256];
     wire_stream_ended(f);
-    bool later = code == -TD_ERR_CLOSED || f->local.made > 0; /* that node is leaving: the next one goes on */
+    /* A node that is leaving: the next one goes on. A full one may be so with this very request, which it has not seen to be without its connection. */
+    bool later = code == -TD_ERR_CLOSED || (code == -TD_ERR_FULL && f->open_times > 1) || f->local.made > 0;
     if (m->retry && later && !f->finished) {
         gen_reopen(&f->receiver, clock_wall_us());
         f->retry_us = clock_mono_us() + m->retry_after_ms * UINT64_C(1000);

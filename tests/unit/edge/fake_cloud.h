@@ -77,7 +77,8 @@ struct fake_cloud {
     uint32_t cut_after;     /* reply tokens after which the connection is cut, once */
     unsigned cut_at;        /* a frame type with which the connection is cut, once */
     bool away, away_then;   /* nobody is welcomed until it ends; from that cut on */
-    int error_code;         /* an ERROR instead of OPEN_ACK */
+    int error_code;         /* an ERROR instead of OPEN_ACK, once */
+    uint32_t error_behind;  /* … not before so many OPENs have come */
     uint32_t left_from;     /* with the first rows: from here on it waits for no more; then tokens come */
     bool error_retry;       /* … after FAKE_RETRY_MS */
     uint32_t
@@ -190,7 +191,7 @@ static inline void fake_on_open(struct fake_conn *c, const struct wire_frame *fr
     c->generating = c->finished = false;
     c->rows_until = 0;
     f->rows = f->pieces = f->piece_tokens = 0;
-    if (f->error_code) {
+    if (f->error_code && f->open_count > f->error_behind) {
         Tandem__Error e = TANDEM__ERROR__INIT;
         e.code = (uint32_t)f->error_code;
         e.retry = f->error_retry;

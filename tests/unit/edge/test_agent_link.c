@@ -300,6 +300,24 @@ static void a_node_that_leaves_is_followed(void **state)
     rig_free(&r);
 }
 
+/* It is so with the request that it has already, and no reason to give up a reply that has begun. */
+static void a_node_that_is_full_after_a_cut_is_asked_again(void **state)
+{
+    (void)state;
+    struct rig r;
+    rig_make(&r, 0);
+    r.cloud.cut_after = 3;
+    r.cloud.error_behind = 1;
+    r.cloud.error_code = TD_ERR_FULL;
+    r.cloud.error_retry = true;
+    rig_run(&r);
+    struct client *c = client_asks(&r, "hello");
+    client_run(&r, c);
+    client_check_reply(c, FAKE_REPLY);
+    assert_int_equal(r.cloud.open_count, 3);
+    rig_free(&r);
+}
+
 static void the_clouds_error_reaches_the_client(void **state)
 {
     (void)state;
@@ -365,6 +383,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_token_comes_once_over_a_cut_link),
         cmocka_unit_test(a_node_that_leaves_is_followed),
+        cmocka_unit_test(a_node_that_is_full_after_a_cut_is_asked_again),
         cmocka_unit_test(the_clouds_error_reaches_the_client),
         cmocka_unit_test(no_cloud_is_an_error_after_the_timeout),
         cmocka_unit_test(a_refusal_fails_requests_at_once),
