@@ -65,29 +65,25 @@ static void reload_tokens(struct node *n, bool force)
 }
 
 /* Before it serves there is nothing to save; after the first signal the second one means now. */
-static void stop_signal(struct node *n, unsigned *count)
+static void stop_signal(struct node *n)
 {
     if (!atomic_load(&n->watch.serving))
         _exit(0);
-    if (++*count > 1) {
-        log_warn("cloud", "second signal: stopping at once");
-        _exit(1);
-    }
+    stop_begins("cloud", STOP_MAX_S, true);
     log_info("cloud", "stopping: running replies have %u s to finish", NODE_DRAIN_MS / 1000);
-    stop_begins("cloud", STOP_MAX_S);
     net_loop_post_wait(n->service.loop, node_begin_drain, n);
 }
 
 static void *watch(void *arg)
 {
     struct node *n = arg;
-    unsigned stop_signals = 0, quiet_s = 0;
+    unsigned quiet_s = 0;
     sigset_t set;
     fill_signals(&set);
     while (!atomic_load(&n->watch.stop)) {
         int got = sigtimedwait(&set, NULL, &(struct timespec){.tv_sec = 1});
         if (got == SIGTERM || got == SIGINT)
-            stop_signal(n, &stop_signals);
+            stop_signal(n);
         else if (atomic_load(&n->watch.serving) && !atomic_load(&n->watch.stop))
             reload_tokens(n, got == SIGHUP);
         if (got < 0 && ++quiet_s % HEAP_TRIM_S == 0)

@@ -15,6 +15,13 @@ static struct { /* under lock, but for `done` */
     unsigned seconds;
     atomic_bool done;
 } guard;
+static atomic_bool asked; /* a signal has come, here or to the caller */
+
+static void end_at_once(const char *module)
+{
+    log_warn(module, "second signal: stopping at once");
+    _exit(1);
+}
 
 static void *watch(void *arg)
 {
@@ -30,21 +37,24 @@ static void *watch(void *arg)
         got = sigtimedwait(&set, NULL,
                            &(struct timespec){.tv_sec = (time_t)(left_us / 1000000),
                                               .tv_nsec = (long)(left_us % 1000000) * 1000});
+        if (got > 0 && !atomic_load(&guard.done) && !atomic_exchange(&asked, true))
+            got = -1; /* the first one, as the stop began without */
     }
     if (atomic_load(&guard.done))
         return NULL;
     if (got > 0)
-        log_warn(guard.module, "second signal: stopping at once");
-    else
-        log_error(guard.module,
-                  "not stopped in %u s: a disk does not answer, or is very slow; stopping at once. What was "
-                  "acknowledged is kept",
-                  guard.seconds);
+        end_at_once(guard.module);
+    log_error(guard.module,
+              "not stopped in %u s: a disk does not answer, or is very slow; stopping at once. What was "
+              "acknowledged is kept",
+              guard.seconds);
     _exit(1);
 }
 
-void stop_begins(const char *module, unsigned seconds)
+void stop_begins(const char *module, unsigned seconds, bool by_signal)
 {
+    if (by_signal && atomic_exchange(&asked, true))
+        end_at_once(module);
     pthread_mutex_lock(&lock);
     if (!guard.running) {
         guard.module = module;
@@ -64,5 +74,6 @@ void stop_done(void)
         pthread_join(guard.thread, NULL);
         guard.running = false;
     }
+    atomic_store(&asked, false);
     pthread_mutex_unlock(&lock);
 }

@@ -3,11 +3,13 @@
 #ifndef TANDEM_SHARED_STOP_H
 #define TANDEM_SHARED_STOP_H
 
+#include <stdbool.h>
+
 #define STOP_MAX_S 45u /* replies have 10 of them, the disk the others; systemd waits for 90 */
 
-/* The stop has begun: unless stop_done comes within the time, the program ends with code 1 and one line; at once with another SIGTERM or SIGINT,
- * which must be blocked in all threads. A second call changes nothing. */
-void stop_begins(const char *module, unsigned seconds);
+/* The stop has begun: unless stop_done comes within the time, the program ends with code 1 and one line; at once with a second SIGTERM or SIGINT,
+ * which must be blocked in all threads. by_signal: the caller has taken one. Another call without changes nothing. */
+void stop_begins(const char *module, unsigned seconds, bool by_signal);
 void stop_done(void); /* also where none has begun */
 
 #endif

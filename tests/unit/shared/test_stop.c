@@ -55,14 +55,30 @@ static void hang(void)
 
 static void late(void)
 {
-    stop_begins("test", 1);
+    stop_begins("test", 1, true);
+    hang();
+}
+
+/* The stop began without a signal. */
+static void asked_once(void)
+{
+    stop_begins("test", 1, false);
+    kill(getpid(), SIGTERM);
+    hang();
+}
+
+/* It does not matter who takes the signals. */
+static void asked_twice_there(void)
+{
+    stop_begins("test", 1000, true);
+    stop_begins("test", 1000, true);
     hang();
 }
 
 static void asked_twice(void)
 {
-    stop_begins("test", 1000);
-    stop_begins("test", 1000);
+    stop_begins("test", 1000, true);
+    stop_begins("test", 1000, false);
     kill(getpid(), SIGINT);
     hang();
 }
@@ -71,7 +87,7 @@ static void in_time(void)
 {
     stop_done(); /* none has begun */
     for (int i = 0; i < 2; i++) {
-        stop_begins("test", 1);
+        stop_begins("test", 1, true);
         stop_done();
     }
     nanosleep(&(struct timespec){.tv_sec = 1, .tv_nsec = 100000000}, NULL);
@@ -83,7 +99,11 @@ static void test_outcomes(void **state)
     char said[500];
     assert_int_equal(outcome(late, said, sizeof said), 1);
     assert_non_null(strstr(said, "ERROR test: not stopped in 1 s"));
+    assert_int_equal(outcome(asked_once, said, sizeof said), 1);
+    assert_non_null(strstr(said, "ERROR test: not stopped in 1 s"));
     assert_int_equal(outcome(asked_twice, said, sizeof said), 1);
+    assert_non_null(strstr(said, "second signal"));
+    assert_int_equal(outcome(asked_twice_there, said, sizeof said), 1);
     assert_non_null(strstr(said, "second signal"));
     assert_int_equal(outcome(in_time, said, sizeof said), OTHER_CODE);
     assert_string_equal(said, "");
