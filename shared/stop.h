@@ -5,7 +5,7 @@
 
 #include <stdbool.h>
 
-#define STOP_MAX_S 45u /* replies have 10 of them, the disk the others; systemd waits for 90 */
+#define STOP_MAX_S 80u /* replies have 10 of them, the disk the others; systemd waits for 90 */
 
 /* The stop has begun: unless stop_done comes within the time, the program ends with code 1 and one line; at once with a second SIGTERM or SIGINT,
  * which must be blocked in all threads. by_signal: the caller has taken one. Another call without changes nothing. */

@@ -350,7 +350,7 @@ def test_a_disk_that_hangs_holds_no_stop_up(tmp_path, preload):  # noqa: F811
             assert wait_until((program.dir / "faults.hung").exists, 60), program.log()
             program.process.terminate()
         for program in (c, e):
-            assert program.process.wait(120) == 1 and "a disk does not answer" in program.log(), program.log()
+            assert program.process.wait(180) == 1 and "a disk does not answer" in program.log(), program.log()
         for program, conversation in zip((c, e), kept):
             program.faults.write_text("")
             program.start()
