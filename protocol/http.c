@@ -7,7 +7,7 @@
  * Transfer-Encoding is refused: 411.
  *
  * Who may send is only known when the body is here, so slow bodies must not keep others out: where a listener has no room for another request,
- * or its bytes, the request whose body has been arriving for longest is dropped. */
+ * or its bytes, the oldest one is dropped that is refused and whose body still arrives, else the one whose body has been arriving for longest. */
 #include "protocol/http_internal.h"
 #include "shared/crypto.h"
 #include "shared/log.h"
@@ -55,12 +55,21 @@ static void leave_list(struct http_exchange *x)
     *(x->next ? &x->next->previous : &l->last_exchange) = x->previous;
 }
 
-/* False: no other body is arriving. */
-static bool make_room(const struct http_exchange *for_this)
+static struct http_exchange *oldest(const struct http_exchange *but_this, enum exchange_state state,
+                                    bool with_bytes)
 {
-    struct http_exchange *x = for_this->listener->first_exchange;
-    while (x && (x == for_this || x->state != X_BODY || x->dispatching))
+    struct http_exchange *x = but_this->listener->first_exchange;
+    while (x && (x == but_this || x->state != state || x->dispatching || (with_bytes && !x->body_capacity)))
         x = x->next;
+    return x;
+}
+
+/* False: there is nobody to drop. Who is answered and sends all the same goes before who may yet be right. */
+static bool make_room(const struct http_exchange *for_this, bool of_bytes)
+{
+    struct http_exchange *x = oldest(for_this, X_DRAIN, of_bytes);
+    if (!x)
+        x = oldest(for_this, X_BODY, of_bytes);
     if (x)
         http_abort(x);
     return x != NULL;
@@ -214,7 +223,7 @@ static bool admit(struct http_exchange *x)
                false;
     if (!admit_body(x) || !admit_origin(x))
         return false;
-    if (l->exchange_count > LIMIT_HTTP_EXCHANGES && !make_room(x))
+    if (l->exchange_count > LIMIT_HTTP_EXCHANGES && !make_room(x, false))
         return exchange_refuse(x, 503, "overloaded", "Too many open requests; try again."), false;
     if (!l->http)
         return exchange_refuse(x, 404, "not_found", "There is nothing here."), false;
@@ -266,7 +275,7 @@ static int body_append(struct http_exchange *x, const uint8_t *data, size_t size
         bool fits;
         do
             fits = x->listener->body_size + capacity - x->body_capacity <= LIMIT_HTTP_BUFFERED_SIZE;
-        while (!fits && make_room(x));
+        while (!fits && make_room(x, true));
         uint8_t *grown = fits ? realloc(x->body, capacity) : NULL;
         if (!grown)
             return -TD_ERR_NOMEM;

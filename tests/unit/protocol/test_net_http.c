@@ -13,7 +13,7 @@ static struct server {
     struct net_loop *loop;
     pthread_t thread;
     uint16_t port;
-    atomic_int requests, gone, filled;
+    atomic_int requests, gone;
     atomic_size_t body_size;
     char method[16], path[256], query[256], content_type[64], peer[64];
     struct http_exchange *held; /* of /hold, answered by release() */
@@ -473,7 +473,6 @@ static void test_broken_requests(void **state)
 static void fill_exchanges(void *arg)
 {
     server.loop->listeners->exchange_count += (uint32_t)(intptr_t)arg;
-    atomic_fetch_add(&server.filled, 1);
 }
 
 static void fill_bodies(void *arg)
@@ -512,23 +511,6 @@ static void test_bodies_together(void **state)
     assert_response(client_response(&c, false), 503, NULL);
     net_loop_post(server.loop, fill_bodies, (void *)-(intptr_t)(LIMIT_HTTP_BUFFERED_SIZE - 5));
     client_close(&c);
-}
-
-/* Whose body has been arriving for longest makes room for others. */
-static void test_slow_bodies_keep_nobody_out(void **state)
-{
-    (void)state;
-    static const char head[] = "POST /p HTTP/1.1\r\nContent-Length: 9\r\nExpect: 100-continue\r\n\r\n";
-    struct client slow = client_open(server.port), c = client_open(server.port);
-    client_send(&slow, head, sizeof head - 1);
-    assert_true(client_wait_for(&slow, "100 Continue"));
-    net_loop_post(server.loop, fill_exchanges, (void *)(intptr_t)(LIMIT_HTTP_EXCHANGES - 1));
-    assert_true(reaches(&server.filled, 1));
-    client_request(&c, "GET", "/a", "", NULL);
-    assert_response(client_response(&c, false), 200, "GET /a");
-    assert_true(client_at_end(&slow));
-    net_loop_post(server.loop, fill_exchanges, (void *)-(intptr_t)(LIMIT_HTTP_EXCHANGES - 1));
-    client_close(&c), client_close(&slow);
 }
 
 static void test_header_limit(void **state)
@@ -783,7 +765,6 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_body_in_pieces, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_broken_requests, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_too_many_exchanges, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(test_slow_bodies_keep_nobody_out, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_bodies_together, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_header_limit, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_gone_is_reported_once, set_up, tear_down),

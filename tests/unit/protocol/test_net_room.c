@@ -1,0 +1,127 @@
+/* A listener without room for another request: who makes room, and who is not dropped for it. */
+#include "http_client.h"
+#include "protocol/net_internal.h"
+#include <pthread.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <cmocka.h>
+
+static struct net_loop *loop;
+static pthread_t thread;
+static uint16_t port;
+
+static void on_request(void *ctx, struct http_exchange *x, const struct http_request *r)
+{
+    (void)ctx;
+    bool sent = r->body_size > 0;
+    http_respond(x, 200, "text/plain", NULL, 0, sent ? r->body : "yes", sent ? r->body_size : 3);
+}
+
+static void on_client_gone(void *ctx, struct http_exchange *x)
+{
+    (void)ctx, (void)x;
+}
+
+static const struct http_handler handler = {on_request, on_client_gone, NULL};
+
+static void *run(void *arg)
+{
+    net_loop_run(arg);
+    return NULL;
+}
+
+static int set_up(void **state)
+{
+    (void)state;
+    struct td_error err = {0};
+    loop = net_loop_create(&err);
+    assert_non_null(loop);
+    assert_int_equal(net_listen(loop, &(struct net_listen){.http = &handler}, &port, &err), 0);
+    pthread_create(&thread, NULL, run, loop);
+    return 0;
+}
+
+static int tear_down(void **state)
+{
+    (void)state;
+    net_loop_stop(loop);
+    pthread_join(thread, NULL);
+    net_loop_destroy(loop);
+    return 0;
+}
+
+struct filling {
+    int count;
+    atomic_bool done;
+};
+
+static void on_fill(void *arg)
+{
+    struct filling *f = arg;
+    loop->listeners->exchange_count += (uint32_t)f->count;
+    atomic_store(&f->done, true);
+}
+
+/* As if so many more were there, or no longer. */
+static void fill(int count)
+{
+    struct filling f = {.count = count};
+    assert_int_equal(net_loop_post(loop, on_fill, &f), 0);
+    while (!atomic_load(&f.done))
+        usleep(1000);
+}
+
+static void assert_answer(struct client *c, int status, const char *body)
+{
+    struct response r = client_response(c, false);
+    assert_int_equal(r.status, status);
+    if (body)
+        assert_string_equal(r.body, body);
+    free(r.body);
+}
+
+/* Whose body has been arriving for longest makes room for others. */
+static void slow_bodies_keep_nobody_out(void **state)
+{
+    (void)state;
+    static const char head[] = "POST /p HTTP/1.1\r\nContent-Length: 9\r\nExpect: 100-continue\r\n\r\n";
+    struct client slow = client_open(port), c = client_open(port);
+    client_send(&slow, head, sizeof head - 1);
+    assert_true(client_wait_for(&slow, "100 Continue"));
+    fill(LIMIT_HTTP_EXCHANGES - 1);
+    client_request(&c, "GET", "/a", "", NULL);
+    assert_answer(&c, 200, "yes");
+    assert_true(client_at_end(&slow));
+    fill(-(LIMIT_HTTP_EXCHANGES - 1));
+    client_close(&c), client_close(&slow);
+}
+
+/* Who was refused and still sends makes room before whose body may yet be a good one. */
+static void refused_bodies_drop_nobody(void **state)
+{
+    (void)state;
+    static const char head[] = "POST /p HTTP/1.1\r\nContent-Length: 9\r\nExpect: 100-continue\r\n\r\n",
+                      large[] = "POST /p HTTP/1.1\r\nContent-Length: 9000000\r\n\r\n";
+    struct client slow = client_open(port), refused = client_open(port), c = client_open(port);
+    client_send(&slow, head, sizeof head - 1);
+    assert_true(client_wait_for(&slow, "100 Continue"));
+    client_send(&refused, large, sizeof large - 1);
+    assert_answer(&refused, 413, NULL);
+    fill(LIMIT_HTTP_EXCHANGES - 2);
+    client_request(&c, "GET", "/a", "", NULL);
+    assert_answer(&c, 200, "yes");
+    assert_true(client_at_end(&refused));
+    client_send(&slow, "123456789", 9);
+    assert_answer(&slow, 200, "123456789");
+    fill(-(LIMIT_HTTP_EXCHANGES - 2));
+    client_close(&c), client_close(&refused), client_close(&slow);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(slow_bodies_keep_nobody_out, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(refused_bodies_drop_nobody, set_up, tear_down),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
