@@ -3,11 +3,9 @@
 #include "shared/base.h"
 #include <math.h>
 
-#define SMOOTH       0.25 /* weight of a new value */
-#define SMOOTH_ALONE 0.125
-#define ALONE_WEIGHT 2.0  /* that chunks without sending keep in the line, once there are others */
-#define PROBE_HOPE   1.5  /* answers are some milliseconds late for other reasons than the link, too */
-#define PROBE_GAIN   1.25 /* a probe must show so much more than is believed */
+#define SMOOTH     0.25 /* weight of a new value */
+#define PROBE_HOPE 1.5  /* answers are some milliseconds late for other reasons than the link, too */
+#define PROBE_GAIN 1.25 /* a probe must show so much more than is believed */
 
 void estimates_edge(struct estimates *e, uint64_t took_us, uint32_t tokens, uint32_t layers,
                     uint32_t position, bool alone)
@@ -58,7 +56,7 @@ uint64_t estimates_probe_wait_us(const struct estimates *e, uint64_t now_us)
 {
     if (e->rate >= ESTIMATES_RATE_UNKNOWN)
         return 0;
-    return TD_MAX(e->probe_due_us, now_us + 1) - now_us;
+    return TD_MAX(e->probe_due_us, now_us + (e->unacked_size > 0 ? ESTIMATES_SOON_US : 1)) - now_us;
 }
 
 bool estimates_wants_probe(struct estimates *e, bool busy, uint64_t now_us)

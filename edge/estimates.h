@@ -56,7 +56,7 @@ void estimates_edge(struct estimates *e, uint64_t took_us, uint32_t tokens, uint
 void estimates_cloud(struct estimates *e, uint32_t layer_ns, uint32_t slope_ns);
 void estimates_link(struct estimates *e, const struct link_stats *stats, uint64_t now_us);
 void estimates_link_lost(struct estimates *e); /* another connection counts its bytes from 0 */
-/* Until the next probe is due; 0: none will be. */
+/* Until it is worth asking for the next probe; 0: none will be. */
 uint64_t estimates_probe_wait_us(const struct estimates *e, uint64_t now_us);
 /* Should the link be probed now, if it has nothing else to do? The answer comes with estimates_link. busy: somebody computes, here or there, and makes
  * answers late: it had better wait, but for no longer than ESTIMATES_PROBE_US. */

@@ -222,7 +222,8 @@ static void a_rate_that_bulk_has_lowered_is_probed_at_once_and_raised(void **sta
     (void)state;
     struct estimates e = {0};
     told(&e, 1000000, 200000, 100000, 300000);
-    assert_false(estimates_wants_probe(&e, false, 1000001)); /* something is under way */
+    assert_false(estimates_wants_probe(&e, false, 1000001));                   /* something is under way */
+    assert_int_equal(estimates_probe_wait_us(&e, 1000001), ESTIMATES_SOON_US); /* nobody asks all the time */
     told(&e, 1100000, 200000, 200000, 300000);
     assert_true(estimates_wants_probe(&e, false, 1100001));
     probed(&e, 1200000, 3000000);
