@@ -1,4 +1,4 @@
-/* net_internal: what net.c, net_listen.c, http*.c and ws*.c share, and nobody else sees.
+/* net_internal: what net.c, net_listen.c, net_certificate.c, http*.c and ws*.c share, and nobody else sees.
  *
  * One libwebsockets connection (struct lws) carries one of our objects in its opaque pointer: a struct http_exchange while a request is
  * open, a struct ws_conn once it speaks WebSocket, else NULL. The object that leaves first clears the pointer, so neither outlives

@@ -6,8 +6,9 @@
  *
  * Of several addresses the first one's reason is told that was reached: that nothing listens at the others is no news then.
  *
- * A certificate that is out of date is looked at once more, to tell since when: the handshake that checks it ends before its dates can be
- * asked for. That second connection checks nothing and sends nothing.
+ * A certificate that is out of date is looked at once more, to tell since when: a handshake that checks it ends at that fault, and only one
+ * that is over lets the certificate be read. The second connection's checks nothing, and shows whoever is there this client's own certificate,
+ * where it has one, with proof of its key. Behind its handshake nothing is sent.
  *
  * A set of trust anchor and client certificate is a vhost to libwebsockets. Vhosts are kept and used again, for an agent reconnects for
  * ever; when a file changes, a new one takes its place. */
@@ -116,7 +117,7 @@ static bool was_reached(const char *text)
            !strstr(text, "Timed out");
 }
 
-/* Reads the dates of the certificate, if that is what this connection is for. Its handshake is over. */
+/* Reads the dates of the certificate, if that is what this connection is for: its handshake checked nothing and is over. */
 static void look_at_certificate(struct ws_conn *c)
 {
     union {

@@ -24,7 +24,7 @@ struct ws_conn {
     char *host, *path;
     uint16_t port;
     bool tls, calling;   /* calling: inside lws_client_connect_via_info */
-    const char *looking; /* why this address is asked once more, for its certificate only: nothing is sent */
+    const char *looking; /* why this address is asked once more, for its certificate, without a request */
     char addresses[NET_ADDRESSES_MAX][48];
     size_t address_count, address_next;
     struct net_timer timer, deadline;
