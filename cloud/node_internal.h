@@ -14,11 +14,14 @@
 #define NODE_QUEUE_MIN   (32ull << 20) /* two of the largest conversations wait for the disk */
 
 struct node_memory {
-    uint64_t available, weights, kv; /* weights and KV pages: 0 where a GPU has them */
-    uint64_t store_ram;              /* in: as wanted; out: as there is room for */
-    uint64_t store_queue;            /* out: of blocks and turns that wait for the disk */
+    uint64_t available, swap; /* swap: what may be put aside on the disk */
+    uint64_t weights;         /* those that are copied, not the mapped file's; 0 where a GPU has them */
+    uint64_t kv_least;        /* 0 where a GPU has the pages */
+    uint64_t kv;              /* in: as wanted, 0: to be chosen; out: of pages */
+    uint64_t store_ram;       /* in: as wanted; out: as there is room for */
+    uint64_t store_queue;     /* out: of blocks and turns that wait for the disk */
 };
-/* 0, or weights and pages do not fit, and why. */
+/* 0, or weights and pages do not fit, even with swap, and why. */
 int node_memory_fit(struct node_memory *m, struct td_error *err);
 
 struct node {

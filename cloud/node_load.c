@@ -11,6 +11,8 @@
 #include <unistd.h>
 
 #define PAGES_MIN         2u
+#define PAGES_MAX         (1u << 24)
+#define KV_TOKENS_MIN     1024u /* where nothing was asked for: room for one request of some length */
 #define PROGRESS_CELLS    30
 #define INDEX_ENTRIES_MAX (1u << 17) /* turns of all conversations that are found by their history */
 
@@ -94,29 +96,18 @@ static uint64_t page_size_of(const struct node *n)
     return kv_piece_values(&shape, KV_BLOCK_TOKENS) * 2 * sizeof(uint16_t) * shape.layer_count;
 }
 
-/* *out: 0 on a GPU where nothing was asked for: what fits. */
-static int choose_pages(const struct node *n, bool gpu, uint32_t *out, struct td_error *err)
+/* Bytes of the pages that were asked for, 0: none were. */
+static int wanted_pages(const struct node *n, uint64_t *out, struct td_error *err)
 {
     const struct settings *s = n->settings;
     uint64_t page_size = page_size_of(n);
-    bool asked = s->kv_memory || s->pages > 0;
-    *out = 0;
-    if (gpu && !asked)
-        return 0;
-    uint64_t available = asked ? 0 : memory_available();
-    if (!asked && available == 0)
-        return td_fail(
-            err, -TD_ERR_NOTFOUND,
-            "cannot tell how much memory is free: /proc/meminfo cannot be read; mount /proc, or say how "
-            "much KV may take, such as --kv-memory 1G");
-    uint64_t pages =
-        s->pages > 0 ? (uint64_t)s->pages : (s->kv_memory ? s->kv_memory : available / 4) / page_size;
-    if (pages < PAGES_MIN)
+    uint64_t pages = s->pages > 0 ? (uint64_t)s->pages : s->kv_memory / page_size;
+    *out = pages * page_size;
+    if ((s->kv_memory || s->pages > 0) && pages < PAGES_MIN)
         return td_fail(err, -TD_ERR_ARG,
                        "no room for KV: a page of 64 tokens takes %" PRIu64
                        " KiB with this model; raise --kv-memory",
                        page_size >> 10);
-    *out = (uint32_t)TD_MIN(pages, (uint64_t)1 << 24);
     return 0;
 }
 
@@ -147,17 +138,28 @@ static bool wants_gpu(const struct settings *s)
 int node_plan_memory(struct node *n, struct td_error *err)
 {
     struct node_memory *m = &n->memory;
-    uint64_t wanted = n->settings->store_ram;
+    uint64_t wanted = n->settings->store_ram, page_size = page_size_of(n), kv;
+    uint32_t tokens = TD_MIN(n->service.context_max, (uint32_t)KV_TOKENS_MIN);
     n->gpu = wants_gpu(n->settings);
-    int rc = choose_pages(n, n->gpu, &n->page_count, err);
+    int rc = wanted_pages(n, &kv, err);
     if (rc < 0)
         return rc;
-    uint64_t available = memory_available(); /* 0: not known, and then somebody has said what KV may take */
-    *m = (struct node_memory){.available = available ? available : UINT64_MAX,
-                              .weights = n->gpu ? 0 : gguf_file_size(n->file), /* repacked */
-                              .kv = n->gpu ? 0 : n->page_count * page_size_of(n),
-                              .store_ram = wanted};
+    uint64_t available = memory_available();
+    if (available == 0 && kv == 0 && !n->gpu)
+        return td_fail(
+            err, -TD_ERR_NOTFOUND,
+            "cannot tell how much memory is free: /proc/meminfo cannot be read; mount /proc, or say how "
+            "much KV may take, such as --kv-memory 1G");
+    *m = (struct node_memory){
+        .available = available ? available : UINT64_MAX, .swap = memory_swap(), .store_ram = wanted};
+    if (!n->gpu) {
+        m->weights = cpu_backend_weights_size(n->model);
+        m->kv_least =
+            page_size * TD_MAX((tokens + KV_BLOCK_TOKENS - 1) / KV_BLOCK_TOKENS, (uint32_t)PAGES_MIN);
+        m->kv = kv;
+    }
     rc = node_memory_fit(m, err);
+    n->page_count = (uint32_t)TD_MIN((n->gpu ? kv : m->kv) / page_size, (uint64_t)PAGES_MAX);
     if (rc == 0 && m->store_ram < wanted)
         log_info("cloud",
                  "--store-ram is %" PRIu64 " MiB here: weights and KV pages leave no room for %" PRIu64,

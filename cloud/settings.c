@@ -40,7 +40,7 @@ static const struct config_option options[] = {
     {.name = "gpu-memory-utilization", OPTION(gpu_memory, CONFIG_FLOAT), .fallback = "0.9", .min = 0.05, .max = 1, .metavar = "SHARE", .help = "of a GPU's memory that may be in use, other programs' part included; KV pages take what the weights leave"},
     {.name = "deterministic", OPTION(deterministic, CONFIG_BOOL), .help = "on a GPU: the same bits whatever runs beside a request, slower; a CPU computes so always"},
     {.name = "threads", OPTION(threads, CONFIG_INT), .max = WORKERS_MAX, .metavar = "N", .help = "compute threads; 0: all cores"},
-    {.name = "kv-memory", OPTION(kv_memory, CONFIG_SIZE), .min = 1 * MIB, .metavar = "SIZE", .help = "memory for KV pages; 0: a quarter of what is available, on a GPU all that --gpu-memory-utilization leaves"},
+    {.name = "kv-memory", OPTION(kv_memory, CONFIG_SIZE), .min = 1 * MIB, .metavar = "SIZE", .help = "memory for KV pages; 0: a quarter of what is available, or what the weights leave, on a GPU all that --gpu-memory-utilization leaves"},
     {.name = "pages", OPTION(pages, CONFIG_INT), .max = 1 << 24, .metavar = "N", .help = "the same as a number of pages of 64 tokens; wins over --kv-memory"},
     {.name = "swap-memory", OPTION(swap_memory, CONFIG_SIZE), .min = 1 * MIB, .fallback = "4G", .metavar = "SIZE", .help = "beside a GPU: memory of this machine for KV that its own has no room for; 0: none"},
     {.name = "token-budget", OPTION(token_budget, CONFIG_INT), .fallback = "512", .min = 16, .max = BATCH_ROWS_MAX, .metavar = "N", .help = "rows of one step, prefill and decode together: more is faster in sum, less keeps replies flowing"},

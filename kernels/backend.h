@@ -109,6 +109,8 @@ struct backend_config {
 /* cpu_backend_create: all working memory is allocated here; forward allocates nothing. */
 int cpu_backend_create(const struct model *m, const struct backend_config *config, struct backend **out,
                        struct td_error *err);
+/* Bytes that it takes for weights in its own order, besides the mapped file. */
+uint64_t cpu_backend_weights_size(const struct model *m);
 /* "avx512", "avx2", ...: what a CPU backend made with isa = NULL uses here. */
 const char *cpu_backend_isa(void);
 

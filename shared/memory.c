@@ -97,3 +97,18 @@ uint64_t memory_available(void)
 {
     return memory_available_under("");
 }
+
+uint64_t memory_swap_under(const char *root)
+{
+    char path[PATH_SIZE];
+    uint64_t available = 0, swap = 0, groups = left_in_groups(root);
+    snprintf(path, sizeof path, "%s/proc/meminfo", root);
+    if (!number_in(path, "MemAvailable:", &available) || !number_in(path, "SwapFree:", &swap))
+        return 0;
+    return TD_MIN(swap << 10, groups - TD_MIN(groups, available << 10));
+}
+
+uint64_t memory_swap(void)
+{
+    return memory_swap_under("");
+}

@@ -5,7 +5,10 @@
 
 /* Bytes that this process may still take without pushing others out, at least 1; 0: cannot tell. */
 uint64_t memory_available(void);
-/* The same of the files under `root`, for tests. */
+/* Bytes of swap that are free besides, as far as no group's limit comes first; what a group may swap is not asked. */
+uint64_t memory_swap(void);
+/* Both of the files under `root`, for tests. */
 uint64_t memory_available_under(const char *root);
+uint64_t memory_swap_under(const char *root);
 
 #endif

@@ -408,6 +408,24 @@ int cpu_backend_create(const struct model *m, const struct backend_config *confi
     return 0;
 }
 
+static uint64_t size_packed(const struct weight *w)
+{
+    struct cpu_matrix m = matrix_of(w);
+    return align_up(cpu_ops_find(NULL)->pack_size(&m), 64);
+}
+
+uint64_t cpu_backend_weights_size(const struct model *m)
+{
+    uint64_t size = m->output.data && m->output_norm.data ? size_packed(&m->output) : 0;
+    for (uint32_t i = 0; i < m->layers_held; i++) {
+        const struct model_layer *y = &m->layers[i];
+        const struct weight *all[] = {&y->wq, &y->wk, &y->wv, &y->wo, &y->w_gate, &y->w_up, &y->w_down};
+        for (size_t j = 0; j < TD_COUNT(all); j++)
+            size += size_packed(all[j]);
+    }
+    return size;
+}
+
 const char *cpu_backend_isa(void)
 {
     return cpu_ops_find(NULL)->name;

@@ -1,6 +1,6 @@
 /* forward: the invariance rule. A row's logits have the same bits however its prompt was cut, whatever else is in the batch, on any
  * number of threads, from any instruction set, and wherever its prefix came from; and a bad batch is a code that leaves pages alone. */
-#include "kernels/cpu/ops.h"
+#include "kernels/cpu/cpu_backend.h"
 #include "tests/unit/kernels/models.h"
 #include <math.h>
 
@@ -502,6 +502,18 @@ static void backends_that_cannot_be(void **state)
     run_close(&r);
 }
 
+static void the_memory_for_weights_is_known_before(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < TD_COUNT(names); i++) {
+        struct run r;
+        run_open(&r, names[i], 1, NULL);
+        assert_int_equal(cpu_backend_weights_size(r.model),
+                         ((const struct cpu_backend *)r.backend)->packed_size);
+        run_close(&r);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -518,6 +530,7 @@ int main(void)
         cmocka_unit_test(page_calls_check_their_arguments),
         cmocka_unit_test(a_part_of_the_layers),
         cmocka_unit_test(backends_that_cannot_be),
+        cmocka_unit_test(the_memory_for_weights_is_known_before),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

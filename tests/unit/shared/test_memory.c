@@ -99,6 +99,22 @@ static void the_first_version(void **state)
     assert_int_equal(memory_available_under(root), 64 * MIB);
 }
 
+static void swap_as_far_as_no_group_is_limited(void **state)
+{
+    (void)state;
+    assert_int_equal(memory_swap_under(root), 0);
+    put("/proc/meminfo", "MemAvailable:    2097152 kB\n");
+    assert_int_equal(memory_swap_under(root), 0);
+    put("/proc/meminfo", "MemAvailable:    2097152 kB\nSwapTotal: 9 kB\nSwapFree:    1048576 kB\n");
+    assert_int_equal(memory_swap_under(root), 1024 * MIB);
+    put("/proc/self/cgroup", "0::/a\n");
+    put("/sys/fs/cgroup/a/memory.max", "max\n");
+    assert_int_equal(memory_swap_under(root), 1024 * MIB);
+    put("/sys/fs/cgroup/a/memory.max", "1073741824\n");
+    put("/sys/fs/cgroup/a/memory.current", "1048576\n");
+    assert_int_equal(memory_swap_under(root), 0);
+}
+
 static void this_machine(void **state)
 {
     (void)state;
@@ -112,6 +128,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(a_group_and_those_above, setup, teardown),
         cmocka_unit_test_setup_teardown(a_containers_root, setup, teardown),
         cmocka_unit_test_setup_teardown(the_first_version, setup, teardown),
+        cmocka_unit_test_setup_teardown(swap_as_far_as_no_group_is_limited, setup, teardown),
         cmocka_unit_test(this_machine),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
