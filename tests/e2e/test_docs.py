@@ -99,12 +99,13 @@ def plain_environment(**more):
 
 
 class Running:
-    """A command that stays; it has a process group of its own, as at a terminal."""
+    """A command that stays; it has a process group of its own, as at a terminal, and hears Ctrl-C also where these tests do not: in the background of a script."""
 
     def __init__(self, command, directory, env, log):
         self.log = log
         with open(log, "wb") as out:
-            self.process = subprocess.Popen(command, cwd=directory, env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True)
+            self.process = subprocess.Popen(command, cwd=directory, env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True,
+                                            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
 
     def wait_for(self, text):
         until = time.monotonic() + START_SECONDS
