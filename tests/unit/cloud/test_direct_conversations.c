@@ -1,24 +1,13 @@
 /* direct_conversations: what a node's API does with a conversation beyond its turns: fork, pins of it and of the blocks that are held of it, export and
  * import; each for its principal alone. Lists and deletion: test_direct.c. */
 #include "service_fixture.h"
-#include "../protocol/http_client.h"
-#include <jansson.h>
+#include "../protocol/http_json_client.h"
 
-/* The answer as JSON; the caller's. */
 static json_t *ask(const char *who, const char *method, const char *path, const char *body, int status)
 {
-    struct client c = client_open(fx.port);
     char headers[128];
-    snprintf(headers, sizeof headers, "Authorization: Bearer %s\r\nContent-Type: application/json\r\n", who);
-    client_request(&c, method, path, headers, body);
-    struct response r = client_response(&c, false);
-    client_close(&c);
-    if (r.status != status)
-        fail_msg("%s %s: %d instead of %d: %s", method, path, r.status, status, r.body ? r.body : "");
-    json_t *root = json_loads(r.body, 0, NULL);
-    assert_non_null(root);
-    free(r.body);
-    return root;
+    snprintf(headers, sizeof headers, "Authorization: Bearer %s\r\n", who);
+    return client_json(fx.port, method, path, headers, body, status);
 }
 
 enum { IDS = 3 * KV_BLOCK_TOKENS + 5 };

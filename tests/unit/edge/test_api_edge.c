@@ -2,9 +2,8 @@
 #define client agent_client /* agent_rig.h's, which are not used here: clients speak HTTP */
 #include "agent_rig.h"
 #undef client
-#include "../protocol/http_client.h"
+#include "../protocol/http_json_client.h"
 #include "edge/api_edge.h"
-#include <jansson.h>
 
 static struct rig rig;
 static struct api_edge *api;
@@ -42,21 +41,12 @@ static int tear_down(void **state)
     return 0;
 }
 
-#define HEADERS "Authorization: Bearer key\r\nContent-Type: application/json\r\n"
+#define KEY     "Authorization: Bearer key\r\n"
+#define HEADERS KEY "Content-Type: application/json\r\n"
 
-/* The answer as JSON; the caller's. */
 static json_t *ask(const char *method, const char *path, const char *body, int status)
 {
-    struct client c = client_open(port);
-    client_request(&c, method, path, HEADERS, body);
-    struct response r = client_response(&c, false);
-    client_close(&c);
-    if (r.status != status)
-        fail_msg("%s %s: %d instead of %d: %s", method, path, r.status, status, r.body ? r.body : "");
-    json_t *root = json_loads(r.body, 0, NULL);
-    assert_non_null(root);
-    free(r.body);
-    return root;
+    return client_json(port, method, path, KEY, body, status);
 }
 
 static const char *text_at(json_t *root, const char *name)
