@@ -78,4 +78,37 @@ static inline void assert_sound(struct machine *m, const char *what, uint64_t po
     if (sim_violation(&m->sim))
         fail_msg("%s at %llu: %s", what, (unsigned long long)position, sim_violation(&m->sim));
 }
+
+static inline void copy_index(const struct machine *m, const char *from, const char *to)
+{
+    char command[1100];
+    snprintf(command, sizeof command, "cp %s/%s %s/%s", m->index_directory, from, m->index_directory, to);
+    assert_int_equal(system(command), 0);
+}
+
+/* Blocks of one tenant; returns how many were acknowledged. */
+static inline int put_many(struct store *s, uint64_t first, uint64_t count)
+{
+    int acknowledged = 0;
+    for (uint64_t i = first; i < first + count; i++) {
+        struct fixture_block f;
+        fixture_block_make(&f, i);
+        acknowledged += fixture_put(s, "acme", &f) == 0;
+    }
+    return acknowledged;
+}
+
+static inline void compact_all(struct store *s)
+{
+    uint64_t freed;
+    assert_int_equal(store_compact(s, 0, NULL, NULL, &freed, NULL), 0);
+}
+
+static inline bool is_there(struct store *s, uint64_t i)
+{
+    struct fixture_block f;
+    fixture_block_make(&f, i);
+    return fixture_block_reads(s, "acme", &f);
+}
+
 #endif

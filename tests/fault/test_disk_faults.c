@@ -6,7 +6,7 @@
 
 enum { STEPS = 40, POSITIONS_MAX = 60 };
 
-static void compact_all(struct store *s)
+static void try_to_compact(struct store *s)
 {
     uint64_t freed;
     store_compact(s, 0, NULL, NULL, &freed, NULL);
@@ -53,7 +53,7 @@ static void live_with_fault(enum sim_kind kind, uint64_t position, uint64_t leng
     model_index_is_true(m->index_directory);
     model_check(&m->model, s, NULL);
     assert_sound(m, "after the power loss", position);
-    compact_all(s);
+    try_to_compact(s);
     model_check(&m->model, s, NULL);
     assert_sound(m, "after the compaction", position);
     store_close(s);

@@ -5,30 +5,6 @@
 
 /* ---- space ------------------------------------------------------------------------------------------------ */
 
-static int put_many(struct store *s, uint64_t first, uint64_t count)
-{
-    int acknowledged = 0;
-    for (uint64_t i = first; i < first + count; i++) {
-        struct fixture_block f;
-        fixture_block_make(&f, i);
-        acknowledged += fixture_put(s, "acme", &f) == 0;
-    }
-    return acknowledged;
-}
-
-static void compact_all(struct store *s)
-{
-    uint64_t freed;
-    assert_int_equal(store_compact(s, 0, NULL, NULL, &freed, NULL), 0);
-}
-
-static bool is_there(struct store *s, uint64_t i)
-{
-    struct fixture_block f;
-    fixture_block_make(&f, i);
-    return fixture_block_reads(s, "acme", &f);
-}
-
 static void test_the_limit_holds_by_eviction(void **state)
 {
     (void)state;
@@ -541,12 +517,10 @@ static void test_the_index_hears_of_it_before_a_segment_goes(void **state)
 static void power_off(void *ctx, const char *name)
 {
     struct machine *m = ctx;
-    char command[256];
     if (strncmp(name, "seg-", 4) != 0 || m->sim.off)
         return;
     m->sim.off = true;
-    snprintf(command, sizeof command, "cp %s/" INDEX_FILE " %s/then", m->index_directory, m->index_directory);
-    assert_int_equal(system(command), 0);
+    copy_index(m, INDEX_FILE, "then");
 }
 
 /* The power goes when the index knows all that will be so, and the segment is still there: its blocks are there again, and the index knows them. */
@@ -555,7 +529,6 @@ static void test_a_segment_that_was_about_to_go(void **state)
     (void)state;
     struct machine *m = machine_create(1);
     struct store *s;
-    char command[256];
     m->limit_size = 1 << 20;
     m->segments_only = true;
     assert_int_equal(open_machine(m, &s), 0);
@@ -568,8 +541,7 @@ static void test_a_segment_that_was_about_to_go(void **state)
         put_many(s, i, 1);
     assert_true(m->sim.off);
     store_close(s);
-    snprintf(command, sizeof command, "mv %s/then %s/" INDEX_FILE, m->index_directory, m->index_directory);
-    assert_int_equal(system(command), 0);
+    copy_index(m, "then", INDEX_FILE);
     m->sim.before_unlink = NULL;
     sim_power_loss(&m->sim);
     assert_int_equal(open_machine(m, &s), 0);
