@@ -139,6 +139,8 @@ static void gone(void *ctx, struct generation *g)
     if (!s)
         return;
     e->parked_count -= s->state == SEQ_PARKED;
+    if (g->state == GEN_FINISHED) /* one whose blocks are still on their way has not been told */
+        engine_emit_done(s);
     s->gen = NULL; /* the table frees it */
     s->handle = 0;
     if (s->state == SEQ_PARKED || s->state == SEQ_ENDED)

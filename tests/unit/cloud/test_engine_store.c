@@ -326,6 +326,31 @@ static void nothing_goes_to_the_store_while_a_tenant_is_forgotten(void **state)
     scene_close(s);
 }
 
+/* Of a principal that ends many at once the table keeps the youngest. Who still waits for the store hears that its reply is whole all the same. */
+static void a_reply_that_is_forgotten_while_it_is_stored_is_done(void **state)
+{
+    (void)state;
+    struct scene *s = scene_open();
+    struct engine *e = s->rig->engine;
+    struct client c;
+    client_direct(s->rig, &c, s->prompt, PROMPT, rig_sampling(REPLY, 5));
+    rig_until(s->rig, c.count == REPLY - 1);
+    e->live[0]->unpersisted++; /* a block that the store does not acknowledge */
+    rig_until(s->rig, e->live[0]->state == SEQ_CLOSING);
+    for (uint64_t i = 0; i < LIMIT_PARKED_PER_PRINCIPAL; i++) {
+        struct generation *g;
+        uint8_t id[GEN_REQUEST_ID_SIZE] = {0xff}, hash[TD_HASH_SIZE] = {0};
+        store_le64(id + 8, i);
+        assert_int_equal(gen_open(e->gens, "acme", "ann", id, 1, hash, NULL, 0, 1, &g), GEN_NEW);
+        gen_finish(g, FINISH_STOP, rig_now + 1);
+    }
+    assert_false(c.done);
+    engine_expire(e, rig_now);
+    assert_int_equal(e->live_count, 0);
+    assert_reply(&c, s->reply, REPLY);
+    scene_close(s);
+}
+
 static struct tier_stats remote_stats(const struct rig *r)
 {
     struct tier_stats stats;
@@ -410,6 +435,7 @@ int main(void)
         cmocka_unit_test(no_persist_writes_nothing),
         cmocka_unit_test(an_erased_tenant_is_forgotten),
         cmocka_unit_test(nothing_goes_to_the_store_while_a_tenant_is_forgotten),
+        cmocka_unit_test(a_reply_that_is_forgotten_while_it_is_stored_is_done),
         cmocka_unit_test(blocks_come_from_another_node),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
