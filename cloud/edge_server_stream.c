@@ -289,7 +289,8 @@ static int check_open(const struct edge_connection *c, const Tandem__Open *m, co
     if (s->draining)
         return -TD_ERR_CLOSED;
     *text = "the prompt is longer than the context";
-    if (m->prompt_count + m->held_count >= s->context_max)
+    /* a reply that fills it is whole, and only to be ended */
+    if (m->prompt_count >= s->context_max || m->prompt_count + m->held_count > s->context_max)
         return -TD_ERR_CONTEXT;
     *text = "OPEN asks for a fidelity that does not exist";
     if (m->accept > KV_ACCEPT_ANY)

@@ -276,7 +276,28 @@ static void test_held_tokens(void **state)
     fake_next("detach");
 }
 
-/* ---- private prompts ---- */
+/* The reply has filled the context, and only the word that it ends was lost with the link. */
+static void test_held_tokens_that_fill_the_context(void **state)
+{
+    (void)state;
+    struct edge_client *c = edge_client_ready("alice");
+    int32_t *ids = calloc(FIXTURE_CONTEXT + 1, sizeof *ids);
+    uint8_t hash[TD_HASH_SIZE];
+    Tandem__Open m = edge_open(4);
+    for (uint32_t more = 0; more < 2; more++) {
+        m.held_count = FIXTURE_CONTEXT - 4 + more;
+        ids_hash(ids + 4, m.held_count, hash);
+        m.held_hash = (ProtobufCBinaryData){TD_HASH_SIZE, hash};
+        edge_send_open(c, 1 + 2 * more, &m, ids, FIXTURE_CONTEXT + more);
+        if (more)
+            assert_stream_error(c, 3, TD_ERR_CONTEXT, false);
+        else
+            assert_int_equal(fake_next("open")->open.held_count, FIXTURE_CONTEXT - 4);
+    }
+    free(ids);
+    edge_client_close(c);
+    fake_next("detach");
+}
 
 static void test_bad_opens(void **state)
 {
@@ -544,6 +565,7 @@ int main(void)
         TEST(test_connections_of_one_principal),
         TEST(test_one_flight),
         TEST(test_held_tokens),
+        TEST(test_held_tokens_that_fill_the_context),
         TEST(test_bad_opens),
         TEST(test_bad_generate),
         TEST(test_logprobs),
