@@ -245,7 +245,7 @@ void engine_preempt(struct engine *e, struct sequence *s); /* WAITING again, to 
 bool engine_same_principal(const struct sequence *a, const struct sequence *b);
 bool engine_place_is_free(const struct engine *e); /* or an idle one has it */
 bool engine_take_place(struct engine *e);          /* false: all who have one have work */
-/* Others wait, and its principal runs more than theirs does, or its idle ones have their share of the pages. */
+/* Of those that wait another principal's is to come in first: it runs less, or its idle ones leave more of the pages. */
 bool engine_comes_behind(const struct engine *e, const struct sequence *s);
 /* Any thread: one more of this principal is to run or wait: 0, or -TD_ERR_FULL: there is no room, or what is left is for others. */
 int engine_come_in(struct engine *e, const char *tenant, const char *principal);

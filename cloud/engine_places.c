@@ -10,7 +10,7 @@
  * shuts out, or holds up for minutes, everybody else.
  *
  * Pages stay promised to idle ones, or their rows would come to no pages and be lost. But while others wait for pages the idle ones of a principal may
- * have half of them: beyond, its youngest are as if they had not been admitted, and it comes behind the others. Of these nothing is lost, unless rows
+ * have half of them: beyond, its youngest are as if they had not been admitted, and it comes behind those who have less. Of these nothing is lost, unless rows
  * or pieces are in their pages already; then they have STALLED_US first. One alone is left in peace. */
 #include "cloud/engine_internal.h"
 #include <stdio.h>
@@ -25,6 +25,40 @@ bool engine_same_principal(const struct sequence *a, const struct sequence *b)
 static bool is_idle(const struct sequence *s)
 {
     return s->state == SEQ_RUNNING && s->idle;
+}
+
+static bool has_place(const struct sequence *s)
+{
+    return (s->state == SEQ_RUNNING || s->state == SEQ_LOADING) && !s->placeless;
+}
+
+static uint32_t pages_of(const struct engine *e, const struct sequence *s)
+{
+    return TD_MIN(sequence_blocks(s->ids_count + 1), e->backend->page_count);
+}
+
+/* What the live of each principal have together. It is kept with the youngest of them, and that one is found by a byte of the principal's key, as
+ * there may be hundreds of each. */
+static void count_kin(const struct engine *e)
+{
+    struct sequence *first[UINT8_MAX + 1] = {NULL};
+    for (uint32_t i = e->live_count; i-- > 0;) {
+        struct sequence *s = e->live[i], **at = &first[s->own_key[0]];
+        while (*at && !engine_same_principal(*at, s))
+            at = &(*at)->kin.next;
+        if (!*at) {
+            *at = s;
+            s->kin = (struct seq_kin){0};
+        }
+        s->youngest = *at;
+        struct seq_kin *kin = &s->youngest->kin;
+        if (s->state == SEQ_WAITING)
+            kin->waits = s;
+        if (is_idle(s) && has_place(s) && kin->idle_count++ == 0)
+            kin->idle = s;
+        kin->placed_count += has_place(s);
+        kin->idle_pages += is_idle(s) ? pages_of(e, s) : 0;
+    }
 }
 
 /* --- who comes in ---------------------------------------------------------------------------------- */
@@ -80,35 +114,19 @@ void engine_leave(struct engine *e, const char *tenant, const char *principal)
 
 /* --- places --------------------------------------------------------------------------------------- */
 
-static bool has_idle_place(const struct sequence *s)
-{
-    return is_idle(s) && !s->placeless;
-}
-
-/* The youngest of the principal that has most of them; NULL: none has a place. The youngest one of each principal counts for it; they are found by a byte
- * of the principal's key, as there may be hundreds of each. */
+/* The youngest of the principal that has most of them; NULL: none has a place. */
 static struct sequence *find_idle(const struct engine *e)
 {
-    struct sequence *first[UINT8_MAX + 1] = {NULL}, *best = NULL;
+    struct sequence *best = NULL;
     uint32_t most = 0;
+    count_kin(e);
     for (uint32_t i = e->live_count; i-- > 0;) {
-        struct sequence *s = e->live[i], **at = &first[s->own_key[0]];
-        s->idle_count = 0;
-        if (!has_idle_place(s))
-            continue;
-        while (*at && !engine_same_principal(*at, s))
-            at = &(*at)->idle_next;
-        if (!*at) {
-            *at = s;
-            s->idle_next = NULL;
+        const struct seq_kin *kin = &e->live[i]->youngest->kin;
+        if (kin->idle == e->live[i] && kin->idle_count > most) {
+            best = kin->idle;
+            most = kin->idle_count;
         }
-        (*at)->idle_count++;
     }
-    for (uint32_t i = e->live_count; i-- > 0;)
-        if (e->live[i]->idle_count > most) {
-            best = e->live[i];
-            most = best->idle_count;
-        }
     return best;
 }
 
@@ -133,54 +151,30 @@ bool engine_take_place(struct engine *e)
 
 /* --- pages ---------------------------------------------------------------------------------------- */
 
-static uint32_t pages_of(const struct engine *e, const struct sequence *s)
-{
-    return TD_MIN(sequence_blocks(s->ids_count + 1), e->backend->page_count);
-}
-
-/* Held by, or promised to, other idle ones of the same principal. */
-static uint32_t pages_idle(const struct engine *e, const struct sequence *of)
-{
-    uint32_t count = 0;
-    for (uint32_t i = 0; i < e->live_count; i++) {
-        const struct sequence *s = e->live[i];
-        if (s != of && is_idle(s) && engine_same_principal(s, of))
-            count += pages_of(e, s);
-    }
-    return count;
-}
-
+/* By what count_kin found. */
 static bool has_more_than_its_share(const struct engine *e, const struct sequence *s)
 {
-    uint32_t others = pages_idle(e, s);
+    uint32_t others = s->youngest->kin.idle_pages - (is_idle(s) ? pages_of(e, s) : 0);
     return others > 0 && others + pages_of(e, s) > e->backend->page_count / 2;
 }
 
-/* Of the same principal, with a place. */
-static uint32_t count_placed(const struct engine *e, const struct sequence *of)
+/* Who has too much is behind all who have not; else the fewest places. It is an order, so somebody is first: no two hold each other up. */
+static uint64_t turn_of(const struct engine *e, const struct sequence *s)
 {
-    uint32_t count = 0;
-    for (uint32_t i = 0; i < e->live_count; i++) {
-        const struct sequence *s = e->live[i];
-        bool placed = (s->state == SEQ_RUNNING || s->state == SEQ_LOADING) && !s->placeless;
-        count += placed && engine_same_principal(s, of);
-    }
-    return count;
+    return (uint64_t)has_more_than_its_share(e, s) << 32 | s->youngest->kin.placed_count;
 }
 
 bool engine_comes_behind(const struct engine *e, const struct sequence *s)
 {
-    bool waits = false, fewer = false;
-    uint32_t placed = count_placed(e, s);
-    for (uint32_t i = 0; i < e->live_count && !fewer; i++) {
+    count_kin(e);
+    uint64_t own = turn_of(e, s);
+    for (uint32_t i = 0; i < e->live_count; i++) {
         const struct sequence *other = e->live[i];
-        if (other->state != SEQ_WAITING || engine_same_principal(other, s))
-            continue;
-        waits = true;
-        /* whoever has too much is itself behind: two would hold each other up */
-        fewer = placed > 0 && count_placed(e, other) < placed && !has_more_than_its_share(e, other);
+        bool is_next = other == other->youngest->kin.waits && other->youngest != s->youngest;
+        if (is_next && turn_of(e, other) < own)
+            return true;
     }
-    return fewer || (waits && has_more_than_its_share(e, s));
+    return false;
 }
 
 /* Its pages hold nothing but what was cached, and nothing is on its way to them. */
@@ -193,9 +187,10 @@ static bool has_only_cached(const struct sequence *s)
 static struct sequence *find_stalled(const struct engine *e, const struct sequence *waiting, bool only_cached)
 {
     uint64_t now = e->clock();
+    count_kin(e);
     for (uint32_t i = e->live_count; i-- > 0;) {
         struct sequence *s = e->live[i];
-        if (!is_idle(s) || engine_same_principal(s, waiting))
+        if (!is_idle(s) || s->youngest == waiting->youngest)
             continue;
         if (only_cached ? !has_only_cached(s) : now < TD_MAX(s->upload_us, s->kv_us) + STALLED_US)
             continue;

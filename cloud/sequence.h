@@ -63,6 +63,13 @@ struct seq_hidden { /* one HIDDEN message, as it came */
     size_t size;
 };
 
+struct seq_kin {                  /* of all of a principal that live: engine_places.c */
+    struct sequence *next;        /* the youngest of another principal */
+    const struct sequence *waits; /* the oldest that is WAITING */
+    struct sequence *idle;        /* the youngest that is idle and has a place */
+    uint32_t idle_count, placed_count, idle_pages;
+};
+
 struct sequence {
     /* who */
     uint64_t handle;  /* 0: nobody listens */
@@ -145,10 +152,12 @@ struct sequence {
     bool ingested_dirty;
 
     /* RUNNING (cloud/engine_places.c) */
-    bool idle;           /* nothing could run in the last turn, and nothing of its edge has come since */
-    bool placeless;      /* its place among those that run went to another while it was idle */
-    uint32_t idle_count; /* find_idle: of the youngest of a principal, how many it has */
-    struct sequence *idle_next;
+    bool idle;      /* nothing could run in the last turn, and nothing of its edge has come since */
+    bool placeless; /* its place among those that run went to another while it was idle */
+
+    /* any (cloud/engine_places.c) */
+    struct sequence *youngest; /* of its principal */
+    struct seq_kin kin;        /* if it is that */
 
     /* time, microseconds */
     uint64_t opened_us, admitted_us, first_token_us, last_token_us;

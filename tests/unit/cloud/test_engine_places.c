@@ -194,27 +194,35 @@ static struct sequence *naive_idle(const struct engine *e)
 }
 
 /* Many of many principals, whose keys begin with the same bytes. */
+enum { LIVE = 60, ROUNDS = 40 };
+
+static void live_at_random(struct sequence *live[LIVE], int round)
+{
+    static struct sequence all[LIVE];
+    static uint32_t random = 7;
+    memset(all, 0, sizeof all);
+    for (uint32_t i = 0; i < LIVE; i++) {
+        struct sequence *s = live[i] = &all[i];
+        random = random * 1664525u + 1013904223u;
+        uint32_t who = (random >> 8) % (1 + (uint32_t)round);
+        s->state = random >> 28 ? SEQ_RUNNING : SEQ_WAITING;
+        s->idle = random >> 30;
+        s->placeless = random >> 24 & 3 ? false : true;
+        s->own_key[0] = (uint8_t)(who % 3);
+        snprintf(s->tenant, sizeof s->tenant, "tenant-%u", who % 2);
+        snprintf(s->principal, sizeof s->principal, "person-%u", who / 2);
+    }
+}
+
 static void the_right_one_of_many_gives_its_place(void **state)
 {
     (void)state;
-    enum { LIVE = 60, ROUNDS = 40 };
-    static struct sequence all[LIVE];
     struct sequence *live[LIVE];
-    struct engine e = {.live = live, .live_count = LIVE};
-    uint32_t random = 7, given = 0;
+    struct backend backend = {.page_count = 16};
+    struct engine e = {.live = live, .live_count = LIVE, .backend = &backend};
+    uint32_t given = 0;
     for (int round = 0; round < ROUNDS; round++) {
-        memset(all, 0, sizeof all);
-        for (uint32_t i = 0; i < LIVE; i++) {
-            struct sequence *s = live[i] = &all[i];
-            random = random * 1664525u + 1013904223u;
-            uint32_t who = (random >> 8) % (1 + (uint32_t)round);
-            s->state = random >> 28 ? SEQ_RUNNING : SEQ_WAITING;
-            s->idle = random >> 30;
-            s->placeless = random >> 24 & 3 ? false : true;
-            s->own_key[0] = (uint8_t)(who % 3);
-            snprintf(s->tenant, sizeof s->tenant, "tenant-%u", who % 2);
-            snprintf(s->principal, sizeof s->principal, "person-%u", who / 2);
-        }
+        live_at_random(live, round);
         for (struct sequence *next; (next = naive_idle(&e)); given++) {
             assert_true(engine_place_is_free(&e));
             assert_true(engine_take_place(&e));
@@ -224,6 +232,62 @@ static void the_right_one_of_many_gives_its_place(void **state)
         assert_false(engine_take_place(&e));
     }
     assert_true(given > 10 * ROUNDS);
+}
+
+/* A place where those are first whose principal has fewest, but behind all others where its idle ones leave too few pages. */
+static uint32_t naive_turn(const struct engine *e, const struct sequence *of)
+{
+    uint32_t placed = 0, idle = 0, pages = sequence_blocks(of->ids_count + 1);
+    for (uint32_t i = 0; i < e->live_count; i++) {
+        const struct sequence *s = e->live[i];
+        if (!engine_same_principal(s, of) || s->state != SEQ_RUNNING)
+            continue;
+        placed += !s->placeless;
+        idle += s->idle && s != of ? sequence_blocks(s->ids_count + 1) : 0;
+    }
+    return placed + (idle > 0 && idle + pages > e->backend->page_count / 2 ? 1000 : 0);
+}
+
+static bool naive_comes_behind(const struct engine *e, const struct sequence *s)
+{
+    bool behind = false;
+    for (uint32_t i = 0; i < e->live_count; i++) {
+        const struct sequence *other = e->live[i];
+        bool is_first = other->state == SEQ_WAITING && !engine_same_principal(other, s);
+        for (uint32_t j = 0; j < i && is_first; j++)
+            is_first = e->live[j]->state != SEQ_WAITING || !engine_same_principal(e->live[j], other);
+        behind |= is_first && naive_turn(e, other) < naive_turn(e, s);
+    }
+    return behind;
+}
+
+/* Whatever there is, the right ones are first, and of those that wait first of their principals somebody is. */
+static void somebody_is_next(void **state)
+{
+    (void)state;
+    struct sequence *live[LIVE];
+    struct backend backend = {.page_count = 32};
+    struct engine e = {.live = live, .live_count = LIVE, .backend = &backend};
+    uint32_t next = 0, behind = 0;
+    for (int round = 0; round < ROUNDS; round++) {
+        live_at_random(live, round);
+        const struct sequence *first = NULL;
+        for (uint32_t i = 0; i < LIVE; i++) {
+            live[i]->state = i % 3 ? live[i]->state : SEQ_WAITING;
+            live[i]->ids_count = i * 7 % 500;
+        }
+        for (uint32_t i = 0; i < LIVE; i++) {
+            if (live[i]->state != SEQ_WAITING)
+                continue;
+            bool is_behind = engine_comes_behind(&e, live[i]);
+            assert_int_equal(is_behind, naive_comes_behind(&e, live[i]));
+            behind += is_behind;
+            first = is_behind ? first : live[i];
+        }
+        next += first != NULL;
+    }
+    assert_int_equal(next, ROUNDS);
+    assert_true(behind > 5 * ROUNDS);
 }
 
 /* --- pages ---------------------------------------------------------------------------------------- */
@@ -457,6 +521,38 @@ static void principals_take_turns(void **state)
     rig_close(r);
 }
 
+static uint32_t turns_asked;
+bool __real_engine_comes_behind(const struct engine *e, const struct sequence *s);
+bool __wrap_engine_comes_behind(const struct engine *e, const struct sequence *s);
+
+bool __wrap_engine_comes_behind(const struct engine *e, const struct sequence *s)
+{
+    turns_asked++;
+    return __real_engine_comes_behind(e, s);
+}
+
+/* Whose turn it is takes a look at all that live, for each that waits: only where one could come in. */
+static void where_no_place_is_free_nobody_asks_whose_turn_it_is(void **state)
+{
+    (void)state;
+    struct rig *r = rig_open((struct rig_options){.sequences_max = 2});
+    static struct client ann[2], bob[3];
+    for (int i = 0; i < 2; i++)
+        ask(r, &ann[i], "acme", "ann", 10, 50);
+    rig_until(r, ann[1].count > 0);
+    for (int i = 0; i < 3; i++)
+        ask(r, &bob[i], "acme", "bob", 10, 1);
+    rig_turn(r);
+    assert_true(bob[2].opened);
+    turns_asked = 0;
+    for (int i = 0; i < 10; i++)
+        rig_turn(r);
+    assert_int_equal(turns_asked, 0);
+    rig_until(r, ann[1].done && bob[2].done);
+    assert_true(turns_asked > 0);
+    rig_close(r);
+}
+
 /* Free places go to all who wait in one turn, whoever comes behind whom. */
 static void free_places_do_not_wait(void **state)
 {
@@ -495,6 +591,48 @@ static void who_has_too_much_holds_nobody_up(void **state)
     scene_close(s);
 }
 
+/* Of two who both have too many pages idle neither comes behind the other. */
+static void two_who_have_too_much_do_not_wait(void **state)
+{
+    (void)state;
+    static const char *const names[] = {"ann", "bob"};
+    struct scene *s = scene_open(1, (struct rig_options){.pages = 20});
+    struct client idle[4];
+    static struct client direct[2];
+    for (int i = 0; i < 4; i++) {
+        stall(s, &idle[i], names[i / 2], true);
+        rig_until(s->rig, sequence_of(s, &idle[i]) && sequence_of(s, &idle[i])->idle);
+    }
+    for (int i = 0; i < 2; i++)
+        ask(s->rig, &direct[i], "acme", names[i], 180, 5);
+    rig_until(s->rig, direct[0].done && direct[1].done);
+    for (int i = 0; i < 4; i++)
+        assert_true(sequence_of(s, &idle[i])->idle);
+    scene_close(s);
+}
+
+/* Who comes behind holds up with it what its principal asked for later, and others do not wait for that. */
+static void who_waits_behind_its_own_holds_nobody_up(void **state)
+{
+    (void)state;
+    struct scene *s = scene_open(1, (struct rig_options){.pages = 20});
+    struct client idle[2];
+    static struct client ann[2], bob[4];
+    for (int i = 0; i < 2; i++) {
+        stall(s, &idle[i], "ann", true);
+        rig_until(s->rig, sequence_of(s, &idle[i]) && sequence_of(s, &idle[i])->idle);
+    }
+    for (int i = 0; i < 3; i++)
+        ask(s->rig, &bob[i], "acme", "bob", 10, 50);
+    rig_until(s->rig, bob[2].count > 0);
+    ask(s->rig, &ann[0], "acme", "ann", 180, 5); /* too much beside its idle ones */
+    ask(s->rig, &ann[1], "acme", "ann", 10, 5);  /* not so */
+    ask(s->rig, &bob[3], "acme", "bob", 10, 5);
+    rig_until(s->rig, bob[3].count > 0);
+    assert_false(bob[0].done);
+    scene_close(s);
+}
+
 /* Whose replies outgrow the pages takes them from its own first, also where others came later. */
 static void growth_is_paid_by_its_principal(void **state)
 {
@@ -524,6 +662,7 @@ int main(void)
         cmocka_unit_test(places_change_hands_without_delay),
         cmocka_unit_test(who_has_most_idle_ones_gives_first),
         cmocka_unit_test(the_right_one_of_many_gives_its_place),
+        cmocka_unit_test(somebody_is_next),
         cmocka_unit_test(who_sends_nothing_keeps_no_pages_from_others),
         cmocka_unit_test(what_comes_later_is_not_lost),
         cmocka_unit_test(what_has_come_is_given_up_late),
@@ -532,8 +671,11 @@ int main(void)
         cmocka_unit_test(who_stalls_in_mid_prompt_gives_way),
         cmocka_unit_test(nobody_shuts_others_out),
         cmocka_unit_test(principals_take_turns),
+        cmocka_unit_test(where_no_place_is_free_nobody_asks_whose_turn_it_is),
         cmocka_unit_test(free_places_do_not_wait),
         cmocka_unit_test(who_has_too_much_holds_nobody_up),
+        cmocka_unit_test(two_who_have_too_much_do_not_wait),
+        cmocka_unit_test(who_waits_behind_its_own_holds_nobody_up),
         cmocka_unit_test(growth_is_paid_by_its_principal),
     };
     return cmocka_run_group_tests_name("engine_places", tests, NULL, NULL);
