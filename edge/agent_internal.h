@@ -147,13 +147,13 @@ struct flight {
     uint64_t retry_us;   /* the cloud wants no OPEN before */
     uint32_t open_times; /* OPENs that the cloud could take up */
     bool opened; /* an OPEN went out, on this stream or an earlier one: the cloud may know the generation */
-    bool whole_ids;       /* the cloud does not know the conversation: send all ids */
-    bool planned, acked;  /* on this stream: a PLAN went out, OPEN_ACK came */
-    bool cancel_sent;     /* of a reply that ended here */
-    uint32_t ack_cached;  /* what OPEN_ACK said */
-    uint32_t epoch;       /* of the last plan; never reused */
-    uint32_t sent_epoch;  /* of the last PLAN on this stream; 0: none */
-    uint32_t valid_since; /* rows and pieces made under this epoch or a later one are still wanted */
+    bool whole_ids;      /* the cloud does not know the conversation: send all ids */
+    bool planned, acked; /* on this stream: a PLAN went out, OPEN_ACK came */
+    bool cancel_sent;    /* of a reply that ended here */
+    uint32_t ack_cached; /* what OPEN_ACK said */
+    /* of the last plan; never reused. Rows and pieces made under an earlier one are not wanted any more */
+    uint32_t epoch;
+    uint32_t sent_epoch; /* of the last PLAN on this stream; 0: none */
     struct plan plan;
     /* what the cloud's KV is made from, as far as it has said; below what has run the plans of then */
     struct plan_range record[LIMIT_RANGES];

@@ -227,7 +227,6 @@ static void move_generation(struct flight *f, struct flight *old)
     f->ack_cached = old->ack_cached;
     f->epoch = old->epoch;
     f->sent_epoch = old->sent_epoch;
-    f->valid_since = old->valid_since;
     f->plan = old->plan;
     memcpy(f->record, old->record, sizeof f->record);
     f->record_count = old->record_count;

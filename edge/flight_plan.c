@@ -140,7 +140,7 @@ static void set_record(struct flight *f, const struct plan_range *ranges, uint32
 /* The rows and pieces that are still wanted end here; what was computed stays with the job. */
 void plan_stop(struct flight *f)
 {
-    f->valid_since = ++f->epoch;
+    f->epoch++;
     drop_pending(f);
     uplink_void(f->agent->uplink, f->stream, UINT32_MAX);
     if (f->work)
@@ -380,9 +380,7 @@ static int carry_plan_out(struct flight *f, uint32_t rows_begin, uint32_t kv_beg
     wire_feed_pipeline(f, true);
     uint32_t deepest = most_layers(&f->plan);
     if (deepest > 0 && f->work) {
-        uint32_t committed;
         struct pipeline_send send = {.epoch = f->epoch,
-                                     .valid_since = f->valid_since,
                                      .rows_begin = rows_begin,
                                      .kv_begin = kv_begin - kv_begin % KV_BLOCK_TOKENS,
                                      .range_count = f->plan.range_count};
@@ -390,7 +388,7 @@ static int carry_plan_out(struct flight *f, uint32_t rows_begin, uint32_t kv_beg
         f->edge_layers = TD_MAX(f->edge_layers, deepest);
         a->fill_layers = f->plan.layers ? f->plan.layers : a->fill_layers;
         f->local.run = 0; /* a send ends it */
-        pipeline_send(a->pipeline, f->work, &send, 0, &committed);
+        pipeline_send(a->pipeline, f->work, &send);
     } else if (f->plan.local && f->work) {
         a->fill_layers = a->layers;
         pipeline_fill(a->pipeline, f->work, a->layers);

@@ -247,7 +247,7 @@ void wire_pipeline_event(struct flight *f, struct pipeline_event *e)
             f->computed = TD_MAX(f->computed, e->cost.position + e->cost.tokens);
         metric_add(f->agent->metrics.prefill_tokens, e->cost.tokens);
     }
-    if (f->state != FLIGHT_OPEN || !f->stream || e->epoch < f->valid_since)
+    if (f->state != FLIGHT_OPEN || !f->stream || e->epoch < f->epoch)
         return;
     struct pipeline_message **last = &f->pending;
     switch (e->type) {

@@ -74,27 +74,18 @@ struct pipeline_job *pipeline_open(struct pipeline *p, const struct pipeline_wor
     return job;
 }
 
-int pipeline_send(struct pipeline *p, struct pipeline_job *job, const struct pipeline_send *send,
-                  uint32_t changed_from, uint32_t *committed)
+void pipeline_send(struct pipeline *p, struct pipeline_job *job, const struct pipeline_send *send)
 {
     pthread_mutex_lock(&p->lock);
-    bool goes_on = job->sending && send->valid_since <= job->send.epoch;
-    int rc = goes_on && job->committed > changed_from ? -TD_ERR_AGAIN : 0;
-    *committed = job->committed;
-    if (rc == 0) {
-        job->send = *send;
-        job->sending = job->filling = true;
-        job->run = 0;
-        job->stuck = false;
-        job->fill_layers = 0; /* as deep as the prompt's first range, which is its deepest */
-        for (uint32_t i = 0; i < send->range_count; i++)
-            job->fill_layers = TD_MAX(job->fill_layers, send->ranges[i].layers);
-        if (!goes_on)
-            job->committed = 0;
-        pthread_cond_broadcast(&p->changed);
-    }
+    job->send = *send;
+    job->sending = job->filling = true;
+    job->run = 0;
+    job->stuck = false;
+    job->fill_layers = 0; /* as deep as the prompt's first range, which is its deepest */
+    for (uint32_t i = 0; i < send->range_count; i++)
+        job->fill_layers = TD_MAX(job->fill_layers, send->ranges[i].layers);
+    pthread_cond_broadcast(&p->changed);
     pthread_mutex_unlock(&p->lock);
-    return rc;
 }
 
 void pipeline_fill(struct pipeline *p, struct pipeline_job *job, uint32_t layers)
@@ -160,7 +151,7 @@ void pipeline_taken(struct pipeline *p, size_t size)
 static bool wants(struct pipeline *p, const struct pipeline_job *job, uint32_t epoch)
 {
     pthread_mutex_lock(&p->lock);
-    bool yes = !p->stop && job->sending && job->send.epoch >= epoch && job->send.valid_since <= epoch;
+    bool yes = !p->stop && job->sending && job->send.epoch == epoch;
     pthread_mutex_unlock(&p->lock);
     return yes;
 }
@@ -395,12 +386,6 @@ static void begin_again(struct pipeline *p, struct pipeline_job *job, const stru
     else if (edge_range(send, send->rows_begin) && job->position > send->rows_begin)
         pipeline_drop_pages(p, job, send->rows_begin / KV_BLOCK_TOKENS);
     job->kv_next = send->kv_begin;
-}
-
-static void begin_epoch(struct pipeline *p, struct pipeline_job *job, const struct pipeline_send *send)
-{
-    if (send->valid_since > job->epoch)
-        begin_again(p, job, send);
     job->epoch = send->epoch;
 }
 
@@ -423,18 +408,6 @@ static int run_chunk(struct pipeline *p, struct pipeline_job *job, const struct 
     return rc;
 }
 
-/* Under no lock. False: the send was replaced just now. */
-static bool commit_chunk(struct pipeline *p, struct pipeline_job *job, const struct pipeline_send *send,
-                         const struct plan_range *r)
-{
-    pthread_mutex_lock(&p->lock);
-    bool same = job->sending && job->send.epoch == send->epoch;
-    if (same)
-        job->committed = pipeline_chunk_end(p, job->position, plan_range_end(r));
-    pthread_mutex_unlock(&p->lock);
-    return same;
-}
-
 static bool all_handed_on(const struct pipeline_job *job, const struct pipeline_send *send)
 {
     return job->kv_next >= job->position || !edge_range(send, job->kv_next);
@@ -444,7 +417,7 @@ static void send_step(struct pipeline *p, struct pipeline_job *job, const struct
 {
     const struct pipeline_send *send = &step->send;
     if (job->epoch != send->epoch)
-        begin_epoch(p, job, send);
+        begin_again(p, job, send);
     const struct plan_range *r = edge_range(send, job->position), *first = edge_range(send, 0);
     bool rows_failed = false;
     int rc = 0;
@@ -460,7 +433,7 @@ static void send_step(struct pipeline *p, struct pipeline_job *job, const struct
         disk_fetch(p, job, send->rows_begin, first->layers))
         return;
     r = edge_range(send, job->position);
-    if (rc == 0 && r && !commit_chunk(p, job, send, r))
+    if (rc == 0 && r && !wants(p, job, send->epoch)) /* replaced just now */
         return;
     if (rc == 0 && r)
         rc = run_chunk(p, job, send, r, &rows_failed);

@@ -110,19 +110,15 @@ struct pipeline_work {
 /* NULL without memory. Nothing is done until pipeline_send, pipeline_fill or pipeline_append. */
 struct pipeline_job *pipeline_open(struct pipeline *p, const struct pipeline_work *work);
 struct pipeline_send {
-    uint32_t epoch;       /* higher than any before */
-    uint32_t valid_since; /* what was handed on under this epoch or a later one stays good; <= epoch */
-    uint32_t rows_begin;  /* first row to hand on; the same as before if what was handed on stays good */
-    /* first KV to hand on, on a block border; of no account if what was handed on stays good */
-    uint32_t kv_begin;
+    uint32_t epoch;      /* higher than any before */
+    uint32_t rows_begin; /* first row to hand on */
+    uint32_t kv_begin;   /* first KV to hand on, on a block border */
     /* borders of edge ranges lie on block borders, except the prompt's end */
     struct plan_range ranges[LIMIT_RANGES];
     uint32_t range_count;
 };
-/* changed_from: the plan is the one before, if that stays good, up to this token. 0, or -TD_ERR_AGAIN: the thread has got beyond it meanwhile;
- * *committed is then what it has begun, and nothing has changed. */
-int pipeline_send(struct pipeline *p, struct pipeline_job *job, const struct pipeline_send *send,
-                  uint32_t changed_from, uint32_t *committed);
+/* What was handed on before is void. */
+void pipeline_send(struct pipeline *p, struct pipeline_job *job, const struct pipeline_send *send);
 /* Hand nothing on any more. Whole blocks are filled in idle time from now on, through so many layers. */
 void pipeline_fill(struct pipeline *p, struct pipeline_job *job, uint32_t layers);
 /* The job's ids from `at` on, at most as many as it has: reply tokens; beyond the capacity they are ignored. 0, or -TD_ERR_CONFLICT: it has drawn another one

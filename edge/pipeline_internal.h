@@ -12,13 +12,12 @@ struct pipeline_job {
     uint32_t capacity;
     int32_t *ids;       /* [capacity]; the thread reads below a count that it has seen under the lock */
     uint32_t ids_count; /* under lock */
-    struct pipeline_send send; /* under lock; epoch 0: none yet */
-    bool sending, filling;     /* under lock */
-    uint32_t committed;        /* under lock: end of the latest chunk that was begun for the send at hand */
-    uint32_t fill_layers;      /* under lock */
-    bool closed, keep;         /* under lock */
-    bool stuck;                /* under lock: no pages, or the backend failed: not filled any more */
-    uint32_t run, until;       /* under lock: of the decode; run 0: none, or it has ended */
+    struct pipeline_send send;      /* under lock; epoch 0: none yet */
+    bool sending, filling;          /* under lock */
+    uint32_t fill_layers;           /* under lock */
+    bool closed, keep;              /* under lock */
+    bool stuck;                     /* under lock: no pages, or the backend failed: not filled any more */
+    uint32_t run, until;            /* under lock: of the decode; run 0: none, or it has ended */
     struct pipeline_decode *decode; /* constant once there is a run */
 
     /* The prefill thread's own. */

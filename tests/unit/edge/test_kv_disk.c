@@ -76,18 +76,17 @@ static void device_stop(struct device *d)
 /* Rows [begin, ID_COUNT) are wanted. Returns how many tokens were run for them. */
 static uint32_t run_prompt(struct device *d, uint32_t begin)
 {
-    uint32_t committed, before = d->fake->rows;
+    uint32_t before = d->fake->rows;
     struct pipeline_work work = {
         .id = 1, .ids = ids, .count = ID_COUNT, .capacity = ID_COUNT, .chain = chain};
     struct pipeline_send send = {.epoch = 1,
-                                 .valid_since = 1,
                                  .rows_begin = begin,
                                  .kv_begin = begin,
                                  .ranges = {{begin, ID_COUNT - begin, LAYERS, KV_RAW, HIDDEN_F32}},
                                  .range_count = 1};
     memcpy(work.principal_key, key, sizeof key);
     struct pipeline_job *job = pipeline_open(d->pipeline, &work);
-    assert_int_equal(pipeline_send(d->pipeline, job, &send, 0, &committed), 0);
+    pipeline_send(d->pipeline, job, &send);
     for (bool sent = false; !sent;) {
         struct pipeline_event *e = queue_pop(d->events, WAIT_US);
         assert_non_null(e);

@@ -78,14 +78,9 @@ static struct pipeline_job *open_job(struct rig *rig, uint32_t count)
 static void send_range(struct pipeline *p, struct pipeline_job *job, uint32_t epoch, uint32_t begin,
                        struct plan_range range)
 {
-    uint32_t committed;
-    struct pipeline_send send = {.epoch = epoch,
-                                 .valid_since = epoch,
-                                 .rows_begin = begin,
-                                 .kv_begin = begin,
-                                 .ranges = {range},
-                                 .range_count = 1};
-    assert_int_equal(pipeline_send(p, job, &send, 0, &committed), 0);
+    struct pipeline_send send = {
+        .epoch = epoch, .rows_begin = begin, .kv_begin = begin, .ranges = {range}, .range_count = 1};
+    pipeline_send(p, job, &send);
 }
 
 static void start(struct rig *rig, struct pipeline_job *job, uint32_t epoch, uint32_t begin, uint32_t end)
@@ -339,16 +334,14 @@ static void what_is_held_whole_is_sent_and_not_run(void **state)
     rig_make_with(&rig, 32, LAYERS, LAYERS, 64, true);
     fill_whole(&rig, 200);
     struct pipeline_job *job = open_job(&rig, 300);
-    uint32_t committed;
     struct pipeline_send send = {.epoch = 2,
-                                 .valid_since = 2,
                                  .rows_begin = 192,
                                  .kv_begin = 0,
                                  .ranges = {{0, 64, 0, 0, 0},
                                             {64, 128, LAYERS, KV_RAW, HIDDEN_F32},
                                             {192, 108, 1, KV_RAW, HIDDEN_F32}},
                                  .range_count = 3};
-    assert_int_equal(pipeline_send(rig.pipeline, job, &send, 0, &committed), 0);
+    pipeline_send(rig.pipeline, job, &send);
     struct received got = collect(&rig, 2);
     assert_int_equal(got.computed_tokens, 108);
     assert_int_equal(got.row_begin, 192);

@@ -174,10 +174,9 @@ static void fewer_layers_than_all_are_run_anew(void **state)
     struct rig rig;
     rig_fake(&rig, 16, LAYERS);
     struct pipeline_job *job = open_job(&rig, 1, PROMPT);
-    uint32_t committed;
     struct pipeline_send send = {
-        .epoch = 1, .valid_since = 1, .ranges = {{0, PROMPT, 1, KV_RAW, HIDDEN_F32}}, .range_count = 1};
-    assert_int_equal(pipeline_send(rig.pipeline, job, &send, 0, &committed), 0);
+        .epoch = 1, .ranges = {{0, PROMPT, 1, KV_RAW, HIDDEN_F32}}, .range_count = 1};
+    pipeline_send(rig.pipeline, job, &send);
     assert_true(pipeline_wait_idle(rig.pipeline, WAIT_US / 1000));
     assert_int_equal(rig.fake->rows, PROMPT);
     assert_int_equal(decode(&rig, job, 1, PROMPT + 2), 0);
@@ -185,10 +184,10 @@ static void fewer_layers_than_all_are_run_anew(void **state)
     next_token(&rig, 1, 1, 1);
     assert_int_equal(rig.fake->rows, 2 * PROMPT + 1);
     assert_int_equal(rig.fake->pages_bad, 0);
-    send.epoch = send.valid_since = 2; /* a send ends it */
+    send.epoch = 2; /* a send ends it */
     pipeline_decode_until(rig.pipeline, job, PROMPT + 3);
     next_token(&rig, 1, 1, 2);
-    assert_int_equal(pipeline_send(rig.pipeline, job, &send, 0, &committed), 0);
+    pipeline_send(rig.pipeline, job, &send);
     pipeline_decode_until(rig.pipeline, job, CAPACITY);
     assert_true(pipeline_wait_idle(rig.pipeline, WAIT_US / 1000));
     struct pipeline_event *e;
@@ -234,7 +233,6 @@ static void work_takes_turns(void **state)
     sem_t gate;
     sem_init(&gate, 0, 0);
     rig_fake(&rig, 32, LAYERS);
-    uint32_t committed;
     struct pipeline_job *first = open_job(&rig, 1, PROMPT), *second = open_job(&rig, 2, PROMPT);
     assert_int_equal(decode(&rig, first, 1, PROMPT + 1), 0);
     next_token(&rig, 1, 1, 0);
@@ -245,11 +243,9 @@ static void work_takes_turns(void **state)
     pipeline_decode_until(rig.pipeline, first, CAPACITY);
     pipeline_decode_until(rig.pipeline, second, CAPACITY);
     struct pipeline_job *third = open_job(&rig, 3, CAPACITY);
-    struct pipeline_send send = {.epoch = 1,
-                                 .valid_since = 1,
-                                 .ranges = {{0, CAPACITY, 2, PLAN_CODEC_NONE, HIDDEN_F32}},
-                                 .range_count = 1};
-    assert_int_equal(pipeline_send(rig.pipeline, third, &send, 0, &committed), 0);
+    struct pipeline_send send = {
+        .epoch = 1, .ranges = {{0, CAPACITY, 2, PLAN_CODEC_NONE, HIDDEN_F32}}, .range_count = 1};
+    pipeline_send(rig.pipeline, third, &send);
     for (int i = 0; i < 2 * CAPACITY; i++)
         sem_post(&gate);
     uint32_t tokens[2] = {0}, chunks = 0;
