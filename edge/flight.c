@@ -581,13 +581,14 @@ int agent_begin(struct agent *a, const struct api_request *request, const char *
 
 void agent_cancel(struct flight *f, bool finished, uint32_t keep_count)
 {
-    if (!finished) {
+    if (!finished)
         f->sink = NULL;
+    if (f->state == FLIGHT_ENDING) /* it is whole, and being stored: the worker has the turn */
+        return;
+    if (!finished) {
         let_go(f);
         return;
     }
-    if (f->state == FLIGHT_ENDING) /* it is whole, and being stored */
-        return;
     f->finished = true;
     f->keep_count = keep_count;
     Tandem__Cancel cancel = TANDEM__CANCEL__INIT;

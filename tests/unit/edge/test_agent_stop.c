@@ -1,4 +1,4 @@
-/* agent: a reply that its client stops while the turn is being stored. Stops while it comes: test_agent.c, test_agent_local.c. */
+/* agent: a reply that its client stops, or leaves, while the turn is being stored. Stops while it comes: test_agent.c, test_agent_local.c. */
 #include "agent_rig.h"
 #include "edge/agent_internal.h"
 #include "edge/api_edge.h"
@@ -30,6 +30,14 @@ static void submit_held(void *arg)
 static bool is_being_stored(void *arg)
 {
     return ((struct held_worker *)arg)->client->flight->state == FLIGHT_ENDING;
+}
+
+/* As of one that was made while the link was lost: the cloud is to be told that it is over. */
+static void leave_reply(void *arg)
+{
+    struct flight *f = ((struct held_worker *)arg)->client->flight;
+    f->left_there = true;
+    agent_cancel(f, false, 0);
 }
 
 static void stop_reply(void *arg)
@@ -81,10 +89,40 @@ static void a_stop_while_the_turn_is_stored_changes_nothing(void **state)
     rig_free(&r);
 }
 
+/* The turn is the worker's: it is kept, and the cloud is told after that. */
+static void who_leaves_while_the_turn_is_stored_has_it_kept(void **state)
+{
+    (void)state;
+    struct rig r;
+    rig_make(&r, 0);
+    r.cloud.silent = true;
+    rig_run(&r);
+    struct held_worker held = {.rig = &r, .client = client_asks(&r, "hello")};
+    struct client *c = held.client;
+    sem_init(&held.may_go, 0, 0);
+    on_loop(r.cloud.loop, client_begin, c);
+    assert_true(comes_true(r.cloud.loop, generates, &r));
+    on_loop(r.cloud.loop, submit_held, &held);
+    on_loop(r.cloud.loop, let_tokens, &r);
+    assert_true(comes_true(r.cloud.loop, is_being_stored, &held));
+    on_loop(r.cloud.loop, leave_reply, &held);
+    assert_int_equal(c->flight->state, FLIGHT_ENDING);
+    sem_post(&held.may_go);
+    assert_true(comes_true(r.cloud.loop, nothing_flies, &r));
+    assert_int_equal(c->done + c->failed, 0);
+    assert_int_equal(r.cloud.open_count, 2);
+    char *json;
+    assert_int_equal(edge_conversation_show(r.agent, "local", c->conversation, &json), 0);
+    free(json);
+    sem_destroy(&held.may_go);
+    rig_free(&r);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_stop_while_the_turn_is_stored_changes_nothing),
+        cmocka_unit_test(who_leaves_while_the_turn_is_stored_has_it_kept),
     };
     return cmocka_run_group_tests(tests, rig_set_up, NULL);
 }
