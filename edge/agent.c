@@ -129,6 +129,7 @@ static void on_tick(void *ctx)
 {
     struct agent *a = ctx;
     bool can_do_without = a->config.offline == OFFLINE_CONTINUE; /* a link may break without a word */
+    inbox_drain(a->inbox); /* there may have been no memory to post for it */
     uplink_set_patience(a->uplink, can_do_without && somebody_waits(a) ? SILENCE_US : 0);
     each_flight(a, check_deadline);
     each_flight(a, flight_kick);

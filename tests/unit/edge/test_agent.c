@@ -1,6 +1,7 @@
 /* agent: a request's whole way, against a cloud that computes nothing: what is sent, what the client hears, how it ends. Private prompts and
  * links that break have files of their own. */
 #include "agent_rig.h"
+#include "edge/agent_internal.h"
 #include "edge/api_edge.h"
 #include "store/store_internal.h"
 
@@ -674,6 +675,56 @@ static void a_turn_that_is_not_kept_is_told(void **state)
     rig_free(&r);
 }
 
+struct late_item { /* one that its inbox could not tell the loop of */
+    struct inbox_item item;
+    struct rig *rig;
+    bool ran;
+};
+
+static void late_item_runs(struct inbox_item *item)
+{
+    ((struct late_item *)item)->ran = true;
+}
+
+static void post_of_nothing(void *arg)
+{
+    (void)arg;
+}
+
+static void push_without_room(void *arg)
+{
+    struct late_item *late = arg;
+    while (net_loop_post(late->rig->cloud.loop, post_of_nothing, NULL) == 0)
+        continue;
+    inbox_push(late->rig->agent->inbox, &late->item);
+}
+
+static bool late_item_ran(void *arg)
+{
+    return ((struct late_item *)arg)->ran;
+}
+
+static bool cloud_is_asked(void *arg)
+{
+    return ((struct rig *)arg)->cloud.generate_count > 0;
+}
+
+static void nothing_waits_for_the_next_to_come(void **state)
+{
+    (void)state;
+    struct rig r;
+    rig_make(&r, 0);
+    r.cloud.silent = true;
+    rig_run(&r);
+    struct client *c = client_asks(&r, "hello");
+    struct late_item late = {.item.run = late_item_runs, .rig = &r};
+    on_loop(r.cloud.loop, client_begin, c);
+    assert_true(comes_true(r.cloud.loop, cloud_is_asked, &r)); /* and nothing else is under way */
+    on_loop(r.cloud.loop, push_without_room, &late);
+    assert_true(comes_true(r.cloud.loop, late_item_ran, &late));
+    rig_free(&r);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -699,6 +750,7 @@ int main(void)
         cmocka_unit_test(without_room_the_cloud_gets_the_prompt),
         cmocka_unit_test(what_was_damaged_is_left_to_the_cloud),
         cmocka_unit_test(many_clients_at_once_hear_their_own),
+        cmocka_unit_test(nothing_waits_for_the_next_to_come),
         cmocka_unit_test(shutdown_in_the_middle_leaves_nothing),
         cmocka_unit_test(layers_beyond_the_file_are_refused),
         cmocka_unit_test(missing_certificates_are_told_at_the_start),
