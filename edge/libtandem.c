@@ -236,6 +236,21 @@ static json_t *messages_json(const struct tandem_request *r)
     return list;
 }
 
+/* A string, if there is one. False: it is no UTF-8, or there is no memory. */
+static bool put_text(json_t *root, const char *name, const char *text)
+{
+    return !text || json_object_set_new(root, name, json_string(text)) == 0;
+}
+
+static bool put_stops(json_t *root, const struct tandem_request *r)
+{
+    json_t *stops = r->stop_count ? json_array() : NULL;
+    bool whole = r->stop_count == 0 || json_object_set_new(root, "stop", stops) == 0;
+    for (size_t i = 0; whole && i < r->stop_count; i++)
+        whole = json_array_append_new(stops, json_string(r->stops[i])) == 0;
+    return whole;
+}
+
 static json_t *request_json(const struct tandem_request *r)
 {
     json_t *root = json_pack("{s:o,s:f,s:f,s:f,s:i,s:f,s:f}", "messages", messages_json(r), "temperature",
@@ -245,21 +260,14 @@ static json_t *request_json(const struct tandem_request *r)
                              "frequency_penalty", (double)r->frequency_penalty);
     if (!root)
         return NULL;
+    bool whole = put_text(root, "conversation", r->conversation) && put_text(root, "fidelity", r->fidelity) &&
+                 put_text(root, "prefer", r->prefer) && put_stops(root, r);
     if (r->max_tokens)
-        json_object_set_new(root, "max_tokens", json_integer((json_int_t)r->max_tokens));
-    if (r->conversation)
-        json_object_set_new(root, "conversation", json_string(r->conversation));
-    if (r->fidelity)
-        json_object_set_new(root, "fidelity", json_string(r->fidelity));
-    if (r->prefer)
-        json_object_set_new(root, "prefer", json_string(r->prefer));
-    if (r->stop_count) {
-        json_t *stops = json_array();
-        for (size_t i = 0; i < r->stop_count; i++)
-            json_array_append_new(stops, json_string(r->stops[i]));
-        json_object_set_new(root, "stop", stops);
-    }
-    return root;
+        whole &= json_object_set_new(root, "max_tokens", json_integer((json_int_t)r->max_tokens)) == 0;
+    if (whole)
+        return root;
+    json_decref(root);
+    return NULL;
 }
 
 static int parse_request(const struct tandem_request *r, struct api_request *out)
@@ -431,6 +439,9 @@ static int take_numbers(struct tandem *t, const struct tandem_options *o, struct
     if (o->chunk_tokens < 0 || o->chunk_tokens > EDGE_CHUNK_MAX || o->chunk_tokens % KV_BLOCK_TOKENS != 0)
         return td_fail(err, -TD_ERR_ARG, "chunk_tokens: want a multiple of %d, at most %d", KV_BLOCK_TOKENS,
                        EDGE_CHUNK_MAX);
+    if (o->cloud_timeout_s > EDGE_TIMEOUT_MAX)
+        return td_fail(err, -TD_ERR_ARG, "cloud_timeout_s: want 1 to %d, or 0 for %u", EDGE_TIMEOUT_MAX,
+                       CLOUD_TIMEOUT_MS / 1000);
     c->edge_layers = o->edge_layers < 0 ? PLANNER_AUTO : (uint32_t)o->edge_layers;
     c->private_min_layers = o->private_min_layers ? (uint32_t)o->private_min_layers : AGENT_PRIVATE_LAYERS;
     c->cloud_price = o->cloud_price;

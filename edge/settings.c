@@ -42,7 +42,7 @@ static const struct config_option options[] = {
     {.name = "filter", OPTION(filter, CONFIG_BOOL), .fallback = "true", .help = "replace e-mail addresses, phone and card numbers, IBANs and IP addresses by placeholders before anything is sent; words too"},
     {.name = "words-file", OPTION(words_file, CONFIG_STRING), .metavar = "FILE", .help = "words that are blocked or masked: lines `block WORDS` and `mask WORDS`"},
     {.name = "data", OPTION(data, CONFIG_STRING), .metavar = "DIR", .help = "conversations and keys; without it, /var/lib/tandem/edge for root, else ~/.local/share/tandem/edge"},
-    {.name = "cloud-timeout", OPTION(cloud_timeout, CONFIG_INT), .fallback = "30", .min = 1, .max = 86400, .metavar = "S", .help = "how long a request waits for a cloud that cannot be reached"},
+    {.name = "cloud-timeout", OPTION(cloud_timeout, CONFIG_INT), .fallback = "30", .min = 1, .max = EDGE_TIMEOUT_MAX, .metavar = "S", .help = "how long a request waits for a cloud that cannot be reached"},
     {.name = "offline", OPTION(offline, CONFIG_STRING), .fallback = "wait", .metavar = "WHAT", .help = "when the cloud is away: wait (as long as --cloud-timeout says), or continue: with the whole model and --edge-layers auto this device makes the reply, or the rest of it, and hands back when the cloud is there again"},
     {.name = "log-level", OPTION(log_level, CONFIG_STRING), .fallback = "info", .metavar = "LEVEL", .help = "debug, info, warn, error"},
 };

@@ -11,6 +11,7 @@
 #define EDGE_DATA_NAME   "edge" /* of the data folder when nobody says, for path_default */
 #define EDGE_API_KEY_MAX 256
 #define EDGE_CHUNK_MAX   4096   /* tokens */
+#define EDGE_TIMEOUT_MAX 86400  /* seconds of waiting for the cloud */
 #define EDGE_PRICE_MAX   1000.0 /* seconds a second */
 
 struct edge_settings {

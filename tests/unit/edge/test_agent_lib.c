@@ -1,5 +1,6 @@
 /* libtandem: the C API over an agent with a fake cloud: replies, ends, errors, threads, and structs of an older header. */
 #include "agent_rig.h"
+#include "edge/settings.h"
 #include "edge/tandem.h"
 
 struct heard { /* by the callbacks' thread; the semaphore is posted at the end */
@@ -230,6 +231,9 @@ static void bad_arguments_are_refused(void **state)
     assert_int_equal(tandem_open(&o, &none, error, sizeof error), -TANDEM_ERR_ARG);
     assert_string_equal(error, "codec: want raw, l0, l1, l2, l2-k5 or l2-5bit");
     o = l.options;
+    o.cloud_timeout_s = EDGE_TIMEOUT_MAX + 1;
+    assert_int_equal(tandem_open(&o, &none, error, sizeof error), -TANDEM_ERR_ARG);
+    o = l.options;
     o.token = NULL;
     assert_int_equal(tandem_open(&o, &none, error, sizeof error), -TANDEM_ERR_ARG);
     o = l.options;
@@ -248,6 +252,14 @@ static void bad_arguments_are_refused(void **state)
     struct tandem_message damaged = {"user", "\xff"};
     r = request_of(&h);
     r.messages = &damaged;
+    assert_int_equal(tandem_generate(l.tandem, &r, on_text, on_end, &h, NULL), -TANDEM_ERR_ARG);
+    r = request_of(&h);
+    r.conversation = "\xff"; /* not another conversation than was meant */
+    assert_int_equal(tandem_generate(l.tandem, &r, on_text, on_end, &h, NULL), -TANDEM_ERR_ARG);
+    const char *stops[] = {"end", "\xff"};
+    r = request_of(&h);
+    r.stops = stops;
+    r.stop_count = TD_COUNT(stops);
     assert_int_equal(tandem_generate(l.tandem, &r, on_text, on_end, &h, NULL), -TANDEM_ERR_ARG);
     assert_int_equal(h.ends, 0);
     finish(&l);
