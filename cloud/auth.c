@@ -255,6 +255,14 @@ static void replace_table(struct auth *a, struct auth_entry *entries, size_t cou
     free(old);
 }
 
+/* No file has this stamp. */
+static void look_again(struct auth *a)
+{
+    pthread_mutex_lock(&a->lock);
+    a->stamp.size = -1;
+    pthread_mutex_unlock(&a->lock);
+}
+
 /* The stamp is taken before the text is read: a change in between is seen at the next look. */
 int auth_reload(struct auth *a, bool force, struct td_error *err)
 {
@@ -275,6 +283,8 @@ int auth_reload(struct auth *a, bool force, struct td_error *err)
     if (rc == 0)
         rc = parse_all(a->path, text, size, &entries, &count, err);
     free(text);
+    if (rc == -TD_ERR_IO || rc == -TD_ERR_NOMEM)
+        look_again(a);
     if (rc < 0 && !(rc == -TD_ERR_NOTFOUND && !stamp.exists))
         return rc;
     replace_table(a, entries, count);

@@ -6,8 +6,8 @@
  *
  * Rules
  *   - The file belongs to this user (or root) and is readable by nobody else; else it is not used.
- *   - It is read again when it changes. A change that cannot be read keeps the old table and is reported; a file that is gone for two
- *     looks in a row leaves nobody in.
+ *   - It is read again when it changes. A change that cannot be read keeps the old table and is reported, and is tried again at each look where
+ *     that is the system's fault; a file that is gone for two looks in a row leaves nobody in.
  *   - Every check compares the hash with every entry, in constant time: a wrong token, an expired and an unknown one take the same time.
  * Thread-safe. */
 #ifndef TANDEM_CLOUD_AUTH_H

@@ -48,7 +48,8 @@ struct node {
     struct watch { /* node_watch.c */
         pthread_t thread;
         bool started;
-        atomic_bool stop, serving; /* serving: the loop runs, auth is there */
+        atomic_bool stop, serving;     /* serving: the loop runs, auth is there */
+        char told[TD_ERROR_TEXT_SIZE]; /* what was wrong with the tokens file at the last look: told once */
     } watch;
 
     struct erase { /* node_erase.c: one at a time, as the admin listener's jobs are */

@@ -55,8 +55,9 @@ static void reload_tokens(struct node *n, bool force)
 {
     struct td_error err = {0};
     int rc = auth_reload(n->service.auth, force, &err);
-    if (rc < 0)
+    if (rc < 0 && strcmp(err.text, n->watch.told) != 0)
         log_error("cloud", "%s; the tokens read before stay in force", err.text);
+    snprintf(n->watch.told, sizeof n->watch.told, "%s", err.text);
     if (rc <= 0)
         return;
     if (node_warm_keys(n, &err) < 0)

@@ -8,6 +8,7 @@
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -225,6 +226,32 @@ static void test_reload(void **state)
     auth_close(a);
 }
 
+/* A token that was revoked just when no descriptor was left is not let in for good. */
+static void test_reload_is_tried_again(void **state)
+{
+    (void)state;
+    char text[400];
+    struct auth_identity who;
+    struct td_error err;
+    struct rlimit files, none;
+    snprintf(text, sizeof text, "%s acme alice\n", hash_of_alpha);
+    struct auth *a = open_with(text);
+    snprintf(text, sizeof text, "%s acme bob\n", hash_of_beta);
+    write_file(text, 0600);
+    assert_int_equal(getrlimit(RLIMIT_NOFILE, &files), 0);
+    none = (struct rlimit){0, files.rlim_max};
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &none), 0);
+    int rc = auth_reload(a, false, &err), again = auth_reload(a, false, &err);
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &files), 0);
+    assert_int_equal(rc, -TD_ERR_IO);
+    assert_int_equal(again, -TD_ERR_IO);
+    assert_int_equal(auth_check(a, "alpha", &who), 0);
+    assert_int_equal(auth_reload(a, false, &err), 1);
+    assert_int_equal(auth_check(a, "alpha", &who), -TD_ERR_AUTH);
+    assert_int_equal(auth_check(a, "beta", &who), 0);
+    auth_close(a);
+}
+
 static void count_tenant(void *ctx, const char *tenant)
 {
     int *count = ctx;
@@ -325,6 +352,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_token_length, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_file_must_be_private, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_reload, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_reload_is_tried_again, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_tenants, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_new_token, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_new_token_after_half_a_line, set_up, tear_down),
