@@ -297,7 +297,7 @@ static int save_new(struct conv_index *x, const char *tenant, const char *princi
 
 bool conversation_id_valid(const char *id)
 {
-    static const char allowed[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-";
+    static const char allowed[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._:-";
     size_t size = strlen(id);
     return size > 0 && size <= STORE_CONV_ID_MAX && strspn(id, allowed) == size;
 }

@@ -277,20 +277,21 @@ static void test_move(void **state)
 {
     (void)state;
     char *file, *json;
-    struct conversation c = talk(&chatml, CHAT_CHATML, "talk", SAID, 4);
+    struct conversation c = talk(&chatml, CHAT_CHATML, "team:talk", SAID, 4);
     c.boundaries[1].reply_open = true;
     c.vault = malloc(4);
     memcpy(c.vault, "\0va\xff", c.vault_size = 4);
     save(&c);
-    assert_int_equal(
-        conversation_export_json(conversations, chatml.tokenizer, "acme", "bob", "talk", as_it_is, &file),
-        -TD_ERR_NOTFOUND);
-    assert_int_equal(
-        conversation_export_json(conversations, chatml.tokenizer, "acme", "ann", "talk", as_it_is, &file), 0);
+    assert_int_equal(conversation_export_json(conversations, chatml.tokenizer, "acme", "bob", "team:talk",
+                                              as_it_is, &file),
+                     -TD_ERR_NOTFOUND);
+    assert_int_equal(conversation_export_json(conversations, chatml.tokenizer, "acme", "ann", "team:talk",
+                                              as_it_is, &file),
+                     0);
     for (int i = 0; i < 2; i++) { /* the second time its name is taken */
         assert_int_equal(import(&chatml, file, i == 0, &json), 0);
         char *id = new_id(json);
-        assert_int_equal(strcmp(id, "talk") == 0, i == 0);
+        assert_int_equal(strcmp(id, "team:talk") == 0, i == 0);
         struct conversation copy = get("bob", id);
         assert_same_tokens(&c, &copy);
         assert_string_equal(copy.title, c.title);
