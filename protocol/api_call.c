@@ -288,7 +288,7 @@ void api_started(struct api_call *c, const char *conversation, const struct api_
     if (conversation && api_conversation_id_valid(conversation))
         snprintf(c->conversation, sizeof c->conversation, "%s", conversation);
     if (prompt_usage)
-        c->prompt_usage = *prompt_usage, c->has_prompt_usage = true;
+        c->prompt_usage = *prompt_usage;
     if (c->request.stream && c->exchange && api_stream_begin(c))
         drop_client(c);
 }

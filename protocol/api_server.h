@@ -37,8 +37,7 @@ struct api_call {
     bool streaming; /* the response has begun */
     bool ended;     /* by a stop string, or its client's wish: only api_done is still expected */
     bool flushed;   /* all text went through the filter */
-    bool has_prompt_usage;
-    bool not_kept; /* this turn is not in the conversation */
+    bool not_kept;  /* this turn is not in the conversation */
     struct api_usage prompt_usage;
     char id[40];
     char conversation[LIMIT_NAME_SIZE + 1];

@@ -66,9 +66,9 @@ int gen_make_token(struct gen_receiver *g, uint32_t index, int32_t id)
     return 1;
 }
 
-void gen_reopen(struct gen_receiver *g, uint64_t wall_ms)
+void gen_reopen(struct gen_receiver *g, uint64_t wall_us)
 {
-    g->attempt = TD_MAX(g->attempt + 1, wall_ms);
+    g->attempt = TD_MAX(g->attempt + 1, wall_us);
 }
 
 /* ---- cloud ---- */

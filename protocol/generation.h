@@ -32,8 +32,8 @@ int gen_receive_tokens(struct gen_receiver *g, uint64_t attempt, uint32_t index,
 /* A token that this device has made: 1 if it is new (it is appended), 0 if it is held already, -TD_ERR_CONFLICT if another one is, -TD_ERR_LIMIT for a gap or
  * one too many. */
 int gen_make_token(struct gen_receiver *g, uint32_t index, int32_t id);
-/* Start another attempt: attempt = max(attempt + 1, wall_ms). */
-void gen_reopen(struct gen_receiver *g, uint64_t wall_ms);
+/* Start another attempt: attempt = max(attempt + 1, wall_us). */
+void gen_reopen(struct gen_receiver *g, uint64_t wall_us);
 
 /* ---- cloud ---- */
 enum gen_state { GEN_RUNNING, GEN_DETACHED, GEN_PARKED, GEN_FINISHED };

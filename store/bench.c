@@ -394,7 +394,6 @@ static int measure_lookups(struct bench *b)
         b->r->histogram[bucket]++;
     }
     qsort(ns, LOOKUPS, sizeof *ns, compare);
-    b->r->lookups = LOOKUPS;
     b->r->lookup_median_ns = ns[LOOKUPS / 2];
     b->r->lookup_p99_ns = ns[LOOKUPS / 100 * 99];
     b->r->lookup_p999_ns = ns[LOOKUPS / 1000 * 999];

@@ -26,7 +26,6 @@ struct store_bench_result {
     struct store_bench_spread put_share, get_share;
     bool direct; /* the raw file went past the page cache (O_DIRECT) */
     uint32_t io_threads, cipher_threads;
-    uint32_t lookups;
     double lookup_median_ns, lookup_p99_ns, lookup_p999_ns; /* two readings of the clock included */
     uint64_t histogram[STORE_BENCH_BUCKETS];
 };

@@ -513,13 +513,8 @@ static uint32_t find_expired(struct policy *p, bool all, uint32_t parent)
 static int evict(struct policy *p, uint32_t index, bool expired, struct policy_victim *out)
 {
     const struct policy_entry *e = entry_at(p, index);
-    *out = (struct policy_victim){.id = e->id,
-                                  .tenant = e->tenant,
-                                  .size = e->size,
-                                  .uses = e->uses,
-                                  .value = policy_value(p, index),
-                                  .expired = expired,
-                                  .last_use_ms = e->used_ms};
+    *out = (struct policy_victim){
+        .id = e->id, .tenant = e->tenant, .size = e->size, .uses = e->uses, .expired = expired};
     let_go(p, index);
     trim_ghosts(p);
     p->evicted++;

@@ -73,9 +73,7 @@ struct policy_victim {
     struct kv_block_id id;
     uint32_t tenant, size;
     uint32_t uses; /* by requests, for as long as it has been known */
-    double value;  /* seconds saved a second and byte: to compare with another policy's */
     bool expired;  /* by TTL: do not demote */
-    uint64_t last_use_ms;
 };
 /* Make room for `incoming` (may be NULL: only keep the limits and the TTLs). 1: *out was evicted, call again; 0: it fits (or is held
  * already), insert it; -TD_ERR_NOSPACE: it is not worth what would have to go, or nothing may go: do not insert. */

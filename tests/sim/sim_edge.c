@@ -138,7 +138,7 @@ static int send_open(struct sim *s, struct request *r, uint32_t stream)
 static void request_open(struct sim *s, struct request *r)
 {
     struct connection *c = s->edge.connection;
-    gen_reopen(&r->receiver, s->now_us / MS);
+    gen_reopen(&r->receiver, s->now_us);
     int rc = send_open(s, r, c->stream_next);
     if (rc == -TD_ERR_FULL) { /* as many streams as the cloud takes */
         r->retry_us = s->now_us + 20 * MS;
@@ -476,7 +476,7 @@ static void request_cancel(struct sim *s, struct request *r)
 static void request_leave(struct sim *s, struct request *r)
 {
     struct connection *c = s->edge.connection;
-    gen_reopen(&r->receiver, s->now_us / MS);
+    gen_reopen(&r->receiver, s->now_us);
     int rc = send_open(s, r, c->stream_next);
     if (rc == -TD_ERR_FULL) {
         r->retry_us = s->now_us + 20 * MS;
