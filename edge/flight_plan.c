@@ -185,7 +185,7 @@ static void fill_state(const struct flight *f, struct planner_state *s)
     *s = (struct planner_state){
         .layer_count = a->model->params.layer_count,
         .layers_wanted = f->no_edge || f->local.made || !a->pipeline ? 0 : a->layers_wanted,
-        .layers_held = a->pipeline ? a->layers : 0,
+        .layers_held = f->no_edge || !a->pipeline ? 0 : a->layers,
         .cached_tokens = f->acked ? f->ack_cached
                          : f->no_cache || f->whole_ids
                              ? 0
