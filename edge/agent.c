@@ -281,9 +281,6 @@ static void on_lost(void *ctx)
     struct agent *a = ctx;
     estimates_link_lost(&a->estimates);
     a->away_since_us = clock_mono_us();
-    for (struct flight *f = a->flights; f; f = f->next)
-        if (f->state == FLIGHT_OPEN && !f->finished)
-            gen_reopen(&f->receiver, clock_wall_us());
     each_flight(a, flight_lost);
 }
 

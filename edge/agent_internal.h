@@ -23,6 +23,8 @@
 #include "shared/metrics.h"
 #include <stdatomic.h>
 
+/* a request whose cloud is lost so often, each time before the next token, may be what it is lost by */
+#define FLIGHT_VAIN_MAX   16u
 #define AGENT_RESULTS_MAX 4096u /* of the pipeline, on their way to the loop; then it waits */
 
 enum flight_state {
@@ -146,6 +148,7 @@ struct flight {
     bool left_there;
     uint64_t retry_us;   /* the cloud wants no OPEN before */
     uint32_t open_times; /* OPENs that the cloud could take up */
+    uint32_t vain_acks;  /* how often it has taken this one up since its last token */
     bool opened; /* an OPEN went out, on this stream or an earlier one: the cloud may know the generation */
     bool whole_ids;      /* the cloud does not know the conversation: send all ids */
     bool planned, acked; /* on this stream: a PLAN went out, OPEN_ACK came */
@@ -210,7 +213,7 @@ bool flight_trails(const struct flight *f);
 void flight_end_trail(struct flight *f); /* it need not, or cannot, any more; may free it */
 bool flight_make_room(struct agent *a);  /* the oldest trailing one gives its stream up; false: none does */
 void flight_check_deadline(struct flight *f, uint64_t now_us);
-/* Its stream is gone: wait for the link, open it again. */
+/* Its stream is gone, or to go: wait for the link, open it again as a higher attempt. */
 void flight_wait_again(struct flight *f);
 void flight_lost(struct flight *f); /* the link was lost */
 void flight_free(struct flight *f); /* whatever its state; shutdown only */

@@ -219,6 +219,7 @@ static void move_generation(struct flight *f, struct flight *old)
     f->open_count = old->open_count;
     f->opened = old->opened;
     f->open_times = old->open_times;
+    f->vain_acks = old->vain_acks;
     f->left_there = old->left_there;
     f->retry_us = old->retry_us;
     f->whole_ids = old->whole_ids;
@@ -451,6 +452,7 @@ void flight_wait_again(struct flight *f)
         flight_finish(f, FINISH_STOP);
         return;
     }
+    gen_reopen(&f->receiver, clock_wall_us());
     f->state = FLIGHT_WAITING;
     if (f->deadline_us == 0)
         f->deadline_us = clock_mono_us() + f->agent->config.cloud_timeout_ms * UINT64_C(1000);
@@ -465,6 +467,15 @@ void flight_lost(struct flight *f)
         flight_end_trail(f);
 }
 
+static void fail_vain(struct flight *f)
+{
+    const char *why = uplink_why(f->agent->uplink);
+    char text[UPLINK_WHY_SIZE + 128];
+    snprintf(text, sizeof text, "the cloud has taken this request up %u times and never got to a token%s%s",
+             f->vain_acks, why[0] ? "; " : "", why);
+    flight_fail(f, -TD_ERR_CLOSED, text, 0);
+}
+
 void flight_check_deadline(struct flight *f, uint64_t now_us)
 {
     struct agent *a = f->agent;
@@ -477,6 +488,10 @@ void flight_check_deadline(struct flight *f, uint64_t now_us)
     }
     if (local_offline(f, now_us) || !waits || f->deadline_us == 0)
         return;
+    if (f->vain_acks >= FLIGHT_VAIN_MAX) {
+        fail_vain(f);
+        return;
+    }
     bool ready = uplink_state(a->uplink) == UPLINK_READY;
     if (!ready && uplink_refused(a->uplink)) {
         flight_fail(f, -TD_ERR_CLOSED, uplink_why(a->uplink), 0);

@@ -152,7 +152,6 @@ void local_diverged(struct flight *f)
     log_info(MODULE, "the cloud draws other tokens than this device did: it goes on from the device's");
     local_stop(f);
     wire_leave_stream(f);
-    gen_reopen(&f->receiver, clock_wall_us());
     flight_wait_again(f);
     flight_kick(f);
 }

@@ -165,10 +165,8 @@ int wire_try_open(struct flight *f)
         rc = plan_again(f);
     if (rc == 0)
         rc = send_generate(f);
-    if (rc < 0) { /* the connection is overfull or ending: once more when there is room */
-        gen_reopen(&f->receiver, clock_wall_us());
+    if (rc < 0) /* the connection is overfull or ending: once more when there is room */
         flight_wait_again(f);
-    }
     return rc;
 }
 
@@ -304,7 +302,6 @@ static int on_open_ack(struct flight *f, const Tandem__OpenAck *m)
         f->whole_ids = true;
         f->opened = false;
         f->open_times = 0;
-        gen_reopen(&f->receiver, clock_wall_us());
         flight_wait_again(f);
         flight_kick(f);
         return 0;
@@ -313,6 +310,7 @@ static int on_open_ack(struct flight *f, const Tandem__OpenAck *m)
         return -TD_ERR_PROTOCOL;
     f->acked = true;
     f->deadline_us = 0;
+    f->vain_acks++;
     f->ack_cached = m->cached_tokens;
     f->queue_tokens = m->queue_tokens;
     f->load_us = m->load_us;
@@ -388,6 +386,7 @@ static int on_token(struct flight *f, const Tandem__Token *m, struct span payloa
     local_follow(f, fresh > 0);
     if (fresh == 0)
         return 0;
+    f->vain_acks = 0;
     wire_feed_pipeline(f, false);
     if (flight_start_sink(f))
         deliver_with_logprobs(f, m, f->receiver.ids + before, (uint32_t)fresh);
@@ -440,7 +439,6 @@ static int on_error(struct flight *f, const Tandem__Error *m)
     /* A node that is leaving: the next one goes on. A full one may be so with this very request, which it has not seen to be without its connection. */
     bool later = code == -TD_ERR_CLOSED || (code == -TD_ERR_FULL && f->open_times > 1) || f->local.made > 0;
     if (m->retry && later && !f->finished) {
-        gen_reopen(&f->receiver, clock_wall_us());
         f->retry_us = clock_mono_us() + m->retry_after_ms * UINT64_C(1000);
         flight_wait_again(f);
         return 0;

@@ -17,7 +17,8 @@ struct uplink {
     struct link *link;    /* NULL: not connected */
     enum uplink_state state;
     bool stopping, refused, restarting;
-    unsigned failures; /* attempts in a row that did not get to READY */
+    unsigned failures; /* attempts in a row that did not get to READY, or not for UPLINK_SOUND_US */
+    uint64_t ready_us;
     uint64_t rate_hint;
     struct net_timer *pace;  /* the link has something to do */
     struct net_timer *retry; /* next attempt */
@@ -172,7 +173,7 @@ static int on_welcome(struct uplink *u, const Tandem__Welcome *w)
     if (!version_is_ours(u, w->version))
         return -TD_ERR_VERSION;
     u->state = UPLINK_READY;
-    u->failures = 0;
+    u->ready_us = clock_mono_us();
     u->refused = false;
     u->why[0] = u->logged[0] = '\0';
     metric_set(u->connected, 1);
@@ -346,6 +347,8 @@ static void on_closed(void *user, const char *why)
     net_timer_stop(u->pace);
     metric_set(u->connected, 0);
     memset(u->owners, 0, sizeof u->owners);
+    if (was_ready && clock_mono_us() - u->ready_us >= UPLINK_SOUND_US)
+        u->failures = 0;
     if (was_ready)
         u->config.events->lost(u->config.ctx);
     connect_again(u);

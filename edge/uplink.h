@@ -6,7 +6,7 @@
  *
  * READY takes new streams; DRAINING only goes on with those that are open, and ends when the last is done. When the connection is lost every stream
  * is gone: `lost` says so once, and owners open theirs again after the next `ready`. Attempts to connect follow each other after 100 ms, doubled up
- * to 5 s, with jitter, for ever. A cloud that refuses this device (credentials, model, version) is asked again at the slowest pace, and
+ * to 5 s, with jitter, for ever; from 100 ms again once a connection was READY for UPLINK_SOUND_US. A cloud that refuses this device (credentials, model, version) is asked again at the slowest pace, and
  * uplink_refused tells that waiting does not help.
  *
  * Threads: the net loop's only. */
@@ -17,6 +17,7 @@
 
 #define UPLINK_BACKOFF_MIN_US 100000u
 #define UPLINK_BACKOFF_MAX_US 5000000u
+#define UPLINK_SOUND_US       1000000u /* a connection that lasted so long was none in vain */
 #define UPLINK_WHY_SIZE       400
 
 enum uplink_state { UPLINK_DOWN, UPLINK_GREETING, UPLINK_READY, UPLINK_DRAINING };

@@ -106,12 +106,92 @@ static void a_token_that_came_too_late_does_not_count(void **state)
     }
 }
 
+/* ---- opened again ---- */
+
+static bool has_acked(void *arg)
+{
+    struct flight *f = ((struct rig *)arg)->agent->flights;
+    return f && f->acked;
+}
+
+static void take_no_plan(void *arg)
+{
+    plan_failed(((struct rig *)arg)->agent->flights, -TD_ERR_CLOSED);
+}
+
+/* The connection had ended, and the flight found that out before the agent was told. A cloud refuses an attempt that it has seen. */
+static void each_attempt_is_a_higher_one(void **state)
+{
+    (void)state;
+    struct rig r;
+    rig_make(&r, 0);
+    r.cloud.silent = true;
+    rig_run(&r);
+    struct client *c = client_asks(&r, "hello");
+    on_loop(r.cloud.loop, client_begin, c);
+    assert_true(comes_true(r.cloud.loop, has_acked, &r));
+    on_loop(r.cloud.loop, take_no_plan, &r);
+    on_loop(r.cloud.loop, let_tokens, &r);
+    assert_true(comes_true(r.cloud.loop, client_ended, c));
+    client_check_reply(c, FAKE_REPLY);
+    assert_int_equal(r.cloud.open_count, 2);
+    assert_memory_equal(r.cloud.opens[1].request_id, r.cloud.opens[0].request_id, 16);
+    assert_true(r.cloud.opens[1].attempt > r.cloud.opens[0].attempt);
+    rig_free(&r);
+}
+
+static void lose_it_once_more(void *arg)
+{
+    struct rig *r = arg;
+    assert_int_equal(r->agent->flights->vain_acks, 1);
+    r->agent->flights->vain_acks = FLIGHT_VAIN_MAX;
+    for (size_t i = 0; i < FAKE_CONNS; i++)
+        if (r->cloud.conns[i])
+            fake_cut(r->cloud.conns[i]);
+}
+
+static void forget_the_vain_ones(void *arg)
+{
+    struct client *c = arg;
+    assert_int_equal(c->agent->flights->vain_acks, 0);
+}
+
+/* It may be the request that the cloud is lost by, over and over. */
+static void a_cloud_that_is_always_lost_is_not_asked_for_ever(void **state)
+{
+    (void)state;
+    struct rig r;
+    rig_make(&r, 0);
+    r.cloud.silent = true;
+    rig_run(&r);
+    struct client *c = client_asks(&r, "hello");
+    on_loop(r.cloud.loop, client_begin, c);
+    assert_true(comes_true(r.cloud.loop, has_acked, &r));
+    r.cloud.away_then = true;
+    on_loop(r.cloud.loop, lose_it_once_more, &r);
+    assert_true(comes_true(r.cloud.loop, client_ended, c));
+    assert_int_equal(c->failed, 1);
+    assert_int_equal(c->code, -TD_ERR_CLOSED);
+    assert_non_null(strstr(c->text, "taken this request up 16 times"));
+    rig_free(&r);
+
+    rig_make(&r, 0); /* control: tokens are progress */
+    rig_run(&r);
+    c = client_asks(&r, "hello");
+    c->then_at = 1, c->then = forget_the_vain_ones, c->then_arg = c;
+    client_run(&r, c);
+    client_check_reply(c, FAKE_REPLY);
+    rig_free(&r);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(an_end_that_was_not_heard_is_one),
         cmocka_unit_test(a_prompt_that_breaks_off_is_done_here),
         cmocka_unit_test(a_token_that_came_too_late_does_not_count),
+        cmocka_unit_test(each_attempt_is_a_higher_one),
+        cmocka_unit_test(a_cloud_that_is_always_lost_is_not_asked_for_ever),
     };
     return cmocka_run_group_tests(tests, set_up_paced, NULL);
 }

@@ -202,6 +202,44 @@ static void a_lost_link_comes_back(void **state)
     finish(&r);
 }
 
+static bool is_ready_again(void *arg)
+{
+    struct rig *r = arg;
+    return uplink_state(r->uplink) == UPLINK_READY && r->ready == r->lost + 1;
+}
+
+static void cut_all(void *arg)
+{
+    struct rig *r = arg;
+    for (size_t i = 0; i < FAKE_CONNS; i++)
+        if (r->cloud.conns[i])
+            fake_cut(r->cloud.conns[i]);
+}
+
+static bool is_lost(void *arg)
+{
+    struct rig *r = arg;
+    return r->lost == r->ready;
+}
+
+/* A cloud that greets and goes, over and over. */
+static void a_greeting_alone_does_not_end_the_backoff(void **state)
+{
+    (void)state;
+    struct rig r;
+    make(&r);
+    run(&r);
+    assert_true(comes_true(r.cloud.loop, is_ready, &r));
+    uint64_t begin_us = clock_mono_us();
+    for (int i = 0; i < 5; i++) {
+        on_loop(r.cloud.loop, cut_all, &r);
+        assert_true(comes_true(r.cloud.loop, is_lost, &r));
+        assert_true(comes_true(r.cloud.loop, is_ready_again, &r));
+    }
+    assert_true(clock_mono_us() - begin_us >= (50 + 100 + 200 + 400) * UINT64_C(1000));
+    finish(&r);
+}
+
 static void goaway_lets_streams_finish_first(void **state)
 {
     (void)state;
@@ -301,6 +339,7 @@ int main(void)
         cmocka_unit_test(a_stream_gets_its_tokens),
         cmocka_unit_test(the_cloud_hears_that_a_stream_is_given_up),
         cmocka_unit_test(a_lost_link_comes_back),
+        cmocka_unit_test(a_greeting_alone_does_not_end_the_backoff),
         cmocka_unit_test(goaway_lets_streams_finish_first),
         cmocka_unit_test(refusal_is_told_apart),
         cmocka_unit_test(another_layout_is_not_accepted),
