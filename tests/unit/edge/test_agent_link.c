@@ -183,6 +183,94 @@ static void it_is_not_taken_up_for_ever(void **state)
     rig_free(&r);
 }
 
+/* What is known of a plan that was given up goes over with it: how often the prompt was taken up, that the cloud has it, and what it was told. */
+static void who_takes_over_knows_what_was_left(void **state)
+{
+    (void)state;
+    struct rig r;
+    struct client *c = rig_slow_cloud(&r, 5), *second = client_asks(&r, prompt_text);
+    strcpy(c->key, "k");
+    strcpy(second->key, "k");
+    on_loop(r.cloud.loop, client_begin, c);
+    assert_true(comes_true(r.cloud.loop, was_left_for_good, &r));
+    const struct flight before = *c->flight; /* nothing changes it any more */
+    assert_true(before.patient);
+    on_loop(r.cloud.loop, client_begin, second);
+    assert_true(comes_true(r.cloud.loop, client_ended, c));
+    assert_int_equal(c->code, -TD_ERR_CONFLICT);
+    assert_int_equal(second->flight->patient, before.patient);
+    assert_true(second->flight->left && second->flight->given_up.now);
+    assert_int_equal(second->flight->given_up.resumes, before.given_up.resumes);
+    assert_int_equal(second->flight->given_up.resumed_epoch, before.given_up.resumed_epoch);
+    on_loop(r.cloud.loop, let_tokens, &r);
+    assert_true(comes_true(r.cloud.loop, client_ended, second));
+    client_check_reply(second, FAKE_REPLY);
+    assert_int_equal(r.cloud.plan_count, 5);
+    assert_int_equal(second->timings.plan.left_tokens, second->usage.prompt_tokens - 4 * KV_BLOCK_TOKENS);
+    rig_free(&r);
+}
+
+/* ---- an idle link ---- */
+
+static bool has_nothing_to_send(void *arg)
+{
+    struct client *c = arg;
+    agent_look_at_link(c->agent);
+    return c->flight->acked && !planner_sends(&c->flight->plan) && c->agent->estimates.unacked_size == 0;
+}
+
+/* It is believed to be slow, and a probe is due if nobody computes. */
+static void make_due(void *arg)
+{
+    struct estimates *e = &((struct client *)arg)->agent->estimates;
+    e->rate = 1;
+    e->unacked_size = 0;
+    e->probes_vain = 0;
+    e->probe_due_us = clock_mono_us();
+    e->progress_us = 0;
+}
+
+static void leave_to_the_cloud(void *arg)
+{
+    ((struct client *)arg)->flight->given_up.now = true;
+}
+
+static bool has_ticked(void *arg)
+{
+    return ((struct client *)arg)->agent->estimates.progress_us > 0;
+}
+
+static bool was_probed(void *arg)
+{
+    return ((struct client *)arg)->agent->estimates.probes_vain > 0;
+}
+
+/* Beside a prompt a probe waits, unless that was left to the cloud: it may be taken up again. */
+static void a_link_is_probed_while_nobody_computes(void **state)
+{
+    (void)state;
+    for (uint32_t left = 0; left < 2; left++) {
+        struct rig r;
+        rig_make(&r, PLANNER_AUTO);
+        r.config.local = LOCAL_OFF;
+        r.cloud.layer_ns = 1; /* nobody sends such a cloud rows */
+        rig_run(&r);
+        client_run(&r, client_asks(&r, "hello"));
+        r.cloud.silent = true;
+        struct client *c = client_asks(&r, "hello");
+        on_loop(r.cloud.loop, client_begin, c);
+        assert_true(comes_true(r.cloud.loop, has_nothing_to_send, c));
+        if (left)
+            on_loop(r.cloud.loop, leave_to_the_cloud, c);
+        on_loop(r.cloud.loop, make_due, c);
+        assert_true(comes_true(r.cloud.loop, has_ticked, c));
+        struct fake_question q = {was_probed, c, false};
+        on_loop(r.cloud.loop, fake_ask, &q);
+        assert_int_equal(q.answer, left);
+        rig_free(&r);
+    }
+}
+
 /* The cloud has the first block: what is behind goes, in the form that the cloud's plan says, whatever the agent's own would be. */
 static void an_upload_goes_on_as_the_cloud_has_it_planned(void **state)
 {
@@ -390,6 +478,8 @@ int main(void)
         cmocka_unit_test(what_the_cloud_did_by_itself_is_in_the_record),
         cmocka_unit_test(a_prompt_that_was_left_is_taken_up_again),
         cmocka_unit_test(it_is_not_taken_up_for_ever),
+        cmocka_unit_test(who_takes_over_knows_what_was_left),
+        cmocka_unit_test(a_link_is_probed_while_nobody_computes),
         cmocka_unit_test(an_upload_goes_on_as_the_cloud_has_it_planned),
         cmocka_unit_test(a_plan_does_not_get_deeper_under_way),
         cmocka_unit_test(a_plan_beyond_the_prompt_is_not_carried_out),
