@@ -49,12 +49,14 @@ struct rate_sample {
     uint64_t sent_us, first_sent_us; /* when; when the first frame of its flight was */
     uint64_t acked_size, acked_us;   /* state of acknowledgement when it was sent */
     bool limited; /* the link was not kept busy around it: the sample may only raise the estimate */
+    bool
+        windowed; /* more waited to be sent than our window allowed, though nothing queued: no limit of the link */
 };
 struct rate {
     uint64_t sent_size, acked_size;
     uint64_t acked_us, first_sent_us;
     /* acknowledgements up to here belong to a flight that did not fill the link */
-    uint64_t limited_until_size;
+    uint64_t limited_until_size, windowed_until_size;
     struct rate_sample samples[LINK_RATE_SAMPLES];
     uint32_t sample_head, sample_count;
     uint64_t best, best_before;     /* bytes/s: maxima of this and of the previous interval of busy time */
@@ -64,8 +66,11 @@ struct rate {
     uint64_t woken_size;            /* acknowledged when the link was idle last */
     uint64_t hint;                  /* bytes/s, from an earlier connection */
     uint64_t rtt_us, min_rtt_us, min_rtt_at_us;
-    uint64_t late_rtt_us; /* of an empty path since the minimum is old; 0: none */
-    bool startup;         /* still looking for the link's rate: more may be on the way */
+    uint64_t span_us, quick_rtt_us, pause_us; /* when it began; its quickest answer; its longest pause */
+    uint64_t queue_us;                        /* by how much the last span's quickest was late */
+    uint64_t late_rtt_us;                     /* of an empty path since the minimum is old; 0: none */
+    bool startup;                             /* still looking for the link's rate: more may be on the way */
+    uint64_t search_size;                     /* acknowledged when that began */
     uint64_t round_end_size, round_rate;
     uint32_t flat_rounds;
     bool draining; /* bulk pauses so that a ping sees the empty path */
@@ -84,7 +89,8 @@ uint64_t rate_window(const struct rate *r); /* bytes that may be unacknowledged 
 bool rate_allows(const struct rate *r, size_t size);
 void rate_sent(struct rate *r, size_t size, uint64_t now_us);
 void rate_acked(struct rate *r, uint64_t acked_size, uint64_t now_us);
-void rate_limited(struct rate *r); /* there is nothing to send, or no credit */
+void rate_limited(struct rate *r);  /* there is nothing to send, or no credit */
+void rate_windowed(struct rate *r); /* there is something to send, and rate_allows says no */
 /* A ping came back. clean: nothing was on the way when it left. */
 void rate_ping(struct rate *r, uint64_t rtt_us, bool clean, uint64_t now_us);
 /* A ping with `size` bytes of padding came back, which had the path for itself. */

@@ -5,6 +5,9 @@
  * acknowledgements do not exaggerate). The estimate is the greatest over the last second or so of *busy* time. Samples
  * from flights that did not fill the link (nothing to send, no credit) may raise the estimate, never lower or age it.
  *
+ * Only a queue shows a limit. What went a window at a time was held up by the window; taken for the link's rate it would end the search, and what a prompt plans by, at
+ * any part of it: the longer the path, the sooner, as late answers of computing peers look like a queue.
+ *
  * A greatest value is what keeps the link full, and too much to plan by: acknowledgements that come in bunches exaggerate it, lost packets are not in it.
  * The mean is bytes over time, of the last second or two in which the link was full, from a flight's first acknowledgement on.
  *
@@ -28,7 +31,9 @@
 #include "protocol/link_internal.h"
 
 /* bytes on the way before anything is known: about what TCP itself begins with */
-#define RATE_WINDOW_START   (16u << 10)
+#define RATE_WINDOW_START (16u << 10)
+#define RATE_WINDOW_PROBED                                                                                   \
+    (128u << 10) /* at most, where a probe has shown that so much is there within the margin */
 #define RATE_FRAME_START    4096u
 #define RATE_FRAME_WAKE     8192u /* of a link that was idle */
 #define RATE_IDLE_US        200000u
@@ -39,14 +44,19 @@
 #define RATE_MIN_RTT_AGE_US 10000000u
 #define RATE_CONFIRM_US                                                                                      \
     2500000u /* a younger minimum needs no confirming; an answer that is not so late as from a longer path confirms it */
-#define RATE_DRAIN_US_MAX 2000000u
-#define RATE_FLAT_ROUNDS  3u
-#define RATE_MEAN_US_MIN  200000u  /* a mean over less says little */
-#define RATE_MEAN_US      1000000u /* what is older than one or two of these is forgotten */
+#define RATE_DRAIN_US_MAX     2000000u
+#define RATE_FLAT_ROUNDS      3u
+#define RATE_MEAN_US_MIN      200000u  /* a mean over less says little */
+#define RATE_MEAN_US          1000000u /* what is older than one or two of these is forgotten */
+#define RATE_QUEUE_SPAN_US    50000u   /* or a round trip: a computing peer is not late for so long */
+#define RATE_QUEUE_US         12000u /* every answer is so late: something queues, the margin less a frame */
+#define RATE_EMPTY_US         8000u  /* some answer is no later: nothing does */
+#define RATE_QUEUE_UNKNOWN_US 10000u /* neither */
+#define RATE_SEARCH_SIZE      (4u << 20) /* acknowledged: from then on the search goes in small steps */
 
 void rate_init(struct rate *r, uint64_t hint_bytes_per_s)
 {
-    *r = (struct rate){.startup = true, .hint = hint_bytes_per_s};
+    *r = (struct rate){.startup = true, .hint = hint_bytes_per_s, .queue_us = RATE_QUEUE_UNKNOWN_US};
 }
 
 uint64_t rate_estimate(const struct rate *r)
@@ -59,13 +69,32 @@ uint64_t rate_mean(const struct rate *r)
     return r->mean_us >= RATE_MEAN_US_MIN ? r->mean_size * 1000000 / r->mean_us : 0;
 }
 
-/* While the rate is searched for. One more round trip is TCP's own beginning, which doubles what may be on the way; what is longer queues. A round trip that did
- * not bring more is one in which there was little to send, or TCP let no more go, as long as nothing queues. */
+/* A limit is what a full link has shown. While the rate is searched for, one more round trip is TCP's own beginning, which doubles what may be on the way; what is
+ * longer queues. A round trip that did not bring more is one in which there was little to send, or TCP let no more go, as long as nothing queues. */
 bool rate_grows(const struct rate *r)
 {
     uint64_t tcp_us = r->flat_rounds == 0 ? r->min_rtt_us : 0;
     uint64_t late_us = r->flat_rounds == 0 ? LIMIT_UNACKED_MARGIN_US / 2 : LIMIT_UNACKED_MARGIN_US;
-    return r->startup && r->rtt_us <= r->min_rtt_us + tcp_us + late_us;
+    bool unseen = rate_mean(r) == 0 && r->queue_us <= RATE_QUEUE_US;
+    return unseen || (r->startup && r->rtt_us <= r->min_rtt_us + tcp_us + late_us);
+}
+
+/* What stands in front of the narrowest place makes every answer late; a peer that computes, one or another. And then they come all the time: what goes a window at a
+ * time, with a pause of nearly a round trip, is held up by the window, however late its answers. */
+static void rate_take_span(struct rate *r, uint64_t rtt_us, uint64_t pause_us, uint64_t now_us)
+{
+    if (r->quick_rtt_us == 0)
+        r->span_us = now_us, r->quick_rtt_us = rtt_us, r->pause_us = pause_us;
+    r->quick_rtt_us = TD_MIN(r->quick_rtt_us, rtt_us);
+    r->pause_us = TD_MAX(r->pause_us, pause_us);
+    if (now_us - r->span_us < TD_MAX((uint64_t)RATE_QUEUE_SPAN_US, r->min_rtt_us))
+        return;
+    uint64_t frames_us = LIMIT_UNACKED_MARGIN_US + LIMIT_BULK_FRAME_US;
+    bool steady = r->pause_us <= TD_MAX(r->quick_rtt_us / 4 * 3, frames_us);
+    r->queue_us = steady ? r->quick_rtt_us - TD_MIN(r->min_rtt_us, r->quick_rtt_us) : 0;
+    r->quick_rtt_us = 0;
+    if (r->queue_us <= RATE_QUEUE_US && rate_estimate(r) > 2 * rate_mean(r))
+        r->mean_size = r->mean_us = 0; /* it is faster than it was */
 }
 
 /* The link was full between the last acknowledgement and this one. */
@@ -94,7 +123,7 @@ static uint64_t bytes_in(uint64_t bytes_per_s, uint64_t us)
 void rate_wake(struct rate *r, uint64_t now_us)
 {
     if (r->sent_size == r->acked_size && now_us - r->acked_us >= RATE_IDLE_US)
-        r->woken_size = r->acked_size;
+        r->woken_size = r->acked_size, r->quick_rtt_us = 0, r->queue_us = RATE_QUEUE_UNKNOWN_US;
 }
 
 size_t rate_frame_size(const struct rate *r)
@@ -107,21 +136,28 @@ size_t rate_frame_size(const struct rate *r)
     return (size_t)TD_MAX(TD_MIN(size, (uint64_t)LIMIT_BULK_FRAME_MAX), (uint64_t)LIMIT_BULK_FRAME_MIN);
 }
 
-/* At the beginning, unless what is on the way queues: then it is the link that limits, and more would only lie in front of a CANCEL.
+/* How much longer than a round trip what is sent may be on the way, to find out whether the link carries more. At the beginning as long again, unless what is on the
+ * way queues: then it is the link that limits, and more would only lie in front of a CANCEL. Later, where little to send has kept the search from its end, a quarter: a
+ * queue of the path that is shorter than a round trip would lose what goes beyond, and all behind it would wait for two more.
  * By less than the margin a busy peer's acknowledgements are late, too; taken for a queue they would end the search at any part of the link's rate, for good: what is
  * on the way then takes as long as it is meant to. */
-static bool may_double(const struct rate *r)
+static uint64_t search_us(const struct rate *r)
 {
     uint64_t queue_us = TD_MAX((uint64_t)LIMIT_UNACKED_MARGIN_US, r->min_rtt_us);
-    return r->startup && r->rtt_us <= r->min_rtt_us + queue_us;
+    if (!r->startup || r->rtt_us > r->min_rtt_us + queue_us)
+        return 0;
+    if (r->acked_size - r->search_size < RATE_SEARCH_SIZE)
+        return r->min_rtt_us;
+    return rate_mean(r) == 0 && r->queue_us <= RATE_EMPTY_US ? r->min_rtt_us / 4 : 0;
 }
 
 uint64_t rate_window(const struct rate *r)
 {
     uint64_t believed = rate_believed(r);
-    uint64_t window = RATE_WINDOW_START;
+    uint64_t window = bytes_in(r->probe_rate, r->min_rtt_us + LIMIT_UNACKED_MARGIN_US);
+    window = TD_MAX(TD_MIN(window, (uint64_t)RATE_WINDOW_PROBED), (uint64_t)RATE_WINDOW_START);
     if (believed > 0)
-        window = bytes_in(believed, r->min_rtt_us * (may_double(r) ? 2 : 1) + LIMIT_UNACKED_MARGIN_US);
+        window = bytes_in(believed, r->min_rtt_us + search_us(r) + LIMIT_UNACKED_MARGIN_US);
     return TD_MAX(window, 2 * (uint64_t)rate_frame_size(r));
 }
 
@@ -133,6 +169,12 @@ bool rate_allows(const struct rate *r, size_t size)
 void rate_limited(struct rate *r)
 {
     r->limited_until_size = r->sent_size;
+}
+
+void rate_windowed(struct rate *r)
+{
+    if (r->queue_us <= RATE_QUEUE_US)
+        r->windowed_until_size = r->sent_size;
 }
 
 void rate_sent(struct rate *r, size_t size, uint64_t now_us)
@@ -148,7 +190,8 @@ void rate_sent(struct rate *r, size_t size, uint64_t now_us)
                              .first_sent_us = r->first_sent_us,
                              .acked_size = r->acked_size,
                              .acked_us = r->acked_us,
-                             .limited = r->acked_size <= r->limited_until_size};
+                             .limited = r->acked_size <= r->limited_until_size,
+                             .windowed = r->acked_size <= r->windowed_until_size};
 }
 
 /* Has the rate stopped growing? Asked once a round trip of a busy link. */
@@ -212,8 +255,10 @@ void rate_acked(struct rate *r, uint64_t acked_size, uint64_t now_us)
     }
     if (found)
         newest.limited |= tcp_begins(r, now_us - newest.sent_us);
-    if (found && r->flight_acked && !newest.limited)
-        rate_take_mean(r, acked_size - r->acked_size, now_us - r->acked_us);
+    bool full = found && !newest.limited && (!newest.windowed || r->queue_us > RATE_QUEUE_US);
+    uint64_t pause_us = now_us - r->acked_us;
+    if (full && r->flight_acked)
+        rate_take_mean(r, acked_size - r->acked_size, pause_us);
     r->flight_acked = true;
     r->acked_size = acked_size;
     r->acked_us = now_us;
@@ -221,6 +266,7 @@ void rate_acked(struct rate *r, uint64_t acked_size, uint64_t now_us)
         return;
     r->first_sent_us = newest.sent_us;
     rate_take_rtt(r, now_us - newest.sent_us, now_us);
+    rate_take_span(r, now_us - newest.sent_us, pause_us, now_us);
     uint64_t interval_us = TD_MAX(newest.sent_us - newest.first_sent_us, now_us - newest.acked_us);
     if (interval_us < RATE_SAMPLE_US_MIN)
         return;
@@ -252,6 +298,8 @@ static void rate_take_longer(struct rate *r, uint64_t rtt_us, uint64_t now_us)
     rtt_us = before_us ? TD_MIN(before_us, rtt_us) : rtt_us;
     if (rtt_us > r->min_rtt_us + LIMIT_UNACKED_MARGIN_US / 2) { /* a longer path: look for its rate afresh */
         r->startup = true;
+        r->search_size = r->acked_size;
+        r->mean_size = r->mean_us = 0;
         r->flat_rounds = 0;
         r->round_rate = 0;
         r->round_end_size = r->sent_size;

@@ -304,8 +304,10 @@ static int64_t next_bulk(struct link *l, uint8_t *dst, size_t capacity, uint64_t
         rate_limited(&l->rate);
         return 0;
     }
-    if (!rate_allows(&l->rate, choice.part))
+    if (!rate_allows(&l->rate, choice.part)) {
+        rate_windowed(&l->rate);
         return 0;
+    }
     if (capacity < LINK_BULK_OVERHEAD + choice.part)
         return -TD_ERR_NOSPACE;
     struct stream *s = &l->streams[choice.slot];

@@ -225,6 +225,38 @@ static void test_a_busy_peer_does_not_end_the_search(void **state)
     path_stop();
 }
 
+/* What may be planned by: the least of what is told as a limit. */
+static uint64_t least_limit(uint64_t least)
+{
+    struct link_stats stats;
+    link_stats(path.edge.link, &stats);
+    uint64_t limit = stats.mean_bytes_per_s > 0 ? TD_MIN(stats.mean_bytes_per_s, stats.rate_bytes_per_s)
+                                                : stats.rate_bytes_per_s;
+    return stats.rate_grows ? least : TD_MIN(least, limit);
+}
+
+/* A device that computes sends a chunk at a time, and a peer that computes acknowledges one or another 60 ms late. Never is what a long path has carried so far its limit. */
+static void test_computing_at_both_ends_of_a_long_path_is_no_limit(void **state)
+{
+    (void)state;
+    for (uint64_t every_ms = 30; every_ms <= 90; every_ms += 10) {
+        uint64_t least = UINT64_MAX;
+        path_start(300 * MBIT, 200 * MS);
+        path_run(500 * MS);
+        for (uint32_t prompt = 0; prompt < 3; prompt++) {
+            for (uint32_t chunk = 0; chunk < 32; chunk++) {
+                path_queue(64 * (1152 + 13 * 390));
+                path.down.delay_us = (chunk % 3 == 1 ? 160 : 100) * MS;
+                path_run(every_ms * MS);
+                least = least_limit(least);
+            }
+            path_run(3 * SECOND);
+        }
+        assert_true(least >= 30 * MBIT);
+        path_stop();
+    }
+}
+
 static void test_cancel_arrives_soon(void **state)
 {
     (void)state;
@@ -435,7 +467,7 @@ static void test_a_flat_round_without_a_queue_is_no_limit(void **state)
     (void)state;
     struct rate r;
     rate_init(&r, 0);
-    r.min_rtt_us = 40 * MS, r.rtt_us = 100 * MS;
+    r.min_rtt_us = 40 * MS, r.rtt_us = 100 * MS, r.queue_us = 60 * MS;
     assert_true(rate_grows(&r)); /* TCP's beginning */
     r.rtt_us = 101 * MS;
     assert_false(rate_grows(&r));
@@ -599,6 +631,27 @@ static void test_a_probe_finds_what_an_idle_path_carries(void **state)
     }
 }
 
+/* Before bulk has shown anything a search begins with what a probe has, as far as it may be trusted. */
+static void test_a_search_begins_with_what_a_probe_has_shown(void **state)
+{
+    (void)state;
+    static const struct {
+        uint64_t rate, round_trip_us, window;
+    } links[] = {{MBIT, 20 * MS, 16 << 10},
+                 {MBIT, 200 * MS, MBIT * 24 / 100},
+                 {8 * MBIT, 200 * MS, 128 << 10},
+                 {300 * MBIT, 200 * MS, 128 << 10}};
+    for (size_t i = 0; i < TD_COUNT(links); i++) {
+        path_start(links[i].rate, links[i].round_trip_us);
+        path_run(500 * MS);
+        assert_int_equal(rate_window(&path.edge.link->rate), 16 << 10);
+        link_probe(path.edge.link);
+        path_run(SECOND);
+        assert_about(rate_window(&path.edge.link->rate), links[i].window, 5);
+        path_stop();
+    }
+}
+
 /* It waits for the path to be empty, and for the round trip to be known; bulk that follows it closely spoils it. */
 static void test_a_probe_has_the_path_for_itself(void **state)
 {
@@ -628,6 +681,7 @@ int main(void)
         cmocka_unit_test(test_search_is_quick),
         cmocka_unit_test(test_a_queue_ends_the_doubling),
         cmocka_unit_test(test_a_busy_peer_does_not_end_the_search),
+        cmocka_unit_test(test_computing_at_both_ends_of_a_long_path_is_no_limit),
         cmocka_unit_test(test_cancel_arrives_soon),
         cmocka_unit_test(test_idleness_does_not_lower_the_estimate),
         cmocka_unit_test(test_credit_does_not_lower_the_estimate),
@@ -644,6 +698,7 @@ int main(void)
         cmocka_unit_test(test_frames_begin_small_after_idleness),
         cmocka_unit_test(test_the_mean_is_of_a_full_link),
         cmocka_unit_test(test_a_probe_finds_what_an_idle_path_carries),
+        cmocka_unit_test(test_a_search_begins_with_what_a_probe_has_shown),
         cmocka_unit_test(test_a_probe_has_the_path_for_itself),
         cmocka_unit_test(test_a_new_beginning_of_tcp_does_not_lower_the_estimate),
         cmocka_unit_test(test_hint_of_an_earlier_connection),
