@@ -1,6 +1,8 @@
 /* edge_server over more than one request: conversations are found, saved once and cut where the reply was; credit comes back. */
 #include "service_fixture.h"
+#include "cloud/edge_server_internal.h"
 #include "edge_client.h"
+#include <semaphore.h>
 
 /* ---- credit ---- */
 
@@ -252,6 +254,80 @@ static void test_gone_while_reading(void **state)
     assert_int_equal(opened, ended); /* no sequence is left behind */
 }
 
+struct waiting_job {
+    struct io_job job; /* first */
+    sem_t go;
+    int submitted;
+};
+
+static void wait_for_go(struct io_job *job)
+{
+    struct timespec until; /* if the test fails */
+    clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_sec += 60;
+    sem_timedwait(&((struct waiting_job *)job)->go, &until);
+}
+
+static void job_done(struct io_job *job)
+{
+    (void)job;
+}
+
+static void submit_job(void *arg)
+{
+    struct waiting_job *w = arg;
+    w->submitted = io_worker_submit(fx.service.io, &w->job);
+}
+
+struct pieces {
+    struct edge_client *client;
+    uint32_t stream, count;
+    int rc;
+};
+
+/* As many rows of a byte: of bulk no number a second is the limit. */
+static void send_pieces(void *arg)
+{
+    struct pieces *p = arg;
+    Tandem__Hidden m = TANDEM__HIDDEN__INIT;
+    m.epoch = 1, m.count = 1, m.layer = 1;
+    for (uint32_t i = 0; i < p->count && p->rc == 0; i++)
+        p->rc = link_send_bulk(p->client->link, FRAME_HIDDEN, p->stream, &m.base, 1, calloc(1, 1), 1);
+    ws_want_write(p->client->ws);
+}
+
+/* What waits for the conversation is bounded, and then that stream ends, not the other. */
+static void test_what_waits_is_bounded(void **state)
+{
+    (void)state;
+    static const int32_t all[] = {5, 6, 7, 8, 20, 21, 22, 30, 31};
+    static struct waiting_job held;
+    uint8_t hash[TD_HASH_SIZE];
+    struct edge_client *c = edge_client_ready("alice");
+    first_turn(c, 1);
+    held = (struct waiting_job){.job = {.work = wait_for_go, .done = job_done}};
+    sem_init(&held.go, 0, 0);
+    on_loop(submit_job, &held);
+    assert_int_equal(held.submitted, 0);
+    Tandem__Open m = open_after("c1", all, 7, 9, hash);
+    for (uint32_t stream = 3; stream <= 5; stream += 2) {
+        edge_send_open(c, stream, &m, all + 7, 2);
+        struct pieces pieces = {c, stream, EDGE_WAITING_MAX + (stream == 5), 0};
+        on_loop(send_pieces, &pieces);
+        assert_int_equal(pieces.rc, 0);
+    }
+    struct wire_frame f = edge_client_next_frame(c, FRAME_ERROR);
+    assert_int_equal(f.stream, 5);
+    assert_int_equal(f.error->code, TD_ERR_LIMIT);
+    Tandem__Cancel cancel = TANDEM__CANCEL__INIT;
+    edge_client_send(c, FRAME_CANCEL, 3, &cancel, NULL, 0);
+    edge_client_close(c);
+    sem_post(&held.go);
+    fixture_settle();
+    sem_destroy(&held.go);
+    assert_int_equal(fake.count, fake.taken); /* nothing has come to the engine */
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -259,6 +335,7 @@ int main(void)
         TEST(test_conversation_goes_on),           TEST(test_need_ids),
         TEST(test_repeat_is_saved_once),           TEST(test_not_persisted),
         TEST(test_cut_reply_is_saved_cut),         TEST(test_gone_while_reading),
+        TEST(test_what_waits_is_bounded),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

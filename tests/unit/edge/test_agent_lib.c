@@ -175,6 +175,30 @@ static void a_busy_cloud_says_when_to_ask_again(void **state)
     finish(&l);
 }
 
+static void what_the_context_does_not_hold_is_refused_in_numbers(void **state)
+{
+    (void)state;
+    struct lib l;
+    struct heard h;
+    uint32_t asked, prompt, holds;
+    make(&l);
+    open_lib(&l);
+    struct tandem_request r = request_of(&h);
+    r.max_tokens = 500;
+    assert_int_equal(tandem_generate(l.tandem, &r, on_text, on_end, &h, NULL), 0);
+    wait_end(&h);
+    assert_int_equal(h.result.code, -TANDEM_ERR_CONTEXT);
+    assert_int_equal(sscanf(h.error,
+                            "prompt and reply want %u tokens (%u of them prompt), the context holds %u",
+                            &asked, &prompt, &holds),
+                     3);
+    assert_int_equal(holds, 512);
+    assert_int_equal(asked, prompt + 500);
+    assert_true(prompt > 12);
+    assert_int_equal(h.ends, 1);
+    finish(&l);
+}
+
 static void a_cancelled_reply_ends_once(void **state)
 {
     (void)state;
@@ -406,6 +430,7 @@ int main(void)
         cmocka_unit_test(a_reply_comes_through_callbacks),
         cmocka_unit_test(a_stop_text_is_not_shown),
         cmocka_unit_test(a_busy_cloud_says_when_to_ask_again),
+        cmocka_unit_test(what_the_context_does_not_hold_is_refused_in_numbers),
         cmocka_unit_test(a_cancelled_reply_ends_once),
         cmocka_unit_test(closing_ends_what_is_under_way),
         cmocka_unit_test(without_the_cloud_the_device_goes_on),

@@ -209,6 +209,65 @@ static void test_index_comes_back_by_itself(void **state)
     fixture_remove(dir);
 }
 
+static atomic_bool apply_fails; /* by no lock, and not for want of room */
+int __real_index_apply(struct index *x, const struct index_row *rows, size_t row_count,
+                       const struct index_segment *segments, size_t segment_count, uint64_t next_lsn);
+int __wrap_index_apply(struct index *x, const struct index_row *rows, size_t row_count,
+                       const struct index_segment *segments, size_t segment_count, uint64_t next_lsn);
+
+int __wrap_index_apply(struct index *x, const struct index_row *rows, size_t row_count,
+                       const struct index_segment *segments, size_t segment_count, uint64_t next_lsn)
+{
+    return apply_fails ? -TD_ERR_IO
+                       : __real_index_apply(x, rows, row_count, segments, segment_count, next_lsn);
+}
+
+static int flush_index(struct store *s, struct store_task *task)
+{
+    (void)task;
+    store_index_flush(s, true);
+    return 0;
+}
+
+/* As if as many changes as may wait for the index did. */
+static int overflow_rows(struct store *s, struct store_task *task)
+{
+    size_t capacity = s->row_capacity;
+    struct entry e = {.tenant = keys_find(s->keys, "acme"), .segment_id = 1};
+    (void)task;
+    s->row_count = s->row_capacity = STORE_INDEX_ROWS_MAX;
+    store_note_change(s, RECORD_BLOCK, &e, false);
+    s->row_capacity = capacity;
+    return 0;
+}
+
+/* Nothing else waits for it, or is lost with it, and there is another one. */
+static void test_index_given_up_under_way(void **state)
+{
+    (void)state;
+    for (int overflows = 0; overflows < 2; overflows++) {
+        struct store_config c;
+        char *dir = make_store(&c), path[512];
+        struct store *s = fixture_open(&c);
+        struct store_task overflow = {.run = overflow_rows}, flush = {.run = flush_index},
+                          look = {.run = has_index};
+        path_in(dir, INDEX_FILE, path);
+        fill_store(s, 100, 2);
+        apply_fails = !overflows;
+        assert_int_equal(store_run_task(s, overflows ? &overflow : &flush), 0);
+        apply_fails = false;
+        assert_int_equal(store_run_task(s, &look), 0);
+        try_index(s, 1);
+        store_close(s);
+        assert_int_equal(count_rows(path, "SELECT count(*) FROM records WHERE type=1"), BLOCKS - 1 + 2);
+        s = fixture_open(&c);
+        assert_int_equal(count_blocks(s, 0, BLOCKS), BLOCKS - 1);
+        assert_int_equal(count_blocks(s, 100, 2), 2);
+        store_close(s);
+        fixture_remove(dir);
+    }
+}
+
 static void test_index_locked_by_another_program(void **state)
 {
     (void)state;
@@ -613,6 +672,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_index_absent_garbage_or_of_another_kind),
         cmocka_unit_test(test_index_comes_back_by_itself),
+        cmocka_unit_test(test_index_given_up_under_way),
         cmocka_unit_test(test_index_locked_by_another_program),
         cmocka_unit_test(test_index_from_an_old_backup),
         cmocka_unit_test(test_rows_without_their_segments),
