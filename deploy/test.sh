@@ -77,11 +77,10 @@ stage_model() { TANDEM_MODEL=$(./deploy/fetch-model.sh) labelled release model; 
 stage_sim() { labelled release sim; }
 stage_fault() { labelled release fault; }
 stage_asan() {
-  configure_and_build asan && TANDEM_SIM_RUNS=$((TANDEM_SIM_RUNS / 10)) TANDEM_KILLS=2 labelled asan 'unit|sim|fault'
+  configure_and_build asan && TANDEM_SIM_RUNS=$((TANDEM_SIM_RUNS / 10)) TANDEM_KILLS=2 labelled asan 'unit|sim|fault' $((2 * jobs))
 }
 stage_tsan() {
-  configure_and_build tsan && ctest --test-dir build/tsan -L unit --output-on-failure --no-tests=error -j "$jobs" \
-    -R 'queue|workers|metrics|log|engine|store|net|api|agent|edge_server|direct'
+  configure_and_build tsan --target threaded && labelled tsan threads $((2 * jobs))
 }
 fuzz_one() { # TARGET SECONDS
   local name=${1##*/fuzz_} corpus code=0
