@@ -234,13 +234,14 @@ static int load_identity(struct agent *a, struct td_error *err)
     if (!a->pipeline || !pipeline_decodes(a->pipeline))
         return td_fail(err, -TD_ERR_ARG,
                        "--offline continue needs the whole model on this device, and --edge-layers auto");
-    if (identity_path(a, path) && identity_load(a->store, path, &identity) == 0)
+    if (identity_path(a, path) && identity_load(a->store, path, a->env.fingerprint, &identity) == 0)
         take_identity(a, &identity);
     else
-        log_warn(MODULE,
-                 "--offline continue begins with the first connection: who this device is has not been kept "
-                 "in %s yet",
-                 a->config.data_dir);
+        log_warn(
+            MODULE,
+            "--offline continue begins with the first connection: who this device is with this model has "
+            "not been kept in %s yet",
+            a->config.data_dir);
     crypto_wipe(&identity, sizeof identity);
     return 0;
 }
@@ -267,7 +268,7 @@ static void on_ready(void *ctx, const Tandem__Welcome *w)
         return;
     a->features = w->features;
     if (a->config.offline == OFFLINE_CONTINUE && is_new && identity_path(a, path) &&
-        identity_save(a->store, path, &identity) < 0)
+        identity_save(a->store, path, a->env.fingerprint, &identity) < 0)
         log_warn(MODULE, "cannot write %s: a start without the cloud will have to wait for it", path);
     crypto_wipe(&identity, sizeof identity);
     probe_link(a);

@@ -2,7 +2,7 @@
  *
  *   offset  size
  *        0     4  "TDID"
- *        4    32  salt: the file's key is HKDF(the store's chain key for this device, salt, "tandem-identity")
+ *        4    32  salt: the file's key is HKDF(the store's chain key for this device, salt, "tandem-identity" ‖ 0 ‖ the model's fingerprint)
  *       36   ...  struct below, fields in order, integers u32le, sealed with AES-256-GCM, the first 36 bytes authenticated with it
  *      ...    16  tag
  *
@@ -20,14 +20,17 @@
 
 static const uint8_t magic[4] = {'T', 'D', 'I', 'D'};
 
-static int file_key(struct store *store, const uint8_t *salt, uint8_t key[CRYPTO_KEY_SIZE])
+static int file_key(struct store *store, const uint8_t *salt, const uint8_t *fingerprint,
+                    uint8_t key[CRYPTO_KEY_SIZE])
 {
-    static const char label[] = "tandem-identity";
-    uint8_t chain_key[CRYPTO_KEY_SIZE];
+    static const char label[] = "tandem-identity"; /* with its NUL */
+    uint8_t chain_key[CRYPTO_KEY_SIZE], info[sizeof label + TD_HASH_SIZE];
     struct td_error err;
+    memcpy(info, label, sizeof label);
+    memcpy(info + sizeof label, fingerprint, TD_HASH_SIZE);
     int rc = store_chain_key(store, EDGE_TENANT, chain_key, &err);
     if (rc == 0)
-        hkdf_sha256(chain_key, salt, 32, label, sizeof label, key);
+        hkdf_sha256(chain_key, salt, 32, info, sizeof info, key);
     crypto_wipe(chain_key, sizeof chain_key);
     return rc;
 }
@@ -56,7 +59,8 @@ static void unpack(const uint8_t body[BODY_SIZE], struct edge_identity *i)
     i->hidden_mask = load_le32(at + 8);
 }
 
-int identity_load(struct store *store, const char *path, struct edge_identity *out)
+int identity_load(struct store *store, const char *path, const uint8_t fingerprint[TD_HASH_SIZE],
+                  struct edge_identity *out)
 {
     uint8_t file[FILE_SIZE + 1], key[CRYPTO_KEY_SIZE];
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
@@ -67,7 +71,7 @@ int identity_load(struct store *store, const char *path, struct edge_identity *o
     if (size != FILE_SIZE || memcmp(file, magic, sizeof magic) != 0)
         return -TD_ERR_NOTFOUND;
     uint8_t *body = file + HEAD_SIZE;
-    int rc = file_key(store, file + sizeof magic, key);
+    int rc = file_key(store, file + sizeof magic, fingerprint, key);
     if (rc == 0 && gcm_open(key, 0, file, HEAD_SIZE, body, BODY_SIZE, body, body + BODY_SIZE) < 0)
         rc = -TD_ERR_NOTFOUND;
     if (rc == 0)
@@ -95,14 +99,15 @@ static int write_file(const char *path, const uint8_t file[FILE_SIZE])
     return -TD_ERR_IO;
 }
 
-int identity_save(struct store *store, const char *path, const struct edge_identity *identity)
+int identity_save(struct store *store, const char *path, const uint8_t fingerprint[TD_HASH_SIZE],
+                  const struct edge_identity *identity)
 {
     uint8_t file[FILE_SIZE], key[CRYPTO_KEY_SIZE];
     uint8_t *body = file + HEAD_SIZE;
     memcpy(file, magic, sizeof magic);
     int rc = crypto_random(file + sizeof magic, 32);
     if (rc == 0)
-        rc = file_key(store, file + sizeof magic, key);
+        rc = file_key(store, file + sizeof magic, fingerprint, key);
     if (rc == 0) {
         pack(identity, body);
         rc = gcm_seal(key, 0, file, HEAD_SIZE, body, BODY_SIZE, body, body + BODY_SIZE);

@@ -521,49 +521,6 @@ static void without_room_the_cloud_gets_the_prompt(void **state)
     rig_free(&r);
 }
 
-static bool wanted_to_restore(void *arg)
-{
-    const struct rig *r = arg;
-    for (uint32_t i = 0; i < TD_MIN(r->cloud.plan_count, FAKE_PLANS); i++)
-        for (uint32_t j = 0; j < r->cloud.plans[i].range_count; j++)
-            if (r->cloud.plans[i].ranges[j].layers == 2)
-                return true;
-    return false;
-}
-
-static bool all_is_on_disk(void *arg)
-{
-    static const char name[] = "tandem_edge_kv_disk_written_total";
-    return metric_value(metric_counter(name, NULL, "")) >= *(double *)arg;
-}
-
-/* Nor can it hold what it would have to send: that is tried once. */
-static void without_room_nothing_is_restored(void **state)
-{
-    (void)state;
-    struct rig r;
-    double blocks = 3;
-    rig_make(&r, 0);
-    r.config.kv_whole = true;
-    r.config.kv_disk = 64u << 20;
-    rig_run(&r);
-    client_run(&r, client_asks(&r, long_text));
-    assert_true(comes_true(r.cloud.loop, all_is_on_disk, &blocks));
-    rig_make_again(&r);
-    r.config.kv_memory = 1;
-    r.cloud.layer_ns = 20000000; /* so slow that sending is sooner */
-    r.cloud.silent = true;
-    rig_run(&r);
-    struct client *c = client_asks(&r, long_text);
-    on_loop(r.cloud.loop, client_begin, c);
-    assert_true(comes_true(r.cloud.loop, wanted_to_restore, &r));
-    assert_true(comes_true(r.cloud.loop, planned_for_the_cloud, &r));
-    on_loop(r.cloud.loop, let_tokens, &r);
-    assert_true(comes_true(r.cloud.loop, client_ended, c));
-    client_check_reply(c, FAKE_REPLY);
-    rig_free(&r);
-}
-
 static void send_need(void *arg)
 {
     struct rig *r = arg;
@@ -791,7 +748,6 @@ int main(void)
         cmocka_unit_test(a_turn_that_is_not_kept_is_told),
         cmocka_unit_test(one_that_is_ending_is_waited_for),
         cmocka_unit_test(without_room_the_cloud_gets_the_prompt),
-        cmocka_unit_test(without_room_nothing_is_restored),
         cmocka_unit_test(what_was_damaged_is_left_to_the_cloud),
         cmocka_unit_test(many_clients_at_once_hear_their_own),
         cmocka_unit_test(nothing_waits_for_the_next_to_come),

@@ -1,4 +1,5 @@
-/* agent: where exactly the link breaks: in a prompt, at the end of a reply, beside a token that came too late. The device goes on by itself. */
+/* agent: where exactly the link breaks: in a prompt, at the end of a reply, beside a token that came too late. The device goes on by itself.
+ * And what must not be tried for ever. */
 #include "agent_offline.h"
 #include "edge/agent_internal.h"
 
@@ -106,7 +107,50 @@ static void a_token_that_came_too_late_does_not_count(void **state)
     }
 }
 
-/* ---- opened again ---- */
+/* ---- over and over ---- */
+
+static bool wanted_to_restore(void *arg)
+{
+    const struct rig *r = arg;
+    for (uint32_t i = 0; i < TD_MIN(r->cloud.plan_count, FAKE_PLANS); i++)
+        for (uint32_t j = 0; j < r->cloud.plans[i].range_count; j++)
+            if (r->cloud.plans[i].ranges[j].layers == 2)
+                return true;
+    return false;
+}
+
+static bool all_is_on_disk(void *arg)
+{
+    static const char name[] = "tandem_edge_kv_disk_written_total";
+    return metric_value(metric_counter(name, NULL, "")) >= *(double *)arg;
+}
+
+/* A device that has no room for what it would have to send tries it once. */
+static void without_room_nothing_is_restored(void **state)
+{
+    (void)state;
+    struct rig r;
+    double blocks = 3;
+    rig_make(&r, 0);
+    r.config.kv_whole = true;
+    r.config.kv_disk = 64u << 20;
+    rig_run(&r);
+    client_run(&r, client_asks(&r, long_text));
+    assert_true(comes_true(r.cloud.loop, all_is_on_disk, &blocks));
+    rig_make_again(&r);
+    r.config.kv_memory = 1;
+    r.cloud.layer_ns = 20000000; /* so slow that sending is sooner */
+    r.cloud.silent = true;
+    rig_run(&r);
+    struct client *c = client_asks(&r, long_text);
+    on_loop(r.cloud.loop, client_begin, c);
+    assert_true(comes_true(r.cloud.loop, wanted_to_restore, &r));
+    assert_true(comes_true(r.cloud.loop, planned_for_the_cloud, &r));
+    on_loop(r.cloud.loop, let_tokens, &r);
+    assert_true(comes_true(r.cloud.loop, client_ended, c));
+    client_check_reply(c, FAKE_REPLY);
+    rig_free(&r);
+}
 
 static bool has_acked(void *arg)
 {
@@ -190,6 +234,7 @@ int main(void)
         cmocka_unit_test(an_end_that_was_not_heard_is_one),
         cmocka_unit_test(a_prompt_that_breaks_off_is_done_here),
         cmocka_unit_test(a_token_that_came_too_late_does_not_count),
+        cmocka_unit_test(without_room_nothing_is_restored),
         cmocka_unit_test(each_attempt_is_a_higher_one),
         cmocka_unit_test(a_cloud_that_is_always_lost_is_not_asked_for_ever),
     };

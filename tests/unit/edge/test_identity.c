@@ -11,6 +11,7 @@
 #include <cmocka.h>
 
 static char dir[64], path[96];
+static const uint8_t model[TD_HASH_SIZE] = {1}, other_model[TD_HASH_SIZE] = {2};
 
 static struct store *open_store(const char *name, uint8_t key)
 {
@@ -42,23 +43,24 @@ static void what_was_saved_comes_back(void **state)
     struct store *store = open_store("a", 1);
     struct edge_identity saved = sample(), got;
     struct stat st;
-    assert_int_equal(identity_load(store, path, &got), -TD_ERR_NOTFOUND);
+    assert_int_equal(identity_load(store, path, model, &got), -TD_ERR_NOTFOUND);
     for (uint32_t i = 0; i < 2; i++) { /* the second takes the place of the first */
         saved.context_max += i;
         memset(&got, 0, sizeof got);
-        assert_int_equal(identity_save(store, path, &saved), 0);
-        assert_int_equal(identity_load(store, path, &got), 0);
+        assert_int_equal(identity_save(store, path, model, &saved), 0);
+        assert_int_equal(identity_load(store, path, model, &got), 0);
         assert_memory_equal(&got, &saved, sizeof got);
     }
     assert_int_equal(stat(path, &st), 0);
     assert_int_equal(st.st_mode & 0777, 0600);
-    assert_int_equal(identity_save(store, "/nonexistent/identity", &saved), -TD_ERR_IO);
+    assert_int_equal(identity_save(store, "/nonexistent/identity", model, &saved), -TD_ERR_IO);
     store_close(store);
     store = open_store("a", 1);
-    assert_int_equal(identity_load(store, path, &got), 0);
+    assert_int_equal(identity_load(store, path, model, &got), 0);
+    assert_int_equal(identity_load(store, path, other_model, &got), -TD_ERR_NOTFOUND);
     store_close(store);
     store = open_store("b", 1); /* another store has other keys */
-    assert_int_equal(identity_load(store, path, &got), -TD_ERR_NOTFOUND);
+    assert_int_equal(identity_load(store, path, model, &got), -TD_ERR_NOTFOUND);
     store_close(store);
 }
 
@@ -68,7 +70,7 @@ static void damage_is_absence(void **state)
     uint8_t bytes[512];
     struct store *store = open_store("c", 2);
     struct edge_identity saved = sample(), got;
-    assert_int_equal(identity_save(store, path, &saved), 0);
+    assert_int_equal(identity_save(store, path, model, &saved), 0);
     FILE *f = fopen(path, "rb");
     size_t size = fread(bytes, 1, sizeof bytes, f);
     fclose(f);
@@ -80,7 +82,7 @@ static void damage_is_absence(void **state)
         f = fopen(path, "wb");
         fwrite(bytes, 1, cut ? size - 1 : size, f);
         fclose(f);
-        assert_int_equal(identity_load(store, path, &got), -TD_ERR_NOTFOUND);
+        assert_int_equal(identity_load(store, path, model, &got), -TD_ERR_NOTFOUND);
         bytes[cut ? 0 : at] ^= cut ? 0 : 0x10;
     }
     store_close(store);
