@@ -496,6 +496,7 @@ struct direct *direct_create(struct service *service)
                                 .model_name = service->model_name,
                                 .ops = &ops,
                                 .ctx = d,
+                                .worker = service->io,
                                 .call_count_max = DIRECT_CALLS_MAX};
     d->api = api_create(&config);
     if (!d->api) {

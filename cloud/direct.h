@@ -10,7 +10,7 @@
  *     reply again, and the conversation holds the turn once.
  *   - Two turns that continue the same conversation by its id: the later one to end gets 409. A client that only re-sends its history named
  *     no conversation, gets its reply in any case, and is matched by what it sends next.
- * Everything runs on the loop's thread; direct*.c share direct_internal.h. */
+ * Everything runs on the loop's thread, but for what is asked of conversations, which is the worker's; direct*.c share direct_internal.h. */
 #ifndef TANDEM_CLOUD_DIRECT_H
 #define TANDEM_CLOUD_DIRECT_H
 #include "cloud/service.h"

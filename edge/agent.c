@@ -194,7 +194,9 @@ static int make_device_key(struct agent *a, const struct edge_identity *i)
     if (rc < 0)
         return rc;
     kv_principal_key(chain_key, i->tenant, tenant_key);
+    pthread_mutex_lock(&a->key_lock);
     kv_principal_key(tenant_key, i->principal, a->device_key);
+    pthread_mutex_unlock(&a->key_lock);
     crypto_wipe(chain_key, sizeof chain_key);
     crypto_wipe(tenant_key, sizeof tenant_key);
     return 0;
@@ -537,6 +539,7 @@ int agent_create(const struct agent_config *config, struct net_loop *loop, struc
     a->config = *config;
     a->loop = loop;
     a->away_since_us = clock_mono_us();
+    pthread_mutex_init(&a->key_lock, NULL);
     a->inbox = inbox_create(loop);
     if (!a->inbox) {
         free(a);
@@ -601,6 +604,7 @@ void agent_destroy(struct agent *a)
     crypto_wipe(a->principal_key, sizeof a->principal_key);
     crypto_wipe(&a->identity, sizeof a->identity);
     crypto_wipe(a->device_key, sizeof a->device_key);
+    pthread_mutex_destroy(&a->key_lock);
     free(a);
 }
 
@@ -645,11 +649,19 @@ uint32_t agent_layers(const struct agent *a)
     return a->layers;
 }
 
-void agent_history_home(const struct agent *a, struct conversation_home *home)
+void agent_history_home(struct agent *a, struct conversation_home *home, uint8_t key[32])
 {
     home->tokenizer = a->tokenizer;
     home->template_kind = a->env.template_kind;
-    home->principal_key = a->device_key;
+    home->principal_key = key;
+    pthread_mutex_lock(&a->key_lock);
+    memcpy(key, a->device_key, sizeof a->device_key);
+    pthread_mutex_unlock(&a->key_lock);
+}
+
+struct io_worker *agent_worker(struct agent *a)
+{
+    return a->worker;
 }
 
 struct conv_index *agent_conversations(struct agent *a)

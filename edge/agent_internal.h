@@ -21,6 +21,7 @@
 #include "protocol/generation.h"
 #include "protocol/io_worker.h"
 #include "shared/metrics.h"
+#include <pthread.h>
 #include <stdatomic.h>
 
 /* a request whose cloud is lost so often, each time before the next token, may be what it is lost by */
@@ -86,8 +87,10 @@ struct agent {
     uint64_t away_since_us;        /* the link is not there; 0: it is */
     bool has_key;                  /* a WELCOME came: the rest of this paragraph is known */
     uint8_t principal_key[32];     /* the cloud's: names requests, the same on every device */
-    /* of this device and principal: names its own KV and hashes histories. It never leaves, and outlives the cloud's keys */
+    /* Of this device and principal: names its own KV and hashes histories. It never leaves, and outlives the cloud's keys. The loop writes it, under the
+     * lock, which others take to read it. */
     uint8_t device_key[32];
+    pthread_mutex_t key_lock;
     uint32_t context_max, codec_mask, hidden_mask, features;
 
     struct flight *flights;

@@ -168,6 +168,7 @@ struct api_edge *api_edge_create(struct agent *a, struct net_loop *loop, const c
         .model_name = agent_model_name(a),
         .ops = &ops,
         .ctx = e,
+        .worker = agent_worker(a),
         .require_json = true,
         .call_count_max = AGENT_FLIGHTS_MAX,
     };

@@ -1,4 +1,5 @@
-/* api_edge: the OpenAI API of the device: what protocol/api asks of its owner, answered by the agent. Everything on the net loop's thread. */
+/* api_edge: the OpenAI API of the device: what protocol/api asks of its owner, answered by the agent. Everything on the net loop's thread, but for what is asked of
+ * conversations, which is the agent's worker's. */
 #ifndef TANDEM_EDGE_API_EDGE_H
 #define TANDEM_EDGE_API_EDGE_H
 #include "edge/agent.h"

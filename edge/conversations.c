@@ -66,7 +66,10 @@ int edge_conversation_import(struct agent *a, const char *principal, const char 
                              char **json, struct td_error *err)
 {
     struct conversation_home home = {.text = restored};
-    agent_history_home(a, &home);
-    return conversation_import_json(agent_conversations(a), &home, EDGE_TENANT, principal, body, size, true,
-                                    json, err);
+    uint8_t key[CRYPTO_KEY_SIZE];
+    agent_history_home(a, &home, key);
+    int rc = conversation_import_json(agent_conversations(a), &home, EDGE_TENANT, principal, body, size, true,
+                                      json, err);
+    crypto_wipe(key, sizeof key);
+    return rc;
 }

@@ -194,47 +194,6 @@ static void on_detokenize(const struct route_call *r)
 
 /* ---- conversations ----------------------------------------------------------------------------------------- */
 
-static void list_conversations(const struct route_call *r)
-{
-    const struct api_config *config = &r->server->config;
-    char *json = NULL;
-    int code = config->ops->conversations ? config->ops->conversations(config->ctx, &r->who, &json)
-                                          : -TD_ERR_NOTFOUND;
-    if (code)
-        respond_code(r, code);
-    else
-        respond(r, 200, json);
-}
-
-static void show_conversation(const struct route_call *r)
-{
-    const struct api_config *config = &r->server->config;
-    char *json = NULL;
-    int code = config->ops->conversation_show
-                   ? config->ops->conversation_show(config->ctx, &r->who, r->rest, &json)
-                   : -TD_ERR_NOTFOUND;
-    if (code)
-        respond_code(r, code);
-    else
-        respond(r, 200, json);
-}
-
-static void delete_conversation(const struct route_call *r)
-{
-    const struct api_config *config = &r->server->config;
-    int code = config->ops->conversation_delete
-                   ? config->ops->conversation_delete(config->ctx, &r->who, r->rest)
-                   : -TD_ERR_NOTFOUND;
-    json_t *root =
-        code ? NULL
-             : json_pack("{s:s,s:s,s:b}", "id", r->rest, "object", "conversation.deleted", "deleted", 1);
-    if (code)
-        respond_code(r, code);
-    else
-        respond(r, 200, root ? json_dumps(root, JSON_COMPACT) : NULL);
-    json_decref(root);
-}
-
 static int stop_replies(struct api_server *s, const struct api_identity *who, const char *id, char **json)
 {
     char text[LIMIT_NAME_SIZE + 64];
@@ -243,58 +202,58 @@ static int stop_replies(struct api_server *s, const struct api_identity *who, co
     return *json ? 0 : -TD_ERR_NOMEM;
 }
 
-/* {id}/fork, {id}/pin, {id}/unpin, {id}/stop, {id}/export. */
-static void on_conversation_verb(const struct route_call *r, const char *verb)
+static void ask(const struct route_call *r, enum api_verb verb, const char *id)
 {
-    const struct api_ops *ops = r->server->config.ops;
-    void *ctx = r->server->config.ctx;
-    char id[LIMIT_NAME_SIZE + 1], *json = NULL;
-    bool reads = strcmp(verb, "export") == 0, pins = strcmp(verb, "pin") == 0;
-    size_t size = (size_t)(verb - 1 - r->rest);
-    int code = -TD_ERR_NOTFOUND;
-    snprintf(id, sizeof id, "%.*s", (int)TD_MIN(size, sizeof id - 1), r->rest);
-    bool known = size < sizeof id && api_conversation_id_valid(id);
-    if (strcmp(r->request->method, reads ? "GET" : "POST") != 0) {
-        respond_error(r, 405, "this path does not know that method", NULL, "method_not_allowed");
-        return;
-    }
-    if (known && reads && ops->conversation_export)
-        code = ops->conversation_export(ctx, &r->who, id, &json);
-    else if (known && strcmp(verb, "fork") == 0 && ops->conversation_fork)
-        code = ops->conversation_fork(ctx, &r->who, id, &json);
-    else if (known && (pins || strcmp(verb, "unpin") == 0) && ops->conversation_pin)
-        code = ops->conversation_pin(ctx, &r->who, id, pins, &json);
-    else if (known && strcmp(verb, "stop") == 0)
-        code = stop_replies(r->server, &r->who, id, &json);
+    bool imports = verb == API_IMPORT;
+    api_ask(r->server, r->exchange,
+            &(struct api_question){.who = &r->who,
+                                   .verb = verb,
+                                   .id = id,
+                                   .body = imports ? r->request->body : NULL,
+                                   .body_size = imports ? r->request->body_size : 0});
+}
+
+static void stop(const struct route_call *r, const char *id)
+{
+    char *json;
+    int code = stop_replies(r->server, &r->who, id, &json);
     if (code)
         respond_code(r, code);
     else
         respond(r, 200, json);
 }
 
-static void import_conversation(const struct route_call *r)
+/* {id}/fork, {id}/pin, {id}/unpin, {id}/stop, {id}/export. */
+static void on_conversation_verb(const struct route_call *r, const char *verb)
 {
-    const struct api_config *config = &r->server->config;
-    struct td_error err = {0};
-    char *json = NULL;
-    int code = config->ops->conversation_import
-                   ? config->ops->conversation_import(config->ctx, &r->who, r->request->body,
-                                                      r->request->body_size, &json, &err)
-                   : -TD_ERR_NOTFOUND;
-    if (code && err.text[0])
-        respond_error(r, 400, err.text, NULL, api_error_code(code));
-    else if (code)
-        respond_code(r, code);
-    else
-        respond(r, 200, json);
+    static const struct {
+        const char *name;
+        enum api_verb verb;
+    } verbs[] = {{"fork", API_FORK}, {"pin", API_PIN}, {"unpin", API_UNPIN}, {"export", API_EXPORT}};
+    char id[LIMIT_NAME_SIZE + 1];
+    bool reads = strcmp(verb, "export") == 0;
+    size_t size = (size_t)(verb - 1 - r->rest);
+    snprintf(id, sizeof id, "%.*s", (int)TD_MIN(size, sizeof id - 1), r->rest);
+    bool known = size < sizeof id && api_conversation_id_valid(id);
+    if (strcmp(r->request->method, reads ? "GET" : "POST") != 0) {
+        respond_error(r, 405, "this path does not know that method", NULL, "method_not_allowed");
+        return;
+    }
+    if (known && strcmp(verb, "stop") == 0) {
+        stop(r, id);
+        return;
+    }
+    for (size_t i = 0; known && i < TD_COUNT(verbs); i++)
+        if (strcmp(verb, verbs[i].name) == 0) {
+            ask(r, verbs[i].verb, id);
+            return;
+        }
+    respond_code(r, -TD_ERR_NOTFOUND);
 }
 
 static void on_conversations(const struct route_call *r)
 {
-    if (strcmp(r->request->method, "POST") == 0)
-        import_conversation(r);
-    else
-        list_conversations(r);
+    ask(r, strcmp(r->request->method, "POST") == 0 ? API_IMPORT : API_LIST, "");
 }
 
 static void on_conversation(const struct route_call *r)
@@ -306,10 +265,8 @@ static void on_conversation(const struct route_call *r)
         respond_error(r, 405, "this path does not know that method", NULL, "method_not_allowed");
     else if (!api_conversation_id_valid(r->rest))
         respond_code(r, -TD_ERR_NOTFOUND);
-    else if (strcmp(r->request->method, "DELETE") == 0)
-        delete_conversation(r);
     else
-        show_conversation(r);
+        ask(r, strcmp(r->request->method, "DELETE") == 0 ? API_DELETE : API_SHOW, r->rest);
 }
 
 /* ---- routing ------------------------------------------------------------------------------------------------ */
@@ -419,9 +376,10 @@ static void on_request(void *ctx, struct http_exchange *x, const struct http_req
 static void on_client_gone(void *ctx, struct http_exchange *x)
 {
     struct api_call *c = http_user(x);
-    (void)ctx;
     if (c)
         api_call_lost(c);
+    else
+        api_asked_lost(ctx, x);
 }
 
 /* ---- keep-alive ---------------------------------------------------------------------------------------------- */
@@ -491,6 +449,7 @@ void api_destroy(struct api_server *s)
         else
             api_call_lost(c);
     }
+    api_asked_forget(s);
     net_timer_destroy(s->ticker);
     free(s);
 }

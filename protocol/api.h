@@ -1,6 +1,7 @@
 /* api: the OpenAI API server that edge and cloud share: routes, authentication hook, JSON in and out, SSE, detokenising with held-back
  * partial code points, stop strings (across token borders, never shown), logprobs, usage, keep-alive comments, cancel on disconnect, Idempotency-Key.
- * What a prompt's ids are and who computes the reply is the owner's: struct api_ops. Everything runs on the net loop's thread.
+ * What a prompt's ids are and who computes the reply is the owner's: struct api_ops. Everything runs on the net loop's thread, but for what is asked of
+ * conversations.
  *
  * Routes: POST /v1/chat/completions, POST /v1/completions, GET /v1/models, GET /health (503 until api_set_ready), GET /metrics,
  *         POST /tokenize {"content","add_special"?} → {"tokens"}, POST /detokenize {"tokens"} → {"content"};
@@ -9,7 +10,7 @@
  * All but /health ask ops->authenticate. A request's model may be model_name, "default" or absent; else 404. */
 #ifndef TANDEM_PROTOCOL_API_H
 #define TANDEM_PROTOCOL_API_H
-#include "protocol/net.h"
+#include "protocol/io_worker.h"
 #include "protocol/openai.h"
 #include "shared/tokenizer.h"
 
@@ -37,7 +38,7 @@ struct api_ops {
     /* Optional (NULL: identity): the edge's output filter. Streamed text in, text for the client out (malloc'ed, may be empty), flush at the end. */
     int (*filter_output)(void *ctx, void *handle, const char *text, size_t size, bool flush, char **out,
                          size_t *out_size);
-    /* Conversations as JSON (malloc'ed), NULL ops: 404. */
+    /* Conversations as JSON (malloc'ed), NULL ops: 404. On the worker's thread: they may wait for a disk. */
     int (*conversations)(void *ctx, const struct api_identity *who, char **json);
     int (*conversation_show)(void *ctx, const struct api_identity *who, const char *id, char **json);
     int (*conversation_delete)(void *ctx, const struct api_identity *who, const char *id);
@@ -57,8 +58,9 @@ struct api_config {
     const char *model_name;
     const struct api_ops *ops;
     void *ctx;
-    bool require_json;       /* the edge: POST needs application/json */
-    uint32_t call_count_max; /* concurrent generations; beyond: 429 */
+    struct io_worker *worker; /* stopped before api_destroy; NULL (tests): the loop does its work */
+    bool require_json;        /* the edge: POST needs application/json */
+    uint32_t call_count_max;  /* concurrent generations; beyond: 429 */
 };
 struct api_server *api_create(const struct api_config *config);
 void api_destroy(struct api_server *s);

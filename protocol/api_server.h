@@ -12,6 +12,9 @@ struct api_server {
     uint64_t created_s;
     struct api_call *calls;
     uint32_t call_count;
+    struct api_asked *asked; /* of conversations: what the worker has */
+    uint32_t asked_count;
+    size_t asked_size;          /* their bodies */
     struct net_timer *ticker;   /* keep-alive comments; runs while there are calls */
     struct metric *requests[3]; /* 2xx, 4xx, 5xx */
     struct metric *unauthorized;
@@ -59,6 +62,24 @@ void api_call_free(struct api_call *c);
 unsigned api_stop(struct api_server *s, const struct api_identity *who, const char *conversation);
 /* The client is gone: the owner stops; the call is freed unless it only waits for api_done. */
 void api_call_lost(struct api_call *c);
+
+/* ---- api_conversations.c ---- */
+/* at once, of everybody, of a principal, and their bodies; beyond: 429 */
+#define API_ASKED_MAX  64u
+#define API_ASKED_EACH 16u
+#define API_ASKED_SIZE (64u << 20)
+enum api_verb { API_LIST, API_SHOW, API_DELETE, API_FORK, API_PIN, API_UNPIN, API_EXPORT, API_IMPORT };
+struct api_question {
+    const struct api_identity *who;
+    enum api_verb verb;
+    const char *id;   /* "": of none */
+    const char *body; /* [body_size], API_IMPORT */
+    size_t body_size;
+};
+/* The question is copied; the worker's answer is the response. */
+void api_ask(struct api_server *s, struct http_exchange *x, const struct api_question *q);
+void api_asked_lost(struct api_server *s, const struct http_exchange *x); /* the client is gone */
+void api_asked_forget(struct api_server *s); /* the server goes; the worker still has its jobs */
 
 /* ---- api_reply.c ---- */
 void api_respond_json(struct api_server *s, struct http_exchange *x, int status, char *json,

@@ -306,6 +306,83 @@ static void test_conversations(void **state)
     free(r.body);
 }
 
+/* Clients of a list that takes long; one of them gives up. Everybody else is answered meanwhile, and so are they in the end. */
+static void test_conversations_hold_nobody_up(void **state)
+{
+    (void)state;
+    sem_t disk;
+    sem_init(&disk, 0, 0);
+    toy.disk = &disk;
+    struct client c[3];
+    for (size_t i = 0; i < TD_COUNT(c); i++) {
+        c[i] = client_open(toy.port);
+        client_request(&c[i], "GET", "/v1/conversations", AUTH, NULL);
+    }
+    client_close(&c[0]);
+    struct response r = chat("say x", "", JSON);
+    assert_int_equal(r.status, 200);
+    free(r.body);
+    for (size_t i = 0; i < TD_COUNT(c); i++)
+        sem_post(&disk);
+    for (size_t i = 1; i < TD_COUNT(c); i++) {
+        r = client_response(&c[i], false);
+        assert_int_equal(r.status, 200);
+        assert_non_null(strstr(r.body, "\"list\""));
+        free(r.body);
+        client_close(&c[i]);
+    }
+    sem_destroy(&disk);
+}
+
+/* The server goes while the worker has a question, and another waits. */
+static void test_conversations_at_the_end(void **state)
+{
+    (void)state;
+    sem_t disk;
+    sem_init(&disk, 0, 0);
+    toy.disk = &disk;
+    struct client c[2];
+    for (size_t i = 0; i < TD_COUNT(c); i++) {
+        c[i] = client_open(toy.port);
+        client_request(&c[i], "GET", "/v1/conversations", AUTH, NULL);
+    }
+    struct response r = ask("GET", "/health", AUTH, NULL);
+    assert_int_equal(r.status, 200);
+    free(r.body);
+    sem_post(&disk);
+    sem_post(&disk);
+    toy_tear_down();
+    for (size_t i = 0; i < TD_COUNT(c); i++)
+        client_close(&c[i]);
+    sem_destroy(&disk);
+    set_up(state);
+}
+
+static void test_too_many_questions(void **state)
+{
+    (void)state;
+    sem_t disk;
+    sem_init(&disk, 0, 0);
+    toy.disk = &disk;
+    struct client c[API_ASKED_EACH + 1];
+    struct pollfd answers[TD_COUNT(c)];
+    for (size_t i = 0; i < TD_COUNT(c); i++) {
+        c[i] = client_open(toy.port);
+        client_request(&c[i], "GET", "/v1/conversations", AUTH, NULL);
+        answers[i] = (struct pollfd){.fd = c[i].fd, .events = POLLIN};
+    }
+    assert_int_equal(poll(answers, TD_COUNT(c), CLIENT_WAIT_MS), 1); /* whichever came last */
+    for (size_t i = 0; i < API_ASKED_EACH; i++)
+        sem_post(&disk);
+    for (size_t i = 0; i < TD_COUNT(c); i++) {
+        struct response r = client_response(&c[i], false);
+        assert_int_equal(r.status, answers[i].revents ? 429 : 200);
+        free(r.body);
+        client_close(&c[i]);
+    }
+    sem_destroy(&disk);
+}
+
 static void test_conversation_verbs(void **state)
 {
     (void)state;
@@ -532,6 +609,9 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_credential_limit, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_routes, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_conversation_verbs, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_conversations_hold_nobody_up, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_conversations_at_the_end, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_too_many_questions, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_models, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_health, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_tokens_and_metrics, set_up, tear_down),

@@ -14,6 +14,7 @@
 #include "protocol/wire.h"
 #include "../shared/gguf_build.h"
 #include <pthread.h>
+#include <semaphore.h>
 #include <stdatomic.h>
 
 #define TOY_END 256 /* id of the end token */
@@ -32,6 +33,9 @@ static struct toy {
     atomic_ulong flooded;
     char last_key[LIMIT_IDEMPOTENCY_SIZE + 1], last_conversation[LIMIT_NAME_SIZE + 1],
         last_principal[LIMIT_NAME_SIZE + 1];
+    struct inbox *inbox;
+    struct io_worker *worker;
+    sem_t *disk;       /* lists of conversations wait for it; NULL: they do not */
     bool filter_upper; /* the output filter: upper case, one byte held back until flush */
     char filter_held;
 } toy;
@@ -260,6 +264,8 @@ static inline int toy_filter(void *ctx, void *handle, const char *text, size_t s
 static inline int toy_conversations(void *ctx, const struct api_identity *who, char **json)
 {
     (void)ctx, (void)who;
+    if (toy.disk)
+        sem_wait(toy.disk);
     *json = strdup("{\"object\":\"list\",\"data\":[]}");
     return 0;
 }
@@ -343,10 +349,13 @@ static inline void toy_set_up(const struct net_listen *listen, uint32_t call_cou
     toy = (struct toy){0};
     toy_make_tokenizer();
     toy.loop = net_loop_create(&err);
+    toy.inbox = inbox_create(toy.loop);
+    toy.worker = io_worker_create(toy.inbox);
     struct api_config config = {.loop = toy.loop,
                                 .tokenizer = toy.tokenizer,
                                 .model_name = "toy",
                                 .ops = &ops,
+                                .worker = toy.worker,
                                 .require_json = true,
                                 .call_count_max = call_count_max};
     toy.server = api_create(&config);
@@ -364,7 +373,10 @@ static inline void toy_tear_down(void)
 {
     net_loop_stop(toy.loop);
     pthread_join(toy.thread, NULL);
+    io_worker_stop(toy.worker);
     api_destroy(toy.server);
+    io_worker_destroy(toy.worker);
+    inbox_destroy(toy.inbox);
     net_loop_destroy(toy.loop);
     tokenizer_destroy(toy.tokenizer);
     gguf_close(toy.gguf);
