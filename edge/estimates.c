@@ -41,11 +41,23 @@ static uint64_t probe_wait_us(const struct estimates *e)
     return (uint64_t)ESTIMATES_PROBE_US << TD_MIN(shift, ESTIMATES_PROBE_SHIFT);
 }
 
+/* So late that it says nothing, of a link that may be much better than it is believed to be. */
+static bool probe_was_late(const struct estimates *e, double floor)
+{
+    return e->rate < ESTIMATES_RATE_UNKNOWN / 2 && floor < e->rate / PROBE_GAIN;
+}
+
 static void take_probe(struct estimates *e, double floor, uint64_t now_us)
 {
     bool raises = e->rate > 0 ? floor > PROBE_GAIN * e->rate : floor < ESTIMATES_RATE_UNKNOWN / 2;
+    if (!raises && probe_was_late(e, floor) && e->probes_vain > 0 && e->probes_late < ESTIMATES_PROBES_LATE) {
+        e->probes_late++;
+        e->probes_vain--;
+        e->probe_due_us = now_us + probe_wait_us(e);
+    }
     if (!raises)
         return;
+    e->probes_late = 0;
     estimates_set_rate(e, floor);
     e->probed = true;
     e->probes_vain = 0;
@@ -75,7 +87,7 @@ static void take_rate(struct estimates *e, double rate, uint64_t now_us)
     if (e->probed)
         e->probes_wrong = rate < e->rate / 2 ? e->probes_wrong + 1 : 0;
     if (rate < e->rate / PROBE_GAIN || e->rate == 0) {
-        e->probes_vain = 0;
+        e->probes_vain = e->probes_late = 0;
         e->probe_due_us = e->probes_wrong ? now_us + probe_wait_us(e) : now_us;
     }
     double off = fabs(rate - e->rate);

@@ -28,6 +28,8 @@
 /* so many follow within seconds: what makes an answer late at first, as a machine that is starting, does not last */
 #define ESTIMATES_PROBE_SOON 3u
 #define ESTIMATES_SOON_US    500000
+/* so many of them in a row may be later than the one that is believed, as where somebody else computes, and do not count */
+#define ESTIMATES_PROBES_LATE 8u
 /* an acknowledgement may be so much later than a round trip: machines stumble, packets are lost */
 #define ESTIMATES_SLACK_US 200000
 
@@ -40,6 +42,7 @@ struct estimates {
     bool probed;                        /* the rate is a probe's; bulk has not said anything since */
     uint32_t probe_count;               /* of the link, as told last */
     uint32_t probes_vain, probes_wrong; /* in a row: found nothing better; promised what bulk did not keep */
+    uint32_t probes_late;               /* said nothing, and were not counted */
     uint64_t probe_due_us;
     uint64_t rtt_us;
     /* of the link: as told last; since when nothing was acknowledged */

@@ -262,6 +262,32 @@ static void a_slow_link_is_probed_ever_more_rarely(void **state)
     assert_true(estimates_wants_probe(&e, false, now_us));
 }
 
+/* Others compute: each answer is late by something else, and the best of them is what to believe. Only those that agree with it show that nothing better is to be had. */
+static void a_late_probe_is_asked_again_soon(void **state)
+{
+    (void)state;
+    struct estimates e = {0};
+    uint64_t now_us = 1000000;
+    assert_true(estimates_wants_probe(&e, false, now_us));
+    probed(&e, now_us, 500000);
+    for (uint32_t i = 0; i < ESTIMATES_PROBES_LATE; i++) {
+        now_us += ESTIMATES_SOON_US;
+        assert_true(estimates_wants_probe(&e, false, now_us));
+        probed(&e, now_us, 200000 + 10000 * i);
+        assert_true(estimates_rate(&e, now_us) == 1.5 * 0.5);
+        assert_int_equal(estimates_probe_wait_us(&e, now_us), ESTIMATES_SOON_US);
+    }
+    struct estimates slow = e;
+    for (uint32_t i = 0; i < ESTIMATES_PROBE_SOON; i++) {
+        now_us += ESTIMATES_SOON_US;
+        assert_true(estimates_wants_probe(&slow, false, now_us));
+        probed(&slow, now_us, i == 0 ? 200000 : 410000);
+    }
+    assert_int_equal(estimates_probe_wait_us(&slow, now_us), ESTIMATES_PROBE_US);
+    probed(&e, now_us, 4000000);
+    assert_true(estimates_rate(&e, now_us) == 6);
+}
+
 /* Short bursts pass, long ones are held back. */
 static void probes_that_promise_too_much_become_rare(void **state)
 {
@@ -343,6 +369,7 @@ int main(void)
         cmocka_unit_test(the_first_probe_tells_a_slow_link_from_the_unknown),
         cmocka_unit_test(a_rate_that_bulk_has_lowered_is_probed_at_once_and_raised),
         cmocka_unit_test(a_slow_link_is_probed_ever_more_rarely),
+        cmocka_unit_test(a_late_probe_is_asked_again_soon),
         cmocka_unit_test(probes_that_promise_too_much_become_rare),
         cmocka_unit_test(a_probe_waits_for_a_quiet_moment),
         cmocka_unit_test(another_connection_counts_its_probes_anew),
