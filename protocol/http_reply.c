@@ -98,7 +98,7 @@ static void add_cors(struct text *t, const struct http_exchange *x)
     if (x->cors_origin)
         text_add(t,
                  "Access-Control-Allow-Origin: %s\r\nVary: Origin\r\n"
-                 "Access-Control-Expose-Headers: X-Conversation-Id, Retry-After\r\n",
+                 "Access-Control-Expose-Headers: X-Conversation-Id, X-Conversation-Kept, Retry-After\r\n",
                  x->cors_origin);
 }
 

@@ -659,6 +659,8 @@ static void test_origin(void **state)
     r = client_response(&c, false);
     assert_true(response_has(&r, "Access-Control-Allow-Origin: http://app.example\r\n"));
     assert_true(response_has(&r, "Vary: Origin\r\n"));
+    assert_true(response_has(
+        &r, "Access-Control-Expose-Headers: X-Conversation-Id, X-Conversation-Kept, Retry-After\r\n"));
     assert_false(response_has(&r, "Access-Control-Allow-Credentials"));
     assert_response(r, 200, "{}");
     client_close(&c);
