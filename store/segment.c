@@ -138,8 +138,16 @@ int segment_open_direct(struct segment_set *set, const struct segment *s)
     return path_of(set, s->id, path) ? set->io->open(set->io, path, O_RDWR | O_DIRECT) : -ENAMETOOLONG;
 }
 
-/* Close the descriptor that was idle longest; false when all are in use. Caller holds the lock. */
-static bool close_one_idle(struct segment_set *set)
+/* A file that is opened or closed may hang like one that is read, and everybody needs the lock: so neither is done under it. */
+static void close_files(struct segment_set *set, const int *fds, size_t count)
+{
+    for (size_t i = 0; i < count; i++)
+        if (fds[i] >= 0)
+            set->io->close(set->io, fds[i]);
+}
+
+/* Take the descriptor that was idle longest out, for the caller to close; -1 when all are in use. Caller holds the lock. */
+static int take_one_idle(struct segment_set *set)
 {
     struct segment *oldest = NULL;
     for (size_t i = 0; i < set->count; i++) {
@@ -148,49 +156,66 @@ static bool close_one_idle(struct segment_set *set)
             oldest = s;
     }
     if (!oldest)
-        return false;
-    set->io->close(set->io, oldest->fd);
+        return -1;
+    int fd = oldest->fd;
     oldest->fd = -1;
     set->open_count--;
-    return true;
+    return fd;
 }
 
 void segments_trim(struct segment_set *set)
 {
-    pthread_mutex_lock(&set->lock);
-    while (set->open_count > SEGMENT_FDS_MAX && close_one_idle(set))
-        ;
-    pthread_mutex_unlock(&set->lock);
+    for (int fd = 0; fd >= 0;) {
+        pthread_mutex_lock(&set->lock);
+        fd = set->open_count > SEGMENT_FDS_MAX ? take_one_idle(set) : -1;
+        pthread_mutex_unlock(&set->lock);
+        close_files(set, &fd, 1);
+    }
 }
 
-/* Open the file of a registered segment. Caller holds the lock. */
-static int open_file(struct segment_set *set, struct segment *s)
+/* A descriptor, or a code of the project. */
+static int open_file(struct segment_set *set, uint64_t id)
 {
     char path[IO_PATH_MAX];
-    if (!path_of(set, s->id, path))
+    if (!path_of(set, id, path))
         return -TD_ERR_IO;
-    if (set->open_count >= SEGMENT_FDS_MAX)
-        close_one_idle(set);
     int fd = set->io->open(set->io, path, O_RDWR);
     if (fd == -EROFS || fd == -EACCES)
         fd = set->io->open(set->io, path, O_RDONLY);
-    if (fd < 0)
-        return fd == -ENOENT ? -TD_ERR_NOTFOUND : -TD_ERR_IO;
-    s->fd = fd;
-    set->open_count++;
-    return 0;
+    return fd >= 0 ? fd : fd == -ENOENT ? -TD_ERR_NOTFOUND : -TD_ERR_IO;
+}
+
+/* Its file is closed: open it, unless somebody else does so meanwhile. The caller's pin keeps it. */
+static int open_pinned(struct segment_set *set, struct segment *s)
+{
+    int fd = open_file(set, s->id), spare[2] = {-1, -1};
+    pthread_mutex_lock(&set->lock);
+    int rc = s->fd < 0 && fd < 0 ? fd : 0;
+    if (s->fd >= 0) {
+        spare[0] = fd;
+    } else if (fd >= 0) {
+        spare[1] = set->open_count >= SEGMENT_FDS_MAX ? take_one_idle(set) : -1;
+        s->fd = fd;
+        set->open_count++;
+    }
+    pthread_mutex_unlock(&set->lock);
+    close_files(set, spare, TD_COUNT(spare));
+    return rc;
 }
 
 struct segment *segment_acquire(struct segment_set *set, uint64_t id, int *rc)
 {
     pthread_mutex_lock(&set->lock);
     struct segment *s = segment_find(set, id);
-    int result = !s ? -TD_ERR_NOTFOUND : s->fd >= 0 ? 0 : open_file(set, s);
-    if (result == 0) {
+    bool closed = s && s->fd < 0;
+    if (s) {
         s->users++;
         s->used_at = ++set->use_clock;
     }
     pthread_mutex_unlock(&set->lock);
+    int result = !s ? -TD_ERR_NOTFOUND : closed ? open_pinned(set, s) : 0;
+    if (s && result < 0)
+        segment_release(set, s);
     if (rc)
         *rc = result;
     return result == 0 ? s : NULL;
@@ -219,22 +244,23 @@ void segment_account(struct segment_set *set, uint64_t id, uint32_t stored_size,
     pthread_mutex_unlock(&set->lock);
 }
 
-/* Caller holds the lock; nobody uses s any more. */
-static void dispose(struct segment_set *set, struct segment *s)
+/* Caller holds the lock; nobody uses s any more. Returns what is to be closed, or -1. */
+static int dispose(struct segment_set *set, struct segment *s)
 {
-    if (s->fd >= 0) {
-        set->io->close(set->io, s->fd);
-        set->open_count--;
-    }
+    int fd = s->fd;
+    set->open_count -= fd >= 0;
     free(s);
+    return fd;
 }
 
 void segment_release(struct segment_set *set, struct segment *s)
 {
+    int fd = -1;
     pthread_mutex_lock(&set->lock);
     if (--s->users == 0 && s->dropped)
-        dispose(set, s);
+        fd = dispose(set, s);
     pthread_mutex_unlock(&set->lock);
+    close_files(set, &fd, 1);
 }
 
 void segment_drop(struct segment_set *set, struct segment *s)
@@ -244,9 +270,9 @@ void segment_drop(struct segment_set *set, struct segment *s)
     memmove(set->list + at, set->list + at + 1, (set->count - at - 1) * sizeof(struct segment *));
     set->count--;
     s->dropped = true;
-    if (s->users == 0)
-        dispose(set, s);
+    int fd = s->users == 0 ? dispose(set, s) : -1;
     pthread_mutex_unlock(&set->lock);
+    close_files(set, &fd, 1);
 }
 
 int segment_unlink(struct segment_set *set, uint64_t id)
