@@ -33,7 +33,7 @@ void node_begin_drain(void *arg)
     if (n->service.draining)
         return;
     n->service.draining = true;
-    stop_begins("cloud", STOP_MAX_S, false); /* where no signal was the reason */
+    stop_begins("cloud", STOP_MAX_S, STOP_SILENT_S, false); /* where no signal was the reason */
     admin_set_health(n->admin, ADMIN_DRAINING);
     edge_server_goaway(n->edges, "", "this node is shutting down");
     n->drain_started = pthread_create(&n->drain_thread, NULL, drain, n) == 0;

@@ -70,7 +70,7 @@ static void stop_signal(struct node *n)
 {
     if (!atomic_load(&n->watch.serving))
         _exit(0);
-    stop_begins("cloud", STOP_MAX_S, true);
+    stop_begins("cloud", STOP_MAX_S, STOP_SILENT_S, true);
     log_info("cloud", "stopping: running replies have %u s to finish", NODE_DRAIN_MS / 1000);
     net_loop_post_wait(n->service.loop, node_begin_drain, n);
 }

@@ -71,7 +71,7 @@ static void begin_stop(void *arg)
     struct program *p = arg;
     log_info(MODULE, "stopping: %u requests are under way", agent_flight_count(p->agent));
     net_timer_start(p->late, DRAIN_US);
-    stop_begins(MODULE, STOP_MAX_S, true);
+    stop_begins(MODULE, STOP_MAX_S, STOP_SILENT_S, true);
     agent_drain(p->agent, on_drained, p);
 }
 

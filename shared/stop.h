@@ -4,12 +4,17 @@
 #define TANDEM_SHARED_STOP_H
 
 #include <stdbool.h>
+#include <stdint.h>
 
-#define STOP_MAX_S 80u /* replies have 10 of them, the disk the others; systemd waits for 90 */
+#define STOP_MAX_S    80u /* replies have 10 of them, the disk the others; systemd waits for 90 */
+#define STOP_SILENT_S 15u /* of them where the disk does not answer at all; the replies' 10 are among them */
 
 /* The stop has begun: unless stop_done comes within the time, the program ends with code 1 and one line; at once with a second SIGTERM or SIGINT,
- * which must be blocked in all threads. by_signal: the caller has taken one. Another call without changes nothing. */
-void stop_begins(const char *module, unsigned seconds, bool by_signal);
+ * which must be blocked in all threads. silent_seconds: the time while a disk does not answer. by_signal: the caller has taken one. Another call without
+ * changes nothing. */
+void stop_begins(const char *module, unsigned seconds, unsigned silent_seconds, bool by_signal);
+/* The thread that writes to the disk is in a call that should end by then, by the monotonic clock; 0: in none. */
+void stop_note_call(uint64_t due_us);
 void stop_done(void); /* also where none has begun */
 
 #endif

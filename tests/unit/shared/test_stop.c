@@ -55,14 +55,29 @@ static void hang(void)
 
 static void late(void)
 {
-    stop_begins("test", 1, true);
+    stop_begins("test", 1, 1, true);
+    hang();
+}
+
+/* A disk that does not answer makes it sooner, one that is in good time does not. */
+static void disk_is_silent(void)
+{
+    stop_note_call(clock_mono_us() - 1);
+    stop_begins("test", 1000, 1, true);
+    hang();
+}
+
+static void disk_answers(void)
+{
+    stop_note_call(clock_mono_us() + 1000000000);
+    stop_begins("test", 2, 0, true);
     hang();
 }
 
 /* The stop began without a signal. */
 static void asked_once(void)
 {
-    stop_begins("test", 1, false);
+    stop_begins("test", 1, 1, false);
     kill(getpid(), SIGTERM);
     hang();
 }
@@ -70,15 +85,15 @@ static void asked_once(void)
 /* It does not matter who takes the signals. */
 static void asked_twice_there(void)
 {
-    stop_begins("test", 1000, true);
-    stop_begins("test", 1000, true);
+    stop_begins("test", 1000, 1000, true);
+    stop_begins("test", 1000, 1000, true);
     hang();
 }
 
 static void asked_twice(void)
 {
-    stop_begins("test", 1000, true);
-    stop_begins("test", 1000, false);
+    stop_begins("test", 1000, 1000, true);
+    stop_begins("test", 1000, 1000, false);
     kill(getpid(), SIGINT);
     hang();
 }
@@ -87,7 +102,7 @@ static void in_time(void)
 {
     stop_done(); /* none has begun */
     for (int i = 0; i < 2; i++) {
-        stop_begins("test", 1, true);
+        stop_begins("test", 1, 1, true);
         stop_done();
     }
     nanosleep(&(struct timespec){.tv_sec = 1, .tv_nsec = 100000000}, NULL);
@@ -101,6 +116,10 @@ static void test_outcomes(void **state)
     assert_non_null(strstr(said, "ERROR test: not stopped in 1 s"));
     assert_int_equal(outcome(asked_once, said, sizeof said), 1);
     assert_non_null(strstr(said, "ERROR test: not stopped in 1 s"));
+    assert_int_equal(outcome(disk_is_silent, said, sizeof said), 1);
+    assert_non_null(strstr(said, "a disk does not answer"));
+    assert_int_equal(outcome(disk_answers, said, sizeof said), 1);
+    assert_non_null(strstr(said, "not stopped in 2 s"));
     assert_int_equal(outcome(asked_twice, said, sizeof said), 1);
     assert_non_null(strstr(said, "second signal"));
     assert_int_equal(outcome(asked_twice_there, said, sizeof said), 1);
