@@ -42,12 +42,6 @@ static void note_progress(void *ctx, uint64_t done, uint64_t total)
     atomic_store_explicit(&a->total, total, memory_order_relaxed);
 }
 
-static json_t *do_stat(struct admin_store *a, struct td_error *err)
-{
-    (void)err;
-    return operator_stats(a->store);
-}
-
 static json_t *do_compact(struct admin_store *a, struct td_error *err)
 {
     json_t *percent = json_object_get(a->request, "dead_percent");
@@ -149,18 +143,17 @@ static bool may_ask(const struct admin_store *a, const char *authorization)
     return crypto_equal(hash, a->token_hash, sizeof hash);
 }
 
-static const struct route {
-    const char *path, *method;
-    json_t *(*work)(struct admin_store *a, struct td_error *err);
-} routes[] = {
-    {"/store/stat", "GET", do_stat},
-    {"/store/compact", "POST", do_compact},
-    {"/store/gc", "POST", do_gc},
-    {"/store/pin", "POST", do_pin},
-    {"/store/erase-tenant", "POST", do_erase},
-    {"/store/verify", "POST", do_verify},
-    {"/store/progress", "GET", NULL}, /* at once */
-};
+static void tell_stat(const struct admin_store *a, struct http_exchange *x)
+{
+    json_t *stat = operator_stats(a->store);
+    char *json = stat ? json_dumps(stat, JSON_COMPACT) : NULL;
+    if (json)
+        http_respond(x, 200, "application/json", NULL, 0, json, strlen(json));
+    else
+        respond_error(x, 503, "out of memory");
+    free(json);
+    json_decref(stat);
+}
 
 static void tell_progress(const struct admin_store *a, struct http_exchange *x)
 {
@@ -171,6 +164,21 @@ static void tell_progress(const struct admin_store *a, struct http_exchange *x)
                         (unsigned long long)atomic_load_explicit(&a->total, memory_order_relaxed));
     http_respond(x, 200, "application/json", NULL, 0, text, (size_t)size);
 }
+
+static const struct route {
+    const char *path, *method;
+    json_t *(*work)(struct admin_store *a, struct td_error *err); /* may wait for the disk: on the thread */
+    void (*tell)(const struct admin_store *a,
+                 struct http_exchange *x); /* at once, whatever the thread does */
+} routes[] = {
+    {"/store/stat", "GET", NULL, tell_stat},
+    {"/store/compact", "POST", do_compact, NULL},
+    {"/store/gc", "POST", do_gc, NULL},
+    {"/store/pin", "POST", do_pin, NULL},
+    {"/store/erase-tenant", "POST", do_erase, NULL},
+    {"/store/verify", "POST", do_verify, NULL},
+    {"/store/progress", "GET", NULL, tell_progress},
+};
 
 static void start(struct admin_store *a, struct http_exchange *x, const struct http_request *r,
                   const struct route *route)
@@ -212,8 +220,8 @@ void admin_store_request(struct admin_store *a, struct http_exchange *x, const s
                       "the admin token is missing or wrong; tandem store makes it from --store-key-file");
     else if (strcmp(route->method, r->method) != 0)
         respond_error(x, 405, "this path does not know that method");
-    else if (!route->work)
-        tell_progress(a, x);
+    else if (route->tell)
+        route->tell(a, x);
     else if (a->running)
         respond_error(x, 409, "the store is at work for another request of this kind; try again soon");
     else
