@@ -152,7 +152,7 @@ static int load_vault(struct edge_turn *t)
             t->vault = NULL; /* a damaged one is lost, not trusted: its placeholders stay as they are */
         conv_free(&c);
     }
-    if (rc == -TD_ERR_NOMEM || rc == -TD_ERR_IO)
+    if (rc == -TD_ERR_NOMEM || rc == -TD_ERR_IO || rc == -TD_ERR_TIMEOUT)
         return rc;
     if (!t->vault)
         t->vault = vault_create();

@@ -22,8 +22,9 @@ void store_stats(struct store *s, struct store_stats *out)
         .bytes_written = c->bytes_written,
         .bytes_read = c->bytes_read,
         .fsyncs = c->fsyncs,
-        .writes_off = s->write_error < 0,
+        .silent = !store_answers(s),
     };
+    out->writes_off = out->silent || s->write_error < 0;
     for (size_t i = 0; i < TABLE_SHARD_COUNT; i++) {
         struct table_shard *shard = &s->blocks.shards[i];
         pthread_mutex_lock(&shard->lock);

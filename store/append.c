@@ -30,14 +30,17 @@ int append_sync(struct store *s)
     assert(s->group.count == 0 && "what waits is written before it is synced");
     if (a && a->durable_end < a->end) {
         counter_add(&s->counters.fsyncs, s->metrics.fsyncs, 1);
+        patience_call(s, a->end - a->durable_end);
         int rc = s->io->fsync(s->io, a->fd);
         if (rc == 0 && !a->name_durable) {
+            patience_call(s, 0);
             rc = s->io->sync_directory(s->io, s->directory);
             a->name_durable = rc == 0;
         }
         if (rc < 0)
             return -TD_ERR_IO; /* whatever the reason, ENOSPC included: this file is in doubt */
         a->durable_end = a->end;
+        patience_call(s, 0);
     }
     mark_batch_synced(s);
     return 0;
@@ -64,6 +67,7 @@ static int write_record(struct store *s, struct record_head *h, const struct ten
     int rc = h->part_count ? record_open_key(keys->data_key, h, key) : 0;
     rc = rc < 0 ? rc : record_seal(key, h, parts, s->buffer);
     crypto_wipe(key, sizeof key);
+    patience_call(s, size);
     rc = rc < 0 ? rc : io_write_all(s->io, s->active->fd, s->buffer, (size_t)size, s->active->end);
     if (rc < 0)
         return rc;
@@ -134,31 +138,42 @@ static bool head_is_gone(struct store *s, const struct segment *a, const struct 
 {
     struct record_head h;
     uint8_t page[RECORD_PAGE];
+    patience_call(s, 0);
     return io_read_all(s->io, a->fd, page, sizeof page, e->offset) == 0 &&
            (record_head_parse(page, &h) < 0 || h.lsn != e->lsn);
 }
 
-/* Forget records of a segment that are no longer there: after a failed sync, memory and medium may differ. */
-static void recheck_segment(struct store *s, struct segment *a, uint8_t type)
+static void forget_gone(struct store *s, uint8_t type, const struct entry *gone)
 {
     struct table *t = store_table(s, type);
+    struct table_shard *shard = table_lock(t, gone->id);
+    struct entry *e = table_find(t, shard, gone->tenant, gone->id);
+    if (e && e->segment_id == gone->segment_id && e->offset == gone->offset) {
+        counter_add(&s->counters.damaged, s->metrics.damaged, 1);
+        store_note_change(s, type, e, true);
+        if (entry_clear_place(s, e))
+            table_remove(t, shard, e);
+    }
+    table_unlock(shard);
+}
+
+/* Forget records of a segment that are no longer there: after a failed sync, memory and medium may differ. The disk is read without locks; without
+ * memory for that the readers find out. */
+static void recheck_segment(struct store *s, struct segment *a, uint8_t type)
+{
     for (size_t i = 0; i < TABLE_SHARD_COUNT; i++) {
-        struct table_shard *shard = &t->shards[i];
+        struct table_shard *shard = &store_table(s, type)->shards[i];
+        size_t count = 0;
         pthread_mutex_lock(&shard->lock);
-        for (size_t j = 0; j < shard->slot_count;) {
-            struct entry *e = &shard->slots[j];
-            bool gone = false;
-            if (e->tenant && e->segment_id == a->id && head_is_gone(s, a, e)) {
-                counter_add(&s->counters.damaged, s->metrics.damaged, 1);
-                store_note_change(s, type, e, true);
-                gone = entry_clear_place(s, e);
-            }
-            if (gone)
-                table_remove(t, shard, e); /* another entry may move into this slot: look at it again */
-            else
-                j++;
-        }
+        struct entry *in = malloc((shard->used_count + 1) * sizeof *in);
+        for (size_t j = 0; j < shard->slot_count && in; j++)
+            if (shard->slots[j].tenant && shard->slots[j].segment_id == a->id)
+                in[count++] = shard->slots[j];
         pthread_mutex_unlock(&shard->lock);
+        for (size_t j = 0; j < count; j++)
+            if (head_is_gone(s, a, &in[j]))
+                forget_gone(s, type, &in[j]);
+        free(in);
     }
 }
 

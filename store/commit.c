@@ -96,6 +96,7 @@ static int void_record(struct store *s, const struct record_void *v)
 {
     const struct record_place *p = &v->claim.place;
     uint64_t body = p->stored_size - RECORD_PAGE;
+    patience_call(s, 0);
     int rc = audit_claim_holds(s, &v->claim);
     if (rc <= 0)
         return rc;
@@ -216,6 +217,7 @@ static void sync_voids(struct store *s)
             continue;
         struct segment *g = segment_acquire(&s->segments, s->segments.list[i]->id, NULL);
         counter_add(&s->counters.fsyncs, s->metrics.fsyncs, g != NULL);
+        patience_call(s, 0);
         if (!g || s->io->fsync(s->io, g->fd) < 0)
             store_index_incomplete(s);
         if (g)
@@ -229,6 +231,7 @@ void store_index_flush(struct store *s, bool checkpoint)
     if (!s->index)
         return;
     sync_voids(s);
+    patience_call(s, s->row_count * sizeof *s->rows);
     struct index_segment *segments = malloc((s->segments.count + 1) * sizeof *segments);
     if (!segments)
         return; /* later */
@@ -241,6 +244,7 @@ void store_index_flush(struct store *s, bool checkpoint)
     free(segments);
     if (rc == 0) {
         s->row_count = 0;
+        patience_call(s, 0);
         rc = checkpoint ? index_checkpoint(s->index) : 0;
     }
     s->rows_since_us = clock_mono_us(); /* a locked index or a full disk: try again an interval later */
@@ -460,6 +464,7 @@ static int append_op(struct store *s, struct store_op *op)
         op->appended = true;
         return 0;
     }
+    patience_call(s, 0);
     if (op->kind == OP_ERASE) {
         rc = erase_keys(s, op);
         seal = NULL;
@@ -538,7 +543,7 @@ static void note_health(struct store *s, int rc)
         log_error("store", "writes are off: %s; reading goes on", td_status_text(rc));
     if (rc == 0 && was_off)
         log_info("store", "writes are on again");
-    metric_set(s->metrics.writes_off, rc < 0);
+    metric_set(s->metrics.writes_off, rc < 0 || s->silent);
 }
 
 /* Operations that no attempt could make durable end with rc. Returns how the disk takes writing: 0, what is wrong with it, or 1 when
@@ -596,7 +601,9 @@ void *writer_main(void *arg)
         uint64_t wait_us = s->row_count        ? STORE_INDEX_INTERVAL_US
                            : s->index_retry_us ? s->index_wait_us
                                                : IDLE_WAIT_US;
+        patience_rest(s);
         struct store_op *batch = op_queue_take(&s->queue, wait_us, s->commit_interval_us, &closing);
+        patience_call(s, 0);
         if (batch) {
             commit(s, batch);
             closing = false; /* until the queue is empty */
@@ -612,5 +619,6 @@ void *writer_main(void *arg)
     if (append_sync(s) == 0)
         append_seal(s);
     store_index_flush(s, true);
+    patience_rest(s);
     return NULL;
 }

@@ -377,7 +377,7 @@ int conv_index_match(struct conv_index *x, const char *tenant, const char *princ
                      const uint8_t (*hashes)[TD_HASH_SIZE], size_t count, char conv_id[STORE_CONV_ID_MAX + 1],
                      uint32_t *boundary)
 {
-    int rc = ensure_filled(x, tenant, principal);
+    int rc = count > 0 ? ensure_filled(x, tenant, principal) : 0;
     if (rc < 0)
         return rc;
     rc = -TD_ERR_NOTFOUND;
@@ -421,12 +421,13 @@ int conv_save(struct conv_index *x, const char *tenant, const char *principal, u
     int rc = conv_serialise(c, &body, &size);
     if (rc < 0)
         return rc;
-    struct store_waiter w = STORE_WAITER;
-    rc = store_conv_put(x->store, tenant, principal, c->id, expected_version, body, size, store_waiter_done,
-                        &w);
+    struct store_waiter *w = patience_waiter(x->store);
+    rc =
+        w ? store_conv_put(x->store, tenant, principal, c->id, expected_version, body, size, patience_done, w)
+          : -TD_ERR_NOMEM;
     crypto_wipe(body, size);
     free(body);
-    rc = rc < 0 ? rc : store_waiter_wait(&w);
+    rc = w ? patience_wait(w, rc) : rc;
     if (rc < 0)
         return rc;
     pthread_mutex_lock(&x->lock);
@@ -440,9 +441,10 @@ int conv_save(struct conv_index *x, const char *tenant, const char *principal, u
 
 int conv_delete(struct conv_index *x, const char *tenant, const char *principal, const char *conv_id)
 {
-    struct store_waiter w = STORE_WAITER;
-    int rc = store_conv_delete(x->store, tenant, principal, conv_id, store_waiter_done, &w);
-    rc = rc < 0 ? rc : store_waiter_wait(&w);
+    struct store_waiter *w = patience_waiter(x->store);
+    if (!w)
+        return -TD_ERR_NOMEM;
+    int rc = patience_wait(w, store_conv_delete(x->store, tenant, principal, conv_id, patience_done, w));
     if (rc == 0 || rc == -TD_ERR_NOTFOUND) {
         forget(x, tenant, principal, conv_id);
         pthread_mutex_lock(&x->lock);
@@ -453,10 +455,10 @@ int conv_delete(struct conv_index *x, const char *tenant, const char *principal,
 }
 
 void conv_note_lost(struct conv_index *x, const char *tenant, const char *principal, const char *conv_id,
-                    const char *request_key)
+                    uint64_t version, const char *request_key)
 {
     pthread_mutex_lock(&x->lock);
-    conv_lost_note(x->lost, tenant, principal, conv_id, request_key);
+    conv_lost_note(x->lost, tenant, principal, conv_id, version, request_key);
     pthread_mutex_unlock(&x->lock);
 }
 
@@ -464,9 +466,15 @@ bool conv_has_lost(struct conv_index *x, const char *tenant, const char *princip
                    const char *request_key)
 {
     pthread_mutex_lock(&x->lock);
-    bool lost = conv_lost_holds(x->lost, tenant, principal, conv_id, request_key);
+    uint64_t version = conv_lost_version(x->lost, tenant, principal, conv_id, request_key);
     pthread_mutex_unlock(&x->lock);
-    return lost;
+    return version > 0 && !conv_is_durable(x, tenant, principal, conv_id, version);
+}
+
+bool conv_is_durable(struct conv_index *x, const char *tenant, const char *principal, const char *conv_id,
+                     uint64_t version)
+{
+    return store_conv_durable(x->store, tenant, principal, conv_id) >= version;
 }
 
 void conv_index_forget_tenant(struct conv_index *x, const char *tenant)

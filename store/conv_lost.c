@@ -10,6 +10,7 @@
 struct lost_turn { /* id "": free */
     char tenant[STORE_TENANT_MAX + 1], principal[STORE_TENANT_MAX + 1], id[STORE_CONV_ID_MAX + 1];
     char request_key[CONV_KEY_MAX + 1];
+    uint64_t version;
 };
 
 struct conv_lost {
@@ -38,7 +39,7 @@ static struct lost_turn *find(struct conv_lost *l, const char *tenant, const cha
 }
 
 void conv_lost_note(struct conv_lost *l, const char *tenant, const char *principal, const char *id,
-                    const char *request_key)
+                    uint64_t version, const char *request_key)
 {
     struct lost_turn *t = find(l, tenant, principal, id);
     if (!t) {
@@ -50,13 +51,14 @@ void conv_lost_note(struct conv_lost *l, const char *tenant, const char *princip
     snprintf(t->principal, sizeof t->principal, "%s", principal);
     snprintf(t->id, sizeof t->id, "%s", id);
     snprintf(t->request_key, sizeof t->request_key, "%s", request_key);
+    t->version = version;
 }
 
-bool conv_lost_holds(struct conv_lost *l, const char *tenant, const char *principal, const char *id,
-                     const char *request_key)
+uint64_t conv_lost_version(struct conv_lost *l, const char *tenant, const char *principal, const char *id,
+                           const char *request_key)
 {
     const struct lost_turn *t = find(l, tenant, principal, id);
-    return t && (!request_key[0] || strcmp(t->request_key, request_key) != 0);
+    return t && (!request_key[0] || strcmp(t->request_key, request_key) != 0) ? t->version : 0;
 }
 
 void conv_lost_forget(struct conv_lost *l, const char *tenant, const char *principal, const char *id)

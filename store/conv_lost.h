@@ -8,12 +8,12 @@
 struct conv_lost;
 struct conv_lost *conv_lost_create(void);
 void conv_lost_destroy(struct conv_lost *l);
-/* request_key: of the turn that was lost, "" for none. */
+/* version, from 1: that the conversation would have had with the turn; request_key: of the turn that was lost, "" for none. */
 void conv_lost_note(struct conv_lost *l, const char *tenant, const char *principal, const char *id,
-                    const char *request_key);
-/* Not so for the request that the lost turn was an answer to: it is made again. */
-bool conv_lost_holds(struct conv_lost *l, const char *tenant, const char *principal, const char *id,
-                     const char *request_key);
+                    uint64_t version, const char *request_key);
+/* 0: none was lost; nor for the request that the lost turn was an answer to: it is made again. */
+uint64_t conv_lost_version(struct conv_lost *l, const char *tenant, const char *principal, const char *id,
+                           const char *request_key);
 void conv_lost_forget(struct conv_lost *l, const char *tenant, const char *principal, const char *id);
 void conv_lost_forget_tenant(struct conv_lost *l, const char *tenant);
 

@@ -59,14 +59,19 @@ void conv_index_destroy(struct conv_index *x);
 int conv_index_match(struct conv_index *x, const char *tenant, const char *principal,
                      const uint8_t (*hashes)[TD_HASH_SIZE], size_t count, char conv_id[STORE_CONV_ID_MAX + 1],
                      uint32_t *boundary);
-/* Load, append, store: after a turn. `c` is the new state; expected_version from conv_load. Waits for the acknowledgement. */
+/* Load, append, store: after a turn. `c` is the new state; expected_version from conv_load. Waits for the acknowledgement. -TD_ERR_TIMEOUT: the disk does not
+ * answer; what was to be stored or deleted may be all the same, later. */
 int conv_load(struct conv_index *x, const char *tenant, const char *principal, const char *conv_id,
               uint64_t *version, struct conversation *out);
 int conv_save(struct conv_index *x, const char *tenant, const char *principal, uint64_t expected_version,
               const struct conversation *c);
-/* Its last turn, of the request with this key ("": none), could not be stored. So it is until a turn is, or it is deleted, or the process ends. */
+/* Is this version of it, or a later one, acknowledged by the disk? */
+bool conv_is_durable(struct conv_index *x, const char *tenant, const char *principal, const char *conv_id,
+                     uint64_t version);
+/* Its last turn, of the request with this key ("": none), which would have made it this version, could not be stored. So it is until one of that version is,
+ * perhaps this very one that came late, or it is deleted, or the process ends. */
 void conv_note_lost(struct conv_index *x, const char *tenant, const char *principal, const char *conv_id,
-                    const char *request_key);
+                    uint64_t version, const char *request_key);
 /* Has it lost its last turn, and was that another request's than this? */
 bool conv_has_lost(struct conv_index *x, const char *tenant, const char *principal, const char *conv_id,
                    const char *request_key);

@@ -65,7 +65,7 @@ static int target_find(struct store *s, const char *tenant, const char *principa
     if (!keys_name_is_valid(principal) || (conv_id && !conversation_id_is_valid(conv_id)))
         return -TD_ERR_ARG;
     t->tenant = keys_find(s->keys, tenant);
-    int rc = !t->tenant && create ? keys_ensure(s->keys, tenant, &t->tenant, NULL) : 0;
+    int rc = !t->tenant && create ? patience_tenant(s, tenant, &t->tenant, NULL) : 0;
     rc = rc < 0 ? rc : keys_get(s->keys, t->tenant, &t->keys);
     if (rc < 0)
         return rc;
@@ -137,6 +137,10 @@ int store_conv_put(struct store *s, const char *tenant, const char *principal, c
         return -TD_ERR_UNSUPPORTED;
     if (size > STORE_CONV_SIZE_MAX)
         return -TD_ERR_LIMIT;
+    if (!store_answers(s)) {
+        counter_add(&s->counters.put_failures, NULL, 1);
+        return -TD_ERR_TIMEOUT;
+    }
     int rc = target_find(s, tenant, principal, conv_id, true, &t);
     if (rc < 0)
         return rc;
@@ -174,6 +178,19 @@ int store_conv_delete(struct store *s, const char *tenant, const char *principal
 }
 
 /* ---- read ------------------------------------------------------------------------------------------------- */
+
+uint64_t store_conv_durable(struct store *s, const char *tenant, const char *principal, const char *conv_id)
+{
+    struct target t;
+    if (target_find(s, tenant, principal, conv_id, false, &t) < 0)
+        return 0;
+    struct table_shard *shard = table_lock(&s->conversations, t.id);
+    const struct entry *e = table_find(&s->conversations, shard, t.tenant, t.id);
+    uint64_t version = e ? e->conversation->durable : 0;
+    table_unlock(shard);
+    crypto_wipe(&t, sizeof t);
+    return version;
+}
 
 int store_conv_get(struct store *s, const char *tenant, const char *principal, const char *conv_id,
                    uint64_t *version, uint8_t **body, size_t *size)
@@ -249,16 +266,16 @@ static int list_principal(struct store *s, const struct target *t, struct listin
     return rc;
 }
 
-/* Hand one conversation to fn; one that has gone meanwhile is passed over. */
+/* Hand one conversation to fn; one that has gone meanwhile is passed over. A disk that does not answer says nothing about any. */
 static int visit(struct store *s, const struct target *t, const uint8_t hmac[32], store_conv_fn fn, void *ctx)
 {
     uint64_t version, updated_us;
     uint8_t *plain;
     size_t size;
-    if (read_conversation(s, &t->keys, t->tenant, hmac, &version, &updated_us, &plain, &size) < 0)
-        return 0;
     struct span id, principal, body;
-    int rc = 0;
+    int rc = read_conversation(s, &t->keys, t->tenant, hmac, &version, &updated_us, &plain, &size);
+    if (rc < 0)
+        return rc == -TD_ERR_TIMEOUT ? rc : 0;
     if (body_parse((struct span){plain, size}, &id, &principal, &body) == 0) {
         char conv_id[STORE_CONV_ID_MAX + 1];
         memcpy(conv_id, id.data, id.size);

@@ -169,6 +169,7 @@ static void seal_and_write(void *ctx, size_t task, unsigned worker)
     uint8_t *record = g->buffers[worker];
     slot->status = record_seal(slot->key, &slot->head, slot->op->part_data, record);
     crypto_wipe(slot->key, sizeof slot->key);
+    patience_call(f->store, g->size);
     if (slot->status == 0)
         slot->status = write_at(f->store, f->direct, record, (size_t)record_size(slot->head.body_size),
                                 slot->head.offset);

@@ -1,4 +1,4 @@
-/* lane: see lane.h. A request belongs to its waiter and to the thread that runs it; who lets go last frees it. */
+/* lane: see lane.h. A job belongs to its waiter and to the thread that runs it; who lets go last frees it. */
 #include "store/lane.h"
 #include "shared/log.h"
 #include "shared/metrics.h"
@@ -7,22 +7,21 @@
 #include <stdlib.h>
 #include <time.h>
 
-struct request {
-    struct request *next;
+struct get {             /* of a block */
+    struct lane_job job; /* first */
+    struct tier *tier;
     char tenant[STORE_TENANT_MAX + 1];
     struct kv_block_id id;
-    bool running, done, left; /* left: its waiter has gone */
-    int status;
     struct tier_block *block;
 };
 
 struct lane {
     struct tier *tier;
     const char *name;
-    struct metric *timeouts_total, *sick_gauge;
+    struct metric *timeouts_total, *sick_gauge; /* NULL: none */
     pthread_mutex_t lock;
     pthread_cond_t wanted, ended; /* for threads; for waiters */
-    struct request *first, **last;
+    struct lane_job *first, **last;
     unsigned queued, left_behind; /* left_behind > 0: sick */
     uint64_t timeouts;
     bool stopping;
@@ -37,17 +36,12 @@ static void count_left_behind(struct lane *l, int change)
     l->left_behind += (unsigned)change;
     if ((before > 0) == (l->left_behind > 0))
         return;
-    metric_set(l->sick_gauge, l->left_behind > 0);
+    if (l->sick_gauge)
+        metric_set(l->sick_gauge, l->left_behind > 0);
     if (l->left_behind > 0)
-        log_warn("store", "the %s tier does not answer: its blocks are misses until it does", l->name);
+        log_warn("store", "%s does not answer: what it has is not read until it does", l->name);
     else
-        log_info("store", "the %s tier answers again", l->name);
-}
-
-static void free_request(struct request *r)
-{
-    tier_block_release(r->block);
-    free(r);
+        log_info("store", "%s answers again", l->name);
 }
 
 static void *lane_main(void *arg)
@@ -55,7 +49,7 @@ static void *lane_main(void *arg)
     struct lane *l = arg;
     pthread_mutex_lock(&l->lock);
     for (;;) {
-        struct request *r = l->first;
+        struct lane_job *r = l->first;
         if (!r && l->stopping)
             break;
         if (!r) {
@@ -69,7 +63,7 @@ static void *lane_main(void *arg)
         r->running = true;
         bool needless = r->left;
         pthread_mutex_unlock(&l->lock);
-        int status = needless ? -TD_ERR_CANCELLED : l->tier->ops->get(l->tier, r->tenant, &r->id, &r->block);
+        int status = needless ? -TD_ERR_CANCELLED : r->run(r);
         pthread_mutex_lock(&l->lock);
         r->status = status;
         r->done = true;
@@ -79,7 +73,7 @@ static void *lane_main(void *arg)
         }
         if (!needless)
             count_left_behind(l, -1);
-        free_request(r);
+        r->free(r);
     }
     pthread_mutex_unlock(&l->lock);
     return NULL;
@@ -96,7 +90,7 @@ static struct timespec deadline_after(uint64_t timeout_us)
 }
 
 /* With the lock. True: r was taken. */
-static bool push(struct lane *l, struct request *r)
+static bool push(struct lane *l, struct lane_job *r)
 {
     if (l->stopping || l->left_behind > 0 || l->queued >= LANE_QUEUE_MAX)
         return false;
@@ -108,45 +102,67 @@ static bool push(struct lane *l, struct request *r)
 }
 
 /* With the lock: its time is over. Who is only queued stays there, for the thread to throw away. */
-static void leave(struct lane *l, struct request *r)
+static void leave(struct lane *l, struct lane_job *r)
 {
     r->left = true;
     l->timeouts++;
-    metric_add(l->timeouts_total, 1);
+    if (l->timeouts_total)
+        metric_add(l->timeouts_total, 1);
     if (r->running)
         count_left_behind(l, +1);
+}
+
+int lane_run(struct lane *l, struct lane_job *job, uint64_t timeout_us)
+{
+    struct timespec at = deadline_after(timeout_us);
+    pthread_mutex_lock(&l->lock);
+    if (!push(l, job)) {
+        pthread_mutex_unlock(&l->lock);
+        job->free(job);
+        return -TD_ERR_BUSY;
+    }
+    int rc = 0;
+    while (!job->done && rc != ETIMEDOUT)
+        rc = pthread_cond_timedwait(&l->ended, &l->lock, &at);
+    rc = job->done ? 0 : -TD_ERR_TIMEOUT;
+    if (rc < 0)
+        leave(l, job);
+    pthread_mutex_unlock(&l->lock);
+    return rc;
+}
+
+static int run_get(struct lane_job *job)
+{
+    struct get *g = (struct get *)job;
+    return g->tier->ops->get(g->tier, g->tenant, &g->id, &g->block);
+}
+
+static void free_get(struct lane_job *job)
+{
+    struct get *g = (struct get *)job;
+    tier_block_release(g->block);
+    free(g);
 }
 
 int lane_get(struct lane *l, const char *tenant, const struct kv_block_id *id, uint64_t timeout_us,
              struct tier_block **out)
 {
-    struct request *r = calloc(1, sizeof *r);
-    if (!r)
+    struct get *g = calloc(1, sizeof *g);
+    if (!g)
         return -TD_ERR_NOMEM;
-    memcpy(r->tenant, tenant, strnlen(tenant, STORE_TENANT_MAX));
-    r->id = *id;
-    struct timespec at = deadline_after(timeout_us);
-    pthread_mutex_lock(&l->lock);
-    if (!push(l, r)) {
-        pthread_mutex_unlock(&l->lock);
-        free(r);
-        return -TD_ERR_BUSY;
-    }
-    int rc = 0;
-    while (!r->done && rc != ETIMEDOUT)
-        rc = pthread_cond_timedwait(&l->ended, &l->lock, &at);
-    if (!r->done) {
-        leave(l, r);
-        pthread_mutex_unlock(&l->lock);
-        return -TD_ERR_TIMEOUT;
-    }
-    pthread_mutex_unlock(&l->lock);
-    rc = r->status;
+    g->job = (struct lane_job){.run = run_get, .free = free_get};
+    g->tier = l->tier;
+    g->id = *id;
+    memcpy(g->tenant, tenant, strnlen(tenant, STORE_TENANT_MAX));
+    int rc = lane_run(l, &g->job, timeout_us);
+    if (rc < 0)
+        return rc;
+    rc = g->job.status;
     if (rc == 0) {
-        *out = r->block;
-        r->block = NULL;
+        *out = g->block;
+        g->block = NULL;
     }
-    free_request(r);
+    free_get(&g->job);
     return rc;
 }
 
@@ -175,10 +191,12 @@ struct lane *lane_create(struct tier *t, const char *name, const char *label, un
     l->tier = t;
     l->name = name;
     l->last = &l->first;
-    l->timeouts_total = metric_counter("tandem_kv_tier_timeouts_total", label,
-                                       "Reads of a tier that did not answer in time and became misses");
-    l->sick_gauge = metric_gauge("tandem_kv_tier_sick", label, "1 while a tier hangs or is away");
-    metric_set(l->sick_gauge, 0);
+    if (label) {
+        l->timeouts_total = metric_counter("tandem_kv_tier_timeouts_total", label,
+                                           "Reads of a tier that did not answer in time and became misses");
+        l->sick_gauge = metric_gauge("tandem_kv_tier_sick", label, "1 while a tier hangs or is away");
+        metric_set(l->sick_gauge, 0);
+    }
     pthread_mutex_init(&l->lock, NULL);
     pthread_condattr_init(&monotonic);
     pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);

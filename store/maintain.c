@@ -63,6 +63,8 @@ int store_compact(struct store *s, unsigned dead_percent,
 static int push_pin(struct store *s, uint32_t tenant, uint8_t target, const uint8_t id[32], store_done done,
                     void *ctx)
 {
+    if (!store_answers(s))
+        return -TD_ERR_TIMEOUT;
     struct store_op *op = op_create(OP_PIN, 0, 0);
     if (!op)
         return -TD_ERR_NOMEM;
@@ -94,16 +96,17 @@ static bool has_pin(struct store *s, uint32_t tenant, const uint8_t id[32])
 static int set_pin(struct store *s, uint32_t tenant, uint8_t target, const uint8_t id[32], bool pinned,
                    struct td_error *err)
 {
-    struct store_waiter w = STORE_WAITER;
     int rc = s->read_only ? -TD_ERR_UNSUPPORTED : 0;
     if (rc == 0 && has_pin(s, tenant, id) == pinned)
         return 0;
-    if (rc == 0)
-        rc = pinned ? push_pin(s, tenant, target, id, store_waiter_done, &w)
-                    : store_delete_id(s, RECORD_PIN, tenant, id, store_waiter_done, &w);
-    if (rc == 0) {
-        store_flush(s); /* at once: somebody waits */
-        rc = store_waiter_wait(&w);
+    struct store_waiter *w = rc == 0 ? patience_waiter(s) : NULL;
+    if (!w) {
+        rc = rc < 0 ? rc : -TD_ERR_NOMEM;
+    } else {
+        rc = pinned ? push_pin(s, tenant, target, id, patience_done, w)
+                    : store_delete_id(s, RECORD_PIN, tenant, id, patience_done, w);
+        store_hurry(s);
+        rc = patience_wait(w, rc);
     }
     return rc < 0 ? td_fail(err, rc, "cannot %s: %s", pinned ? "pin" : "unpin", td_status_text(rc)) : 0;
 }
@@ -117,10 +120,22 @@ int store_pin(struct store *s, const char *tenant, const struct kv_block_id *id,
     return set_pin(s, number, RECORD_BLOCK, id->bytes, pinned, err);
 }
 
-static void note_failure(void *ctx, int status)
+/* Several operations that end as one: theirs, and its maker's until all are queued. */
+struct several {
+    atomic_uint left;
+    atomic_int failed;
+    struct store_waiter *waiter;
+};
+
+static void one_of_several(void *ctx, int status)
 {
+    struct several *m = ctx;
     if (status < 0)
-        atomic_store((atomic_int *)ctx, status);
+        atomic_store(&m->failed, status);
+    if (atomic_fetch_sub(&m->left, 1) > 1)
+        return;
+    patience_done(m->waiter, m->failed);
+    free(m);
 }
 
 static bool has_block(struct store *s, uint32_t tenant, const uint8_t id[32])
@@ -135,17 +150,26 @@ int store_pin_held(struct store *s, const char *tenant, const struct kv_block_id
                    bool pinned, struct td_error *err)
 {
     uint32_t number = keys_find(s->keys, tenant);
-    atomic_int failed = 0;
-    int rc = s->read_only ? -TD_ERR_UNSUPPORTED : 0;
+    struct store_waiter *w = patience_waiter(s);
+    struct several *m = w ? calloc(1, sizeof *m) : NULL;
+    bool begun = m != NULL;
+    int rc = s->read_only ? -TD_ERR_UNSUPPORTED : begun ? 0 : -TD_ERR_NOMEM;
+    if (begun)
+        *m = (struct several){.left = 1, .waiter = w};
     for (size_t i = 0; i < count && rc == 0; i++) {
         const uint8_t *id = ids[i].bytes;
         if (has_pin(s, number, id) == pinned || (pinned && !has_block(s, number, id)))
             continue;
-        rc = pinned ? push_pin(s, number, RECORD_BLOCK, id, note_failure, &failed)
-                    : store_delete_id(s, RECORD_PIN, number, id, note_failure, &failed);
+        atomic_fetch_add(&m->left, 1);
+        rc = pinned ? push_pin(s, number, RECORD_BLOCK, id, one_of_several, m)
+                    : store_delete_id(s, RECORD_PIN, number, id, one_of_several, m);
+        if (rc < 0)
+            atomic_fetch_sub(&m->left, 1);
     }
-    int flushed = store_flush(s); /* in any case: what was queued knows `failed` */
-    rc = rc < 0 ? rc : flushed < 0 ? flushed : atomic_load(&failed);
+    if (begun)
+        one_of_several(m, rc);
+    store_hurry(s);
+    rc = w ? patience_wait(w, begun ? 0 : rc) : rc;
     return rc < 0 ? td_fail(err, rc, "cannot %s: %s", pinned ? "pin" : "unpin", td_status_text(rc)) : 0;
 }
 

@@ -102,6 +102,7 @@ json_t *operator_stats(struct store *s)
     if (n.limit_bytes == UINT64_MAX)
         json_object_set_new(root, "limit_bytes", json_null());
     json_object_set_new(root, "writes_off", json_boolean(n.writes_off));
+    json_object_set_new(root, "disk_answers", json_boolean(!n.silent));
     json_object_set_new(root, "tenants", tenants);
     return root;
 }

@@ -1,10 +1,11 @@
-/* read: look-ups and verified reads, on the caller's thread.
+/* read: look-ups and verified reads, on the caller's thread; of conversations, which callers wait for that serve others as well, by a deadline.
  *
  * A reader copies the place of a record out of its table, pins the segment and reads without locks. Meanwhile the record may be
  * replaced and voided, or its segment dropped; what was read then fails verification. So a failure counts as damage only if the entry still
  * points to the same place; otherwise the reader looks again. A disk that refuses to read is no proof of damage: the block is a
  * miss, the conversation an error, and the segment is kept. */
 #include "shared/log.h"
+#include "store/lane.h"
 #include "store/store_internal.h"
 #include "store/tier.h"
 #include <stdlib.h>
@@ -304,19 +305,62 @@ int store_read_block(struct store *s, const char *tenant, const struct kv_block_
 
 /* ---- conversations ---------------------------------------------------------------------------------------- */
 
+/* A read that may be left behind, with what it reads into. */
+struct conversation_read {
+    struct lane_job job; /* first */
+    struct store *store;
+    struct tenant_keys keys;
+    struct found found;
+    uint8_t id[32];
+    uint8_t *plain;
+    size_t size;
+};
+
+static int run_read(struct lane_job *job)
+{
+    struct conversation_read *c = (struct conversation_read *)job;
+    struct read_head r;
+    int rc = read_open(c->store, &c->keys, &c->found.place, RECORD_CONVERSATION, c->id, c->found.lsn, &r);
+    if (rc < 0)
+        return rc;
+    c->size = r.head.parts[0].first_size;
+    c->plain = malloc(c->size + 1);
+    rc = c->plain ? read_part(c->store, &r, 0, c->plain) : -TD_ERR_NOMEM;
+    read_close(c->store, &r);
+    return rc;
+}
+
+static void free_read(struct lane_job *job)
+{
+    struct conversation_read *c = (struct conversation_read *)job;
+    if (c->plain)
+        crypto_wipe(c->plain, c->size);
+    free(c->plain);
+    crypto_wipe(c, sizeof *c);
+    free(c);
+}
+
 static int conversation_from_disk(struct store *s, const struct tenant_keys *keys, const struct found *f,
                                   const uint8_t id[32], uint8_t **plain, size_t *size)
 {
-    struct read_head r;
-    int rc = read_open(s, keys, &f->place, RECORD_CONVERSATION, id, f->lsn, &r);
+    struct conversation_read *c = calloc(1, sizeof *c);
+    if (!c)
+        return -TD_ERR_NOMEM;
+    c->job = (struct lane_job){.run = run_read, .free = free_read};
+    c->store = s;
+    c->keys = *keys;
+    c->found = *f;
+    memcpy(c->id, id, sizeof c->id);
+    int rc = patience_read(s, &c->job, f->place.stored_size);
     if (rc < 0)
         return rc;
-    *size = r.head.parts[0].first_size;
-    *plain = malloc(*size + 1);
-    rc = *plain ? read_part(s, &r, 0, *plain) : -TD_ERR_NOMEM;
-    if (rc < 0)
-        free(*plain);
-    read_close(s, &r);
+    rc = c->job.status;
+    if (rc == 0) {
+        *plain = c->plain;
+        *size = c->size;
+        c->plain = NULL;
+    }
+    free_read(&c->job);
     return rc;
 }
 
@@ -342,7 +386,7 @@ static int read_conversation_once(struct store *s, const struct tenant_keys *key
     rc = conversation_from_disk(s, keys, &f, id, plain, size);
     if (rc == 0)
         return 0;
-    bool is_of_the_moment = rc == -TD_ERR_NOMEM || rc == -TD_ERR_IO;
+    bool is_of_the_moment = rc == -TD_ERR_NOMEM || rc == -TD_ERR_IO || rc == -TD_ERR_TIMEOUT;
     if (!is_of_the_moment && !read_place_is_current(s, RECORD_CONVERSATION, tenant, id, &f.place))
         return -TD_ERR_AGAIN;
     counter_add(&s->counters.read_failures, NULL, 1);

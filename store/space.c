@@ -127,6 +127,7 @@ static int forward_record(struct store *s, struct forwarded *f)
     struct read_head r;
     if (keys_get(s->keys, f->tenant, &keys) < 0)
         return 0;
+    patience_call(s, f->from.stored_size);
     int rc = read_open(s, &keys, &f->from, f->type, f->id, f->lsn, &r);
     if (rc == 0) {
         size_t size;
@@ -150,6 +151,7 @@ static int forward_record(struct store *s, struct forwarded *f)
 static int forward_tombstone(void *ctx, const struct record_head *head, const uint8_t *page)
 {
     (void)page;
+    patience_call(ctx, 0);
     struct record_head h = *head; /* keeps `version`, the lsn below which it deletes */
     return h.type == RECORD_TOMBSTONE ? append_record(ctx, &h, NULL, NULL) : 0;
 }
@@ -229,6 +231,7 @@ static void forget_blocks(struct store *s, uint64_t segment_id)
 /* Until file and name are gone for good, the segment stays in the list: tombstones of what is in it are kept. */
 static int remove_segment(struct store *s, struct segment *v)
 {
+    patience_call(s, 0);
     int rc = segment_unlink(&s->segments, v->id);
     rc = rc < 0 ? rc : s->io->sync_directory(s->io, s->directory);
     if (rc < 0) {
@@ -249,6 +252,7 @@ static int retire_keeping(struct store *s, struct segment *v, bool keep_all)
 {
     static const uint8_t types[] = {RECORD_CONVERSATION, RECORD_PIN, RECORD_BLOCK};
     struct forward_list list = {0};
+    patience_call(s, 0);
     int rc = audit_segment(s, v);
     for (size_t i = 0; i < TD_COUNT(types) && rc == 0; i++)
         rc = list_entries(s, types[i], v->id, keep_all, &list);

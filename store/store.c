@@ -31,7 +31,8 @@ static void register_metrics(struct store_metrics *m)
         metric_gauge("tandem_store_index_behind", NULL,
                      "1 while the index cannot be written: a later start may have to read segments");
     m->policy_bytes = metric_gauge("tandem_kv_tier_policy_bytes", tier, POLICY_BYTES_HELP);
-    m->writes_off = metric_gauge("tandem_store_writes_off", NULL, "1 while the disk is full or failing");
+    m->writes_off =
+        metric_gauge("tandem_store_writes_off", NULL, "1 while the disk is full, failing or does not answer");
 }
 
 /* The directory of a path, for syncing the name of what was made in it. */
@@ -125,8 +126,10 @@ static void deinit(struct store *s)
     table_deinit(&s->blocks);
     segments_deinit(&s->segments);
     demote_close(s);
+    patience_close(s);
     policy_destroy(s->policy);
     pthread_mutex_destroy(&s->policy_lock);
+    pthread_mutex_destroy(&s->silence_lock);
     keys_close(s->keys);
     group_close(s);
     if (s->directory_fd >= 0)
@@ -201,6 +204,7 @@ int store_open_with(const struct store_config *config, const struct store_env *e
     s->lock_fd = -1;
     s->directory_fd = -1;
     pthread_mutex_init(&s->policy_lock, NULL);
+    pthread_mutex_init(&s->silence_lock, NULL);
     s->io = env->io;
     int length = snprintf(s->directory, sizeof s->directory, "%s", config->directory);
     while (length > 1 && length < IO_PATH_MAX && s->directory[length - 1] == '/')
@@ -208,6 +212,7 @@ int store_open_with(const struct store_config *config, const struct store_env *e
     segments_init(&s->segments, s->io, s->directory);
     rc = group_open(s, env->write_threads, env->direct_size);
     rc = rc < 0 ? rc : op_queue_init(&s->queue);
+    rc = rc < 0 ? rc : patience_open(s, env->answer_us);
     rc = rc < 0 ? rc : table_init(&s->blocks);
     rc = rc < 0 ? rc : table_init(&s->conversations);
     rc = rc < 0 ? rc : table_init(&s->pins);
@@ -290,6 +295,18 @@ int store_flush(struct store *s)
     return rc < 0 ? rc : store_waiter_wait(&w);
 }
 
+static void hurry(struct store *s, struct store_op *wake)
+{
+    if (wake && op_queue_push(&s->queue, wake, true) < 0)
+        op_release(wake); /* closing: the writer ends what waits */
+}
+
+void store_hurry(struct store *s)
+{
+    if (!s->read_only)
+        hurry(s, op_create(OP_BARRIER, 0, 0)); /* without memory it takes the time of a commit */
+}
+
 int store_run_task(struct store *s, struct store_task *task)
 {
     if (s->read_only)
@@ -302,8 +319,7 @@ int store_run_task(struct store *s, struct store_task *task)
     task->next = s->tasks;
     s->tasks = task;
     pthread_mutex_unlock(&s->queue.lock);
-    if (op_queue_push(&s->queue, wake, true) < 0)
-        op_release(wake); /* closing: the writer ends what waits */
+    hurry(s, wake);
     return store_waiter_wait(&task->waiter);
 }
 
@@ -315,6 +331,7 @@ void store_do_tasks(struct store *s, bool closing)
     pthread_mutex_unlock(&s->queue.lock);
     for (; task; task = next) {
         next = task->next; /* the task is its caller's again once it is done */
+        patience_call(s, 0);
         store_waiter_done(&task->waiter, closing ? -TD_ERR_CLOSED : task->run(s, task));
     }
 }
@@ -338,6 +355,8 @@ static int write_gate(struct store *s)
 {
     if (s->read_only)
         return -TD_ERR_UNSUPPORTED;
+    if (!store_answers(s))
+        return -TD_ERR_TIMEOUT;
     return s->write_error < 0 && clock_mono_us() < s->write_retry_us ? s->write_error : 0;
 }
 
@@ -346,6 +365,8 @@ int store_delete_id(struct store *s, uint8_t type, uint32_t tenant, const uint8_
 {
     if (s->read_only)
         return -TD_ERR_UNSUPPORTED;
+    if (!store_answers(s))
+        return -TD_ERR_TIMEOUT;
     struct store_op *op = op_create(OP_DELETE, 0, 0);
     if (!op)
         return -TD_ERR_NOMEM;
@@ -535,7 +556,7 @@ static int put(struct store *s, const char *tenant, const struct store_block *bl
     uint32_t number = 0;
     int rc = write_gate(s);
     rc = rc < 0 ? rc : check_block(block, held, &codec, &size);
-    rc = rc < 0 ? rc : keys_ensure(s->keys, tenant, &number, NULL);
+    rc = rc < 0 ? rc : patience_tenant(s, tenant, &number, NULL);
     rc = rc < 0 ? rc : put_block(s, number, block, held, codec, size, done, ctx);
     if (rc < 0 && rc != -TD_ERR_EXISTS)
         counter_add(&s->counters.put_failures, NULL, 1);
@@ -597,7 +618,7 @@ int store_chain_key(struct store *s, const char *tenant, uint8_t out[CRYPTO_KEY_
 {
     uint32_t number;
     struct tenant_keys keys;
-    int rc = keys_ensure(s->keys, tenant, &number, err);
+    int rc = patience_tenant(s, tenant, &number, err);
     rc = rc < 0 ? rc : keys_get(s->keys, number, &keys);
     if (rc == 0) {
         memcpy(out, keys.chain_key, CRYPTO_KEY_SIZE);

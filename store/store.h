@@ -8,6 +8,8 @@
  *      short piece is -TD_ERR_NOTFOUND and is counted; never wrong bytes.
  *   4. Nothing readable lies on disk: payloads, token ids, titles, histories, placeholder maps are sealed; ids of conversations are HMACs.
  *   5. One process per directory (lock file); a full disk stops writes, not reads.
+ *   6. On a disk that hangs puts and deletes, conversations and pins end within seconds (patience.c): -TD_ERR_TIMEOUT, which says that it is not
+ *      acknowledged, not that it will not be there. store_flush, erasing, compacting and closing wait.
  * Threads: all functions are thread-safe; writes are queued to one writer thread (group commit), reads run on the caller. */
 #ifndef TANDEM_STORE_STORE_H
 #define TANDEM_STORE_STORE_H
@@ -133,6 +135,11 @@ typedef int (*store_conv_fn)(void *ctx, const char *conv_id, uint64_t version, u
                              const void *body, size_t size);
 int store_conv_each(struct store *s, const char *tenant, const char *principal, store_conv_fn fn, void *ctx);
 
+/* The version that is on the disk; 0: none. RAM only. */
+uint64_t store_conv_durable(struct store *s, const char *tenant, const char *principal, const char *conv_id);
+
+/* Does the disk answer? Until it does nothing is queued. */
+bool store_answers(struct store *s);
 /* Wait until everything queued before this call is acknowledged (tests, shutdown, end of a turn). */
 int store_flush(struct store *s);
 
@@ -148,7 +155,8 @@ struct store_stats {
     uint64_t puts, put_failures, reads, read_failures, damaged;
     uint64_t bytes_written, bytes_read, fsyncs;
     uint64_t queue_bytes, policy_bytes; /* of memory, the latter for the choice of what stays */
-    bool writes_off;                    /* disk full or failing */
+    bool writes_off;                    /* disk full, failing or silent */
+    bool silent;                        /* the disk does not answer */
 };
 void store_stats(struct store *s, struct store_stats *out);
 typedef int (*store_block_fn)(void *ctx, const char *tenant, const struct kv_block_id *id,

@@ -33,8 +33,12 @@
 #define STORE_INDEX_ROWS        4096       /* rows that wait for the index before it is written at once */
 #define STORE_INDEX_ROWS_MAX    (1u << 20) /* and beyond which an index that stays locked is given up */
 #define STORE_INDEX_INTERVAL_US 500000
-#define GC_DEAD_PERCENT         50         /* of a segment, from which on store_gc rewrites it */
-#define STORE_SPACE_RESERVE     (1u << 20) /* left free for the index when judging whether a record fits */
+/* How long a call into the disk, or an acknowledgement, may take before the disk counts as silent: longer than a good one ever rests (an SSD that
+ * clears up, a queue that is full: 1 or 2 s), shorter than who asked for a reply gives up; and a second more for each so many bytes. */
+#define STORE_ANSWER_US     5000000
+#define STORE_ANSWER_RATE   8000000
+#define GC_DEAD_PERCENT     50         /* of a segment, from which on store_gc rewrites it */
+#define STORE_SPACE_RESERVE (1u << 20) /* left free for the index when judging whether a record fits */
 
 /* ---- operations ------------------------------------------------------------------------------------------- */
 
@@ -155,6 +159,14 @@ struct store {
     _Atomic int write_error; /* why the last commit failed; 0: writes work */
     _Atomic uint64_t write_retry_us;
     _Atomic uint64_t damage_due_us; /* when the next line about damage may be written */
+    _Atomic uint64_t answer_us;     /* STORE_ANSWER_US, but in tests */
+    _Atomic uint64_t call_us,
+        due_us;              /* when the writer's call began, and should be back; due_us 0: it is in none */
+    atomic_uint left_behind; /* acknowledgements that come too late for who waited */
+    atomic_bool silent;      /* what store_answers last said the other way round */
+    pthread_mutex_t silence_lock; /* nothing is locked under it; guards the next */
+    uint64_t silent_since_us;
+    struct lane *readers; /* of conversations */
     /* the writer's alone, recovery's before it starts */
     struct segment *active; /* NULL: the next append makes one */
     uint64_t next_lsn, next_segment_id;
@@ -190,6 +202,7 @@ struct store_env { /* what tests replace, and who watches */
     void (*progress)(void *ctx, uint64_t done, uint64_t total); /* of recovery, by segments; may be NULL */
     void *progress_ctx;
     unsigned write_threads; /* see group_open */
+    uint64_t answer_us;     /* 0: STORE_ANSWER_US */
     uint64_t direct_size;
 };
 int store_open_with(const struct store_config *config, const struct store_env *env, struct store **out,
@@ -351,16 +364,36 @@ int store_put_demoted(struct store *s, uint32_t tenant, struct tier_block *b, st
 
 void counter_add(_Atomic uint64_t *counter, struct metric *m, uint64_t amount);
 
-/* A store_done that wakes the thread that waits. */
+/* A store_done that wakes the thread that waits, however long that takes. */
 struct store_waiter {
     pthread_mutex_t lock;
     pthread_cond_t ended;
     bool done;
     int status;
+    bool left; /* of those in patience.c: nobody waits any more */
+    struct store *store;
 };
-#define STORE_WAITER ((struct store_waiter){PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, false, 0})
+#define STORE_WAITER                                                                                         \
+    ((struct store_waiter){.lock = PTHREAD_MUTEX_INITIALIZER, .ended = PTHREAD_COND_INITIALIZER})
 void store_waiter_done(void *waiter, int status);
 int store_waiter_wait(struct store_waiter *w);
+
+/* patience.c */
+struct lane_job;
+int patience_open(struct store *s, uint64_t answer_us);
+void patience_close(struct store *s); /* waits for reads under way */
+/* On the writer and its helpers: a call that brings so many bytes to the disk begins, or the next of a row; they do something else. */
+void patience_call(struct store *s, uint64_t size);
+void patience_rest(struct store *s);
+/* A waiter that waits no longer than STORE_ANSWER_US. NULL without memory. */
+struct store_waiter *patience_waiter(struct store *s);
+void patience_done(void *waiter, int status); /* its store_done */
+/* queued: what queueing said, which it returns where that failed. -TD_ERR_TIMEOUT: it was not acknowledged in time, and may be yet. w is gone. */
+int patience_wait(struct store_waiter *w, int queued);
+/* A tenant's number; it is made if it is new, by a deadline as well: who asks may be the network's thread. */
+int patience_tenant(struct store *s, const char *name, uint32_t *tenant, struct td_error *err);
+/* A read of so many bytes by a deadline. Codes and ownership as lane_run, but -TD_ERR_TIMEOUT for -TD_ERR_BUSY. */
+int patience_read(struct store *s, struct lane_job *job, uint64_t size);
 
 /* Work that only the writer may do, for a caller that waits: run between two commits, so that whoever has more of it than is good
  * for those who put comes again for the next piece. */
@@ -370,6 +403,7 @@ struct store_task {
     struct store_waiter waiter;
 };
 int store_run_task(struct store *s, struct store_task *task);
+void store_hurry(struct store *s);                  /* somebody waits for what is queued: commit it at once */
 void store_do_tasks(struct store *s, bool closing); /* the writer */
 
 #endif

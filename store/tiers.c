@@ -266,7 +266,7 @@ static bool start_remote(struct tiers *t, const struct tier_redis_config *c, str
     t->list[TIER_REMOTE] = tier_redis_create(&config, err);
     if (t->list[TIER_REMOTE])
         t->lanes[TIER_REMOTE] =
-            lane_create(t->list[TIER_REMOTE], "remote", "tier=\"remote\"", REMOTE_THREADS);
+            lane_create(t->list[TIER_REMOTE], "the remote tier", "tier=\"remote\"", REMOTE_THREADS);
     return t->lanes[TIER_REMOTE] != NULL;
 }
 
@@ -278,7 +278,7 @@ static bool start(struct tiers *t, const struct tiers_config *c, struct td_error
         register_metrics(t, TIER_RAM);
     t->list[TIER_DISK] = tier_disk_create(c->store);
     if (t->list[TIER_DISK])
-        t->lanes[TIER_DISK] = lane_create(t->list[TIER_DISK], "disk", "tier=\"disk\"", t->threads);
+        t->lanes[TIER_DISK] = lane_create(t->list[TIER_DISK], "the disk tier", "tier=\"disk\"", t->threads);
     if (!t->lanes[TIER_DISK])
         return false;
     return !c->remote || start_remote(t, c->remote, err);

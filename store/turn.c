@@ -187,6 +187,8 @@ static int find_conversation(const struct turn_config *config, const struct turn
             rc = conv_load(config->conversations, in->tenant, in->principal, id, &t->version,
                            &t->conversation);
         found = rc == 0;
+        if (rc == -TD_ERR_TIMEOUT && !in->conversation) /* who brings the history is served without */
+            rc = -TD_ERR_NOTFOUND;
     }
     if (found && usable(config, &t->conversation) < 0) {
         conv_free(&t->conversation);
@@ -344,8 +346,11 @@ int turn_commit(const struct turn_config *config, const struct turn_input *in, s
                 const int32_t *reply, uint32_t reply_count, const char *reply_text, size_t reply_text_size,
                 const uint8_t *vault, uint32_t vault_size)
 {
-    if (t->is_repeat)
-        return 0;
+    if (t->is_repeat) /* of one that may be on its way yet */
+        return conv_is_durable(config->conversations, in->tenant, in->principal, t->conversation.id,
+                               t->version)
+                   ? 0
+                   : -TD_ERR_TIMEOUT;
     struct conversation *c = &t->conversation;
     int rc = append_turn(config, in, t, reply, reply_count, reply_text, reply_text_size);
     if (rc < 0)
@@ -373,7 +378,7 @@ void turn_lost(const struct turn_config *config, const struct turn_input *in, co
     const char *id = t->conversation.id;
     if (t->is_repeat || (t->version == 0 && conv_id_is_made(id))) /* such an id is unknown now, and says so */
         return;
-    conv_note_lost(config->conversations, in->tenant, in->principal, id, in->request_key);
+    conv_note_lost(config->conversations, in->tenant, in->principal, id, t->version + 1, in->request_key);
 }
 
 void turn_free(struct turn *t)

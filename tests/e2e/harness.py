@@ -146,11 +146,14 @@ class Cloud(Program):
             return False
         return True
 
-    def stored(self):
-        """Blocks on its disk now; the metrics are a second old."""
+    def store_stat(self):
         said = subprocess.run([BIN / "tandem", "store", "stat", "--admin", f"http://127.0.0.1:{self.admin_port}", "--store-key-file", self.dir / "store.key",
                                "--json"], capture_output=True, text=True, check=True)
-        return json.loads(said.stdout)["blocks"]
+        return json.loads(said.stdout)
+
+    def stored(self):
+        """Blocks on its disk now; the metrics are a second old."""
+        return self.store_stat()["blocks"]
 
     def settle(self, blocks=0):
         """So many blocks, at least, are on the disk, and no more are on their way: they are encoded and written behind the reply where that takes long."""

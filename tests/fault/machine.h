@@ -34,7 +34,8 @@ static inline int open_machine(struct machine *m, struct store **s)
     struct store_env env = {.io = &m->sim.io,
                             .index_directory = m->index_directory,
                             .segments_only = m->segments_only,
-                            .write_threads = 1, /* which write fails is not left to chance */
+                            .write_threads = 1,                /* which write fails is not left to chance */
+                            .answer_us = UINT64_C(3600000000), /* slow is not what these are about */
                             .direct_size = m->direct_size};
     struct td_error err = {0};
     config.segment_size = 128 << 10;

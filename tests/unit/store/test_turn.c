@@ -559,7 +559,7 @@ static void test_lost_turns_are_bounded(void **state)
     struct conv_index *x = config.conversations;
     for (int i = 0; i <= CONV_LOST_MAX; i++) {
         snprintf(id, sizeof id, "c%d", i);
-        conv_note_lost(x, i % 2 ? "t" : "u", "p", id, "");
+        conv_note_lost(x, i % 2 ? "t" : "u", "p", id, 1, "");
     }
     assert_false(conv_has_lost(x, "u", "p", "c0", ""));
     assert_true(conv_has_lost(x, "t", "p", "c1", ""));
