@@ -158,19 +158,19 @@ static json_t *make_request(const struct chat *c, const char *message)
     if (s->system[0] && !c->conversation[0])
         rc |= json_array_append_new(messages, json_pack("{s:s,s:s}", "role", "system", "content", s->system));
     rc |= json_array_append_new(messages, json_pack("{s:s,s:s}", "role", "user", "content", message));
-    if (rc < 0) {
-        json_decref(messages);
-        return NULL;
-    }
     json_t *request = json_pack("{s:o,s:b,s:{s:b},s:I,s:f,s:b}", "messages", messages, "stream", 1,
                                 "stream_options", "include_usage", 1, "max_tokens", (json_int_t)s->max_tokens,
                                 "temperature", s->temperature, "timings", 1);
     if (s->seed >= 0)
         json_object_set_new(request, "seed", json_integer(s->seed));
     if (s->model[0])
-        json_object_set_new(request, "model", json_string(s->model));
+        rc |= json_object_set_new(request, "model", json_string(s->model));
     if (c->conversation[0])
-        json_object_set_new(request, "conversation", json_string(c->conversation));
+        rc |= json_object_set_new(request, "conversation", json_string(c->conversation));
+    if (rc < 0) {
+        json_decref(request);
+        return NULL;
+    }
     return request;
 }
 
@@ -268,7 +268,7 @@ static int say(struct chat *c, const char *message)
     char *body = request ? json_dumps(request, JSON_COMPACT) : NULL;
     json_decref(request);
     if (!body) {
-        fprintf(stderr, "tandem chat: the message is not valid UTF-8\n");
+        fprintf(stderr, "tandem chat: the message or an option is not valid UTF-8\n");
         return -1;
     }
     begin_turn(c, message);

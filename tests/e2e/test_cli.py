@@ -46,6 +46,8 @@ def test_chat_saves_and_resumes(edge, tmp_path):
     tandem("conv", "rm", conversation, "--url", edge.url)
     assert conversation not in tandem("conv", "ls", "--url", edge.url).stdout
     assert len(tandem("conv", "show", conversation, "--url", edge.url, code=1).stderr.strip().splitlines()) == 1
+    for option in ("--conversation", "--model"):  # what cannot be sent is not left out
+        assert "UTF-8" in tandem("chat", "--url", edge.url, option, os.fsdecode(b"\xff"), "--max-tokens", 1, "Hi.", code=1).stderr
 
 
 def test_slice_is_enough_for_an_edge(cloud, edge, tmp_path):
