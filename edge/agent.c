@@ -5,10 +5,8 @@
 #include "shared/log.h"
 #include "shared/paths.h"
 #include "store/conversation_json.h"
-#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <unistd.h>
 
 #define MODULE           "edge"
 #define TICK_US          250000u
@@ -487,18 +485,6 @@ static void register_metrics(struct edge_metrics *m)
                                       METRIC_SECONDS_BOUNDS_COUNT);
 }
 
-/* The link would find out too, but only say so again and again: at the start it is a mistake to be told. */
-static int check_certificates(const struct agent_config *c, struct td_error *err)
-{
-    const char *const paths[] = {c->ca_path, c->cert_path, c->key_path};
-    for (size_t i = 0; i < TD_COUNT(paths); i++)
-        if (paths[i] && access(paths[i], R_OK) < 0)
-            return td_fail(err, -TD_ERR_IO,
-                           "cannot read the certificate or key %s: %s; deploy/certs.sh makes them", paths[i],
-                           strerror(errno));
-    return 0;
-}
-
 static int make_uplink(struct agent *a, struct td_error *err)
 {
     const struct agent_config *c = &a->config;
@@ -547,9 +533,10 @@ int agent_create(const struct agent_config *config, struct net_loop *loop, struc
     }
     register_metrics(&a->metrics);
     struct filter_config filter = {.words_path = config->words_path, .pii = config->filter_pii};
-    if ((rc = check_certificates(config, err)) < 0 || (rc = open_model(a, err)) < 0 ||
-        (rc = filter_create(&filter, &a->filter, err)) < 0 || (rc = open_store(a, err)) < 0 ||
-        (rc = open_disk(a, err)) < 0 || (rc = start_prefill(a, err)) < 0 ||
+    /* The link would find out about its files too, but only say so again and again. */
+    rc = net_check_files(config->ca_path, config->cert_path, config->key_path, err);
+    if (rc < 0 || (rc = open_model(a, err)) < 0 || (rc = filter_create(&filter, &a->filter, err)) < 0 ||
+        (rc = open_store(a, err)) < 0 || (rc = open_disk(a, err)) < 0 || (rc = start_prefill(a, err)) < 0 ||
         (rc = load_identity(a, err)) < 0 || (rc = make_uplink(a, err)) < 0) {
         agent_shutdown(a);
         agent_destroy(a);

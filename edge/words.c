@@ -10,6 +10,7 @@
 #include "shared/tokenizer.h"
 #include "shared/utf8.h"
 #include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/stat.h>
@@ -194,7 +195,8 @@ static int read_file(const char *path, char **out, size_t *size, struct td_error
 {
     static const char advice[] = "give another --words-file or none";
     struct stat status;
-    FILE *f = fopen(path, "rb");
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK); /* a FIFO must not hold us up */
+    FILE *f = fd < 0 ? NULL : fdopen(fd, "rb");
     if (!f)
         return td_fail(err, -TD_ERR_IO, "cannot read the word list %s: %s; %s", path, strerror(errno),
                        advice);

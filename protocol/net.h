@@ -116,5 +116,7 @@ struct net_connect {
 };
 int ws_connect(struct net_loop *l, const struct net_connect *config, struct ws_conn **out,
                struct td_error *err);
+/* What ws_connect would say of such files (NULL: none), before anything is connected. */
+int net_check_files(const char *ca_path, const char *cert_path, const char *key_path, struct td_error *err);
 
 #endif

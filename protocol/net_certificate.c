@@ -3,10 +3,13 @@
 #include "shared/crypto.h"
 #include "shared/log.h"
 #include <errno.h>
+#include <fcntl.h>
 #include <mbedtls/pk.h>
 #include <mbedtls/x509_crt.h>
 #include <stdio.h>
+#include <sys/stat.h>
 #include <time.h>
+#include <unistd.h>
 
 #define DATE_SIZE 48
 
@@ -18,13 +21,19 @@ static int random_bytes(void *ctx, unsigned char *out, size_t size)
 
 static int check_readable(const char *what, const char *path, struct td_error *err)
 {
-    FILE *f = fopen(path, "re");
-    if (!f)
-        return td_fail(err, -TD_ERR_NOTFOUND,
-                       "cannot read the %s %s: %s (deploy/certs.sh makes certificates)", what, path,
-                       strerror(errno));
-    fclose(f);
-    return 0;
+    struct stat st;
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK), code = 0;
+    if (fd < 0 || fstat(fd, &st) < 0)
+        code =
+            td_fail(err, -TD_ERR_NOTFOUND, "cannot read the %s %s: %s (deploy/certs.sh makes certificates)",
+                    what, path, strerror(errno));
+    else if (!S_ISREG(st.st_mode))
+        code = td_fail(err, -TD_ERR_ARG,
+                       "cannot read the %s %s: it is not a regular file (deploy/certs.sh makes certificates)",
+                       what, path);
+    if (fd >= 0)
+        close(fd);
+    return code;
 }
 
 int net_check_authority(const char *ca_path, struct td_error *err)
@@ -38,6 +47,17 @@ int net_check_authority(const char *ca_path, struct td_error *err)
         code = td_fail(err, -TD_ERR_FORMAT,
                        "%s holds no PEM certificate (deploy/certs.sh makes certificates)", ca_path);
     mbedtls_x509_crt_free(&crt);
+    return code;
+}
+
+int net_check_files(const char *ca_path, const char *cert_path, const char *key_path, struct td_error *err)
+{
+    if (!cert_path != !key_path)
+        return td_fail(err, -TD_ERR_ARG,
+                       "a client certificate needs both the certificate and its private key");
+    int code = ca_path ? net_check_authority(ca_path, err) : 0;
+    if (code == 0 && cert_path)
+        code = net_check_certificate(cert_path, key_path, err);
     return code;
 }
 

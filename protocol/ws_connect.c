@@ -338,17 +338,6 @@ static bool same_text(const char *a, const char *b)
     return a == b || (a && b && strcmp(a, b) == 0);
 }
 
-static int check_files(const struct net_connect *config, const char *ca_path, struct td_error *err)
-{
-    if (!config->cert_path != !config->key_path)
-        return td_fail(err, -TD_ERR_ARG,
-                       "a client certificate needs both the certificate and its private key");
-    int code = net_check_authority(ca_path, err);
-    if (code == 0 && config->cert_path)
-        code = net_check_certificate(config->cert_path, config->key_path, err);
-    return code;
-}
-
 static struct client_vhost *new_vhost(struct net_loop *l, const struct net_connect *config,
                                       const char *ca_path)
 {
@@ -382,7 +371,7 @@ static struct client_vhost *find_vhost(struct net_loop *l, const struct net_conn
     const char *ca_path = !config->tls ? NULL : config->ca_path ? config->ca_path : SYSTEM_CA_PATH;
     const char *const paths[] = {ca_path, config->cert_path, config->key_path};
     int64_t stamp = newest_change(paths, TD_COUNT(paths));
-    if (config->tls && check_files(config, ca_path, err))
+    if (config->tls && net_check_files(ca_path, config->cert_path, config->key_path, err))
         return NULL;
     for (struct client_vhost *v = l->client_vhosts; v; v = v->next)
         if (v->vhost && v->stamp == stamp && same_text(v->ca_path, ca_path) &&

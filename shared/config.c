@@ -292,13 +292,17 @@ static int64_t read_all(int fd, char *out, size_t capacity, const char *path, st
 static int load_file(struct config *c, const struct config_spec *spec, struct td_error *err)
 {
     const char *path = c->file_path;
-    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOCTTY);
-    if (fd < 0)
+    struct stat info;
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOCTTY |
+                            O_NONBLOCK); /* a FIFO must not hold us up before it is refused */
+    if (fd < 0 || fstat(fd, &info) < 0)
         return td_fail(err, errno == ENOENT ? -TD_ERR_NOTFOUND : -TD_ERR_IO,
                        "cannot read configuration file %s: %s", path, strerror(errno));
-    struct stat info;
-    struct file f = {.config = c, .spec = spec};
-    f.private = fstat(fd, &info) == 0 && (info.st_mode & 077) == 0;
+    if (!S_ISREG(info.st_mode)) {
+        close(fd);
+        return td_fail(err, -TD_ERR_ARG, "cannot read configuration file %s: it is not a regular file", path);
+    }
+    struct file f = {.config = c, .spec = spec, .private = (info.st_mode & 077) == 0};
     char *text = malloc(CONFIG_FILE_SIZE_MAX + 1);
     int64_t size =
         text ? read_all(fd, text, CONFIG_FILE_SIZE_MAX + 1, path, err)

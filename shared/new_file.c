@@ -32,6 +32,39 @@ static void forget(struct new_file *f)
     *f = (struct new_file){0};
 }
 
+static void remove_name(const struct new_file *f)
+{
+    if (f->temporary[0])
+        unlink(f->temporary);
+}
+
+/* The folder of the path; the name's part of f->temporary is written over. */
+static const char *folder_of(const struct new_file *f)
+{
+    char *slash = strrchr(strcpy(f->temporary, f->path), '/');
+    if (slash)
+        slash[slash == f->temporary] = '\0';
+    return slash ? f->temporary : ".";
+}
+
+static const char *descriptor_path(int fd, char out[32])
+{
+    snprintf(out, 32, "/proc/self/fd/%d", fd);
+    return out;
+}
+
+/* -1: not here. Its name comes through /proc, as no other way is everybody's. */
+static int open_nameless(const struct new_file *f)
+{
+    char path[32];
+    int fd = open(folder_of(f), O_TMPFILE | O_WRONLY | O_CLOEXEC, 0600);
+    if (fd >= 0 && access(descriptor_path(fd, path), F_OK) < 0) {
+        close(fd);
+        return -1;
+    }
+    return fd;
+}
+
 int new_file_create(struct new_file *f, const char *path, struct td_error *err)
 {
     struct stat there;
@@ -44,13 +77,15 @@ int new_file_create(struct new_file *f, const char *path, struct td_error *err)
         forget(f);
         return td_fail(err, -TD_ERR_NOMEM, "cannot write %s: out of memory", path);
     }
-    sprintf(f->temporary, "%s" SUFFIX, path);
-    int fd = mkostemp(f->temporary, O_CLOEXEC);
+    int fd = open_nameless(f);
+    sprintf(f->temporary, fd < 0 ? "%s" SUFFIX : "", path);
+    if (fd < 0)
+        fd = mkostemp(f->temporary, O_CLOEXEC);
     int rc = fd < 0 ? failed("make", path, err) : 0;
     f->stream = fd < 0 ? NULL : fdopen(fd, "wb");
     if (fd >= 0 && !f->stream) {
         close(fd);
-        unlink(f->temporary);
+        remove_name(f);
         rc = td_fail(err, -TD_ERR_NOMEM, "cannot write %s: out of memory", path);
     }
     if (rc < 0)
@@ -63,13 +98,17 @@ void new_file_discard(struct new_file *f)
     if (!f->stream)
         return;
     fclose(f->stream);
-    unlink(f->temporary);
+    remove_name(f);
     forget(f);
 }
 
 /* The name must not be another file's. Not every file system renames on that condition, but those link. */
 static int give_name(const struct new_file *f)
 {
+    char path[32];
+    if (!f->temporary[0])
+        return linkat(AT_FDCWD, descriptor_path(fileno(f->stream), path), AT_FDCWD, f->path,
+                      AT_SYMLINK_FOLLOW);
     if (renameat2(AT_FDCWD, f->temporary, AT_FDCWD, f->path, RENAME_NOREPLACE) == 0)
         return 0;
     if (errno != EINVAL && errno != ENOSYS)
@@ -83,10 +122,7 @@ static int give_name(const struct new_file *f)
 /* A folder that may not be read, or a file system that does not sync folders, says nothing of the file. */
 static int sync_folder(const struct new_file *f)
 {
-    char *slash = strrchr(strcpy(f->temporary, f->path), '/');
-    if (slash)
-        slash[slash == f->temporary] = '\0';
-    int fd = open(slash ? f->temporary : ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    int fd = open(folder_of(f), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     int rc = fd < 0 ? 0 : fsync(fd), why = errno;
     if (fd >= 0)
         close(fd);

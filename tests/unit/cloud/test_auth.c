@@ -186,6 +186,9 @@ static void test_file_must_be_private(void **state)
     assert_int_equal(auth_open(path, &a, &err), -TD_ERR_FORMAT);
     assert_non_null(strstr(err.text, "line 1"));
     unlink(path);
+    assert_int_equal(mkfifo(path, 0600), 0); /* must not wait for a writer */
+    assert_int_equal(auth_open(path, &a, &err), -TD_ERR_ARG);
+    unlink(path);
     assert_int_equal(auth_open(path, &a, &err), 0); /* none yet: nobody comes in */
     assert_int_equal(auth_count(a), 0);
     auth_close(a);

@@ -599,35 +599,6 @@ static void shutdown_in_the_middle_leaves_nothing(void **state)
     rig_clear(&r);
 }
 
-static void layers_beyond_the_file_are_refused(void **state)
-{
-    (void)state;
-    struct rig r;
-    struct td_error err = {0};
-    rig_make(&r, 3);
-    assert_int_equal(agent_create(&r.config, r.cloud.loop, &r.agent, &err), -TD_ERR_ARG);
-    assert_non_null(strstr(err.text, "--edge-layers 2 or fewer"));
-    r.config.edge_layers = PLANNER_AUTO;
-    assert_int_equal(agent_create(&r.config, r.cloud.loop, &r.agent, &err), 0);
-    assert_int_equal(agent_layers(r.agent), 2);
-    fake_cloud_run(&r.cloud);
-    rig_free(&r);
-}
-
-static void missing_certificates_are_told_at_the_start(void **state)
-{
-    (void)state;
-    struct rig r;
-    struct td_error err = {0};
-    rig_make(&r, 0);
-    r.config.tls = true;
-    r.config.ca_path = "/nonexistent/ca.crt";
-    assert_int_equal(agent_create(&r.config, r.cloud.loop, &r.agent, &err), -TD_ERR_IO);
-    assert_non_null(strstr(err.text, "/nonexistent/ca.crt"));
-    fake_cloud_free(&r.cloud);
-    rig_clear(&r);
-}
-
 /* ---- a full disk ---- */
 
 static void device_is_full(struct rig *r, bool full)
@@ -752,8 +723,6 @@ int main(void)
         cmocka_unit_test(many_clients_at_once_hear_their_own),
         cmocka_unit_test(nothing_waits_for_the_next_to_come),
         cmocka_unit_test(shutdown_in_the_middle_leaves_nothing),
-        cmocka_unit_test(layers_beyond_the_file_are_refused),
-        cmocka_unit_test(missing_certificates_are_told_at_the_start),
     };
     return cmocka_run_group_tests(tests, rig_set_up, NULL);
 }

@@ -3,10 +3,12 @@
 #include "edge/filter_automaton.h"
 #include "edge/words.h"
 #include "shared/utf8.h"
+#include <fcntl.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/stat.h>
 #include <unistd.h>
 #include <cmocka.h>
 #include <utf8proc.h>
@@ -218,6 +220,12 @@ static void test_list_files(void **state)
     assert_int_equal(words_load("/tmp", &w, &err), -TD_ERR_IO);
     char path[] = "/tmp/tandem-words-XXXXXX";
     int fd = mkstemp(path);
+    close(fd);
+    unlink(path);
+    assert_int_equal(mkfifo(path, 0600), 0); /* must not wait for a writer */
+    assert_int_equal(words_load(path, &w, &err), -TD_ERR_IO);
+    unlink(path);
+    fd = open(path, O_WRONLY | O_CREAT, 0600);
     static const char list[] = "\xef\xbb\xbf# comment\r\n\r\n  block\tbad  word \r\nmask last";
     assert_int_equal(write(fd, list, sizeof list - 1), sizeof list - 1);
     assert_int_equal(words_load(path, &w, &err), 0);

@@ -346,7 +346,11 @@ static void test_file_errors_name_file_and_line(void **state)
     assert_error(load("--config", ini_path, "--listen-port", "7"), -TD_ERR_ARG, "edge.ini:1");
     write_file(ini_path, "note = a\nnote = \0b\n", 19, 0600);
     assert_error(load_file(), -TD_ERR_FORMAT, "edge.ini:2: the line holds a NUL byte");
-    assert_error(load("--config", directory), -TD_ERR_IO, "Is a directory");
+    assert_error(load("--config", directory), -TD_ERR_ARG, "it is not a regular file");
+    unlink(ini_path);
+    assert_int_equal(mkfifo(ini_path, 0600), 0); /* must not wait for a writer */
+    assert_error(load_file(), -TD_ERR_ARG, "it is not a regular file");
+    unlink(ini_path);
     assert_error(load("--config=/nonexistent"), -TD_ERR_NOTFOUND,
                  "cannot read configuration file /nonexistent");
 }

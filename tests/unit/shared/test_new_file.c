@@ -4,19 +4,24 @@
 #include <stdarg.h>
 #include <cmocka.h>
 #include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
 #include <signal.h>
+#include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
-static char folder[] = "/tmp/tandem-new-file-XXXXXX", path[64];
+static char folder[32], path[64];
 
 static int set_up(void **state)
 {
     (void)state;
     signal(SIGXFSZ, SIG_IGN);
+    strcpy(folder, "/tmp/tandem-new-file-XXXXXX");
     snprintf(path, sizeof path, "%s/file", mkdtemp(folder));
     return 0;
 }
@@ -84,6 +89,44 @@ static void what_came_meanwhile_stays(void **state)
     unlink(path);
 }
 
+/* A file system without files that have no name. */
+static bool refuses;
+int __real_open(const char *name, int flags, ...);
+int __wrap_open(const char *name, int flags, ...);
+
+int __wrap_open(const char *name, int flags, ...)
+{
+    va_list list;
+    va_start(list, flags);
+    int mode = va_arg(list, int);
+    va_end(list);
+    if (refuses && (flags & O_TMPFILE) == O_TMPFILE) {
+        errno = EOPNOTSUPP;
+        return -1;
+    }
+    return __real_open(name, flags, mode);
+}
+
+static void a_program_that_is_killed_leaves_nothing(void **state)
+{
+    (void)state;
+    int fd = open(folder, O_TMPFILE | O_WRONLY, 0600), status;
+    if (fd < 0)
+        skip();
+    close(fd);
+    pid_t child = fork();
+    if (child == 0) {
+        struct new_file f;
+        int rc = new_file_create(&f, path, NULL);
+        fputs("half of it", f.stream);
+        fflush(f.stream);
+        _exit(rc < 0);
+    }
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_int_equal(status, 0);
+    assert_int_equal(files(), 0);
+}
+
 static void nothing_is_left_of_what_failed(void **state)
 {
     (void)state;
@@ -115,7 +158,10 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(it_has_its_name_once_it_is_whole),
         cmocka_unit_test(what_came_meanwhile_stays),
+        cmocka_unit_test(a_program_that_is_killed_leaves_nothing),
         cmocka_unit_test(nothing_is_left_of_what_failed),
     };
-    return cmocka_run_group_tests(tests, set_up, tear_down);
+    int failed = cmocka_run_group_tests_name("new_file", tests, set_up, tear_down);
+    refuses = true;
+    return failed + cmocka_run_group_tests_name("new_file with a name", tests, set_up, tear_down);
 }
