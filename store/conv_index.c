@@ -263,8 +263,12 @@ static int fill_one(void *ctx, const char *conv_id, uint64_t version, uint64_t u
         f->items = items;
         f->capacity = capacity;
     }
-    if (conv_parse(body, size, &conv) < 0 || strcmp(conv.id, conv_id) != 0)
+    if (conv_parse(body, size, &conv) < 0)
         return 0; /* of another version, perhaps: still there by its id */
+    if (strcmp(conv.id, conv_id) != 0) {
+        conv_free(&conv);
+        return 0;
+    }
     crypto_wipe(conv.ids, conv.ids_count * sizeof *conv.ids);
     conv.ids_count = 0;
     if (conv.boundary_count > f->room) {
@@ -298,7 +302,7 @@ static int ensure_filled(struct conv_index *x, const char *tenant, const char *p
     bool filled = o && o->filled;
     pthread_mutex_unlock(&x->lock);
     if (!o)
-        return -TD_ERR_ARG;
+        return keys_name_is_valid(tenant) && keys_name_is_valid(principal) ? -TD_ERR_NOMEM : -TD_ERR_ARG;
     if (filled)
         return 0;
     /* One principal takes at most half of the index, newest conversations first. */

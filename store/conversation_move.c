@@ -75,21 +75,33 @@ static json_t *hex_json(const uint8_t *bytes, size_t size)
     return value;
 }
 
+/* NULL, and nothing left, if it is not whole. */
+static json_t *whole(json_t *value, int rc)
+{
+    if (rc == 0)
+        return value;
+    json_decref(value);
+    return NULL;
+}
+
 static json_t *ids_json(const struct conversation *c)
 {
     json_t *ids = json_array();
-    for (uint32_t i = 0; i < c->ids_count && ids; i++)
-        json_array_append_new(ids, json_integer(c->ids[i]));
-    return ids;
+    int rc = 0;
+    for (uint32_t i = 0; i < c->ids_count && rc == 0; i++)
+        rc = json_array_append_new(ids, json_integer(c->ids[i]));
+    return whole(ids, rc);
 }
 
 static json_t *turns_json(const struct conversation *c)
 {
     json_t *turns = json_array();
-    for (uint32_t i = 0; i < c->boundary_count && turns; i++)
-        json_array_append_new(turns, json_pack("{s:I,s:b}", "end", (json_int_t)c->boundaries[i].ids_count,
-                                               "open", c->boundaries[i].reply_open));
-    return turns;
+    int rc = 0;
+    for (uint32_t i = 0; i < c->boundary_count && rc == 0; i++)
+        rc =
+            json_array_append_new(turns, json_pack("{s:I,s:b}", "end", (json_int_t)c->boundaries[i].ids_count,
+                                                   "open", c->boundaries[i].reply_open));
+    return whole(turns, rc);
 }
 
 int conversation_export_json(struct conv_index *x, const struct tokenizer *t, const char *tenant,
@@ -107,7 +119,7 @@ int conversation_export_json(struct conv_index *x, const struct tokenizer *t, co
         hex_json(c.tokenizer_id, TD_HASH_SIZE), "fingerprint", hex_json(c.fingerprint, TD_HASH_SIZE),
         "tokens", ids_json(&c), "turns", turns_json(&c), "messages", conversation_messages_json(&c, t, text));
     if (root && c.vault_size)
-        json_object_set_new(root, "vault", hex_json(c.vault, c.vault_size));
+        root = whole(root, json_object_set_new(root, "vault", hex_json(c.vault, c.vault_size)));
     conv_free(&c);
     return answer(root, json);
 }

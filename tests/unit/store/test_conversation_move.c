@@ -311,6 +311,41 @@ static void test_move(void **state)
 }
 
 /* Whoever re-sends what was said finds the imported conversation, at each of its turns, with and without a system message of their own. */
+static int allocations_left; /* of Jansson's; the one after the last fails */
+
+static void *maybe(size_t size)
+{
+    return allocations_left-- == 0 ? NULL : malloc(size);
+}
+
+/* A file that leaves something out would be found out too late. */
+static void test_export_is_whole_or_none(void **state)
+{
+    (void)state;
+    char *whole, *file = NULL;
+    struct conversation c = talk(&chatml, CHAT_CHATML, "talk", SAID, 4);
+    c.vault = malloc(4);
+    memcpy(c.vault, "\0va\xff", c.vault_size = 4);
+    save(&c);
+    assert_int_equal(
+        conversation_export_json(conversations, chatml.tokenizer, "acme", "ann", "talk", as_it_is, &whole),
+        0);
+    int n = 0;
+    json_set_alloc_funcs(maybe, free);
+    for (int rc = -1; rc < 0; n++) {
+        allocations_left = n;
+        rc =
+            conversation_export_json(conversations, chatml.tokenizer, "acme", "ann", "talk", as_it_is, &file);
+        assert_true(rc == 0 || rc == -TD_ERR_NOMEM);
+    }
+    json_set_alloc_funcs(malloc, free);
+    assert_true(n > 50);
+    assert_string_equal(file, whole);
+    free(file);
+    free(whole);
+    conv_free(&c);
+}
+
 static void test_histories_after_import(void **state)
 {
     (void)state;
@@ -416,6 +451,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_fork, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_pin, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_move, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_export_is_whole_or_none, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_histories_after_import, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_hostile_import, set_up, tear_down),
     };
