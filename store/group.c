@@ -8,7 +8,7 @@
 #include <unistd.h>
 
 #define WAITING_THREADS 8u         /* beyond one a core: while they wait for the disk the others seal */
-#define KEEP_SIZE       (8u << 20) /* larger buffers are given back after the commit */
+#define KEEP_SIZE       (8u << 20) /* buffers beyond it are given back after the commit */
 
 /* ---- life --------------------------------------------------------------------------------------------------- */
 
@@ -29,20 +29,27 @@ int group_open(struct store *s, unsigned threads, uint64_t direct_size)
     return g->slots ? 0 : -TD_ERR_NOMEM;
 }
 
-static void free_buffers(struct group *g)
+/* All but the first `kept`. */
+static void free_buffers(struct group *g, size_t kept)
 {
-    for (size_t i = 0; i < TD_COUNT(g->buffers); i++) {
+    for (size_t i = kept; i < TD_COUNT(g->buffers); i++) {
         free(g->buffers[i]);
         g->buffers[i] = NULL;
     }
-    g->buffer_size = 0;
+    if (kept == 0)
+        g->buffer_size = 0;
+}
+
+static size_t buffer_whole(const struct group *g)
+{
+    return align_up((size_t)g->buffer_size, GROUP_HUGE_PAGE);
 }
 
 void group_close(struct store *s)
 {
     group_leave_segment(s);
     workers_destroy(s->group.workers);
-    free_buffers(&s->group);
+    free_buffers(&s->group, 0);
     free(s->group.slots);
 }
 
@@ -61,9 +68,10 @@ void group_leave_segment(struct store *s)
 
 void group_shrink(struct store *s)
 {
-    s->group.one_by_one = false;
-    if (s->group.buffer_size > KEEP_SIZE)
-        free_buffers(&s->group);
+    struct group *g = &s->group;
+    g->one_by_one = false;
+    if (g->buffer_size > 0)
+        free_buffers(g, KEEP_SIZE / buffer_whole(g));
 }
 
 /* ---- in ----------------------------------------------------------------------------------------------------- */
@@ -110,25 +118,26 @@ uint8_t *group_buffer(size_t size)
     return buffer;
 }
 
-/* How many threads have a buffer for the largest record. 0: no memory. */
+/* Buffers for the largest record, one each for that many threads; for every record where there are no more than that, so that a small
+ * group touches few. How many threads; 0: no memory. */
 static unsigned reserve_buffers(struct group *g)
 {
     uint64_t size = 0;
     for (unsigned i = 0; i < g->count; i++)
         size = TD_MAX(size, record_size(g->slots[i].head.body_size));
     if (size > g->buffer_size)
-        free_buffers(g);
+        free_buffers(g, 0);
     g->buffer_size = TD_MAX(g->buffer_size, size);
-    uint64_t each = align_up((size_t)g->buffer_size, GROUP_HUGE_PAGE);
-    uint64_t fit = TD_MAX(GROUP_BUFFERS_SIZE / each, UINT64_C(2));
-    unsigned wanted = g->count == 1 ? 1 : (unsigned)TD_MIN(fit, (uint64_t)g->threads), count = 0;
+    uint64_t fit = TD_MAX(GROUP_BUFFERS_SIZE / buffer_whole(g), UINT64_C(2));
+    unsigned threads = g->count == 1 ? 1 : (unsigned)TD_MIN(fit, (uint64_t)g->threads);
+    unsigned wanted = TD_MIN(threads, g->count), count = 0;
     for (; count < wanted; count++) {
         if (!g->buffers[count])
             g->buffers[count] = group_buffer((size_t)g->buffer_size);
         if (!g->buffers[count])
             break;
     }
-    return count;
+    return count == wanted ? threads : count;
 }
 
 /* The space comes first: then there is room for all or nothing is written, and writes within a file's size need not wait for each
@@ -159,6 +168,7 @@ static int write_at(struct store *s, bool direct, const uint8_t *data, size_t si
 struct flush {
     struct store *store;
     bool direct;
+    bool buffer_each; /* of the records, not of the threads */
 };
 
 static void seal_and_write(void *ctx, size_t task, unsigned worker)
@@ -166,7 +176,7 @@ static void seal_and_write(void *ctx, size_t task, unsigned worker)
     const struct flush *f = ctx;
     struct group *g = &f->store->group;
     struct group_slot *slot = &g->slots[task];
-    uint8_t *record = g->buffers[worker];
+    uint8_t *record = g->buffers[f->buffer_each ? task : worker];
     slot->status = record_seal(slot->key, &slot->head, slot->op->part_data, record);
     crypto_wipe(slot->key, sizeof slot->key);
     patience_call(f->store, g->size);
@@ -184,7 +194,7 @@ static int run(struct store *s, uint64_t start)
     int rc = open_direct(s, start);
     if (rc < 0)
         return rc;
-    struct flush f = {s, g->size >= g->direct_size && !g->direct_refused};
+    struct flush f = {s, g->size >= g->direct_size && !g->direct_refused, g->count <= threads};
     if (threads > 1 && (!g->workers || workers_count(g->workers) != threads)) {
         workers_destroy(g->workers);
         g->workers = workers_create(threads); /* without them the writer is alone */

@@ -37,7 +37,7 @@ struct group {
     bool one_by_one;         /* until the end of the commit */
     struct workers *workers; /* NULL: the writer alone */
     unsigned threads;
-    uint8_t *buffers[GROUP_THREADS_MAX]; /* a record each, page-aligned */
+    uint8_t *buffers[GROUP_THREADS_MAX]; /* of a record, page-aligned; those in use come first */
     uint64_t buffer_size;
     uint64_t direct_size; /* GROUP_DIRECT_SIZE, but in tests */
     int direct_fd;        /* of the active segment, past the page cache; -1: none */
@@ -61,6 +61,6 @@ int group_add(struct store *s, struct store_op *op, const struct record_head *h,
 int group_flush(struct store *s);
 /* the active segment ends, or is given up with what waits for it */
 void group_leave_segment(struct store *s);
-void group_shrink(struct store *s); /* the commit is over: large buffers go back */
+void group_shrink(struct store *s); /* the commit is over: but for a few MiB of buffers they go back */
 
 #endif
