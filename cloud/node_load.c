@@ -106,7 +106,7 @@ static int wanted_pages(const struct node *n, uint64_t *out, struct td_error *er
     if ((s->kv_memory || s->pages > 0) && pages < PAGES_MIN)
         return td_fail(err, -TD_ERR_ARG,
                        "no room for KV: a page of 64 tokens takes %" PRIu64
-                       " KiB with this model; raise --kv-memory",
+                       " KiB with this model, and it takes two; raise --kv-memory or --pages",
                        page_size >> 10);
     return 0;
 }

@@ -71,6 +71,19 @@ static int try_bind(const char *address, uint16_t port, struct td_error *err)
     return code;
 }
 
+/* The place is free: can a socket be made there? libwebsockets would try for ever. */
+static int try_bind_unix(const struct sockaddr_un *at, struct td_error *err)
+{
+    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    int failed = fd < 0 || bind(fd, (const struct sockaddr *)at, sizeof *at) ? errno : 0;
+    if (fd >= 0)
+        close(fd);
+    if (failed)
+        return td_fail(err, -TD_ERR_IO, "cannot listen on %s: %s", at->sun_path, strerror(failed));
+    unlink(at->sun_path);
+    return 0;
+}
+
 /* libwebsockets unlinks whatever is at the path: so it must be nothing, or a socket that nobody serves any more. */
 static int check_unix_path(const char *path, struct td_error *err)
 {
@@ -80,13 +93,13 @@ static int check_unix_path(const char *path, struct td_error *err)
         return td_fail(err, -TD_ERR_ARG,
                        "cannot listen on %s: a socket path is absolute and at most %zu bytes long", path,
                        sizeof at.sun_path - 1);
+    strcpy(at.sun_path, path);
     if (lstat(path, &st))
-        return errno == ENOENT ? 0
+        return errno == ENOENT ? try_bind_unix(&at, err)
                                : td_fail(err, -TD_ERR_IO, "cannot listen on %s: %s", path, strerror(errno));
     if (!S_ISSOCK(st.st_mode))
         return td_fail(err, -TD_ERR_EXISTS, "cannot listen on %s: a file that is no socket is in the way",
                        path);
-    strcpy(at.sun_path, path);
     int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
     bool alive = fd >= 0 && connect(fd, (struct sockaddr *)&at, sizeof at) == 0;
     if (fd >= 0)
@@ -95,7 +108,8 @@ static int check_unix_path(const char *path, struct td_error *err)
         return td_fail(err, -TD_ERR_EXISTS,
                        "cannot listen on %s: another program serves it; stop that one or choose another path",
                        path);
-    return 0;
+    unlink(path);
+    return try_bind_unix(&at, err);
 }
 
 /* ---- listeners --------------------------------------------------------------------------------------------- */

@@ -713,8 +713,19 @@ static void test_unix_socket(void **state)
     other = net_loop_create(&err);
     assert_int_equal(net_listen(other, &(struct net_listen){.unix_path = path}, NULL, &err), -TD_ERR_EXISTS);
     assert_int_equal(stat(path, &st), 0); /* a file that is no socket is not touched */
-    net_loop_destroy(other);
     unlink(path);
+    int left = socket(AF_UNIX, SOCK_STREAM, 0); /* one whose program was killed is taken over */
+    struct sockaddr_un at = {.sun_family = AF_UNIX};
+    snprintf(at.sun_path, sizeof at.sun_path, "%s", path);
+    assert_int_equal(bind(left, (struct sockaddr *)&at, sizeof at), 0);
+    close(left);
+    assert_int_equal(net_listen(other, &(struct net_listen){.unix_path = path}, NULL, &err), 0);
+    net_loop_destroy(other);
+    other = net_loop_create(&err);
+    assert_int_equal(net_listen(other, &(struct net_listen){.unix_path = "/nonexistent/socket"}, NULL, &err),
+                     -TD_ERR_IO);
+    assert_non_null(strstr(err.text, "No such file"));
+    net_loop_destroy(other);
 }
 
 static void test_listen_errors(void **state)
