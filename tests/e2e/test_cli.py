@@ -107,12 +107,15 @@ def lines(r):
     return r.stderr.strip().splitlines()
 
 
+COUNTING = [{"role": "user", "content": "One two three. " * 60}]
+
+
 def stored(tmp_path, name="a", **settings):
     """A node, stopped, whose store holds one conversation of a few blocks; its id and text."""
     c = Cloud(tmp_path / name, **settings)
     c.token = c.new_token()
     c.start()
-    r = ask(c, [{"role": "user", "content": "One two three. " * 60}], conversation="counting")
+    r = ask(c, COUNTING, conversation="counting")
     c.settle((r.usage.total_tokens - 1) // 64)
     return c
 
@@ -181,7 +184,7 @@ def test_store_is_looked_after(tmp_path):
     assert key.read_text() != before and key.stat().st_mode & 0o777 == 0o600
     assert len(lines(tandem("store", "stat", "--store", c.store, "--store-key-file", tmp_path / "before.key", code=1))) == 1
     assert json.loads(tandem("store", "verify", *at).stdout)["bad"] == 0
-    c.start()
+    c.comes_back(lambda: (ask(c, COUNTING).usage.prompt_tokens_details.cached_tokens,), 64)
     r = ask(c, [{"role": "user", "content": "Go on."}], conversation="counting")
     assert r.usage.prompt_tokens_details.cached_tokens > 0
     assert c.stop() == 0
@@ -216,9 +219,13 @@ def test_a_tenant_is_erased(tmp_path):
         assert [t["tenant"] for t in listing["tenants"]] == ["other"] and listing["conversations"] == conversations
         assert len(before & pages(c.store)) <= len(list(c.store.glob("seg-*"))), "sealed bytes are gone, but for the segments' heads"
 
-    def others_are_there():
+    def their_reply():
         r = other.chat.completions.create(**their)
-        assert r.choices[0].message.content == text and r.usage.prompt_tokens_details.cached_tokens > 0
+        return r.choices[0].message.content, r.usage.prompt_tokens_details.cached_tokens
+
+    def others_are_there():
+        said, cached = their_reply()
+        assert said == text and cached > 0
         assert other.get("/conversations/theirs", cast_to=object)["id"] == "theirs"
 
     keys = (c.store / "keys.td").read_bytes()
@@ -228,7 +235,7 @@ def test_a_tenant_is_erased(tmp_path):
     c.stop()
     (c.store / "keys.td").write_bytes(keys)  # an old copy of the keys comes back: the tombstone stands
     nothing_left(2)
-    c.start()
+    c.comes_back(their_reply, 64)
     others_are_there()
     assert len(before & pages(c.store)) <= len(list(c.store.glob("seg-*")))
     # Who is still let in begins anew; nothing is known of before.
