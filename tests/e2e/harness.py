@@ -4,15 +4,19 @@
     Edge(dir, cloud)  one tandem-edge
     Relay(port)  a TCP relay in front of a port that can be cut, delayed and recorded
 """
+import atexit
+import functools
 import json
 import os
 import pathlib
 import random
 import re
+import shutil
 import signal
 import socket
 import ssl
 import subprocess
+import tempfile
 import threading
 import time
 import urllib.error
@@ -108,8 +112,17 @@ class Program:
         return self.log_path.read_text(errors="replace") if self.log_path.exists() else ""
 
 
+@functools.cache
+def certificates(authority):
+    """A folder of them, made once for all nodes of an authority."""
+    directory = pathlib.Path(tempfile.mkdtemp(prefix="tandem-certs-"))
+    atexit.register(shutil.rmtree, directory)
+    subprocess.run([ROOT / "deploy/certs.sh", directory, "--client", "tester"], check=True, capture_output=True)
+    return directory
+
+
 class Cloud(Program):
-    def __init__(self, directory, model=MODEL, extra=(), store=None):
+    def __init__(self, directory, model=MODEL, extra=(), store=None, authority="everybody's"):
         super().__init__(directory, "cloud")
         self.model, self.extra = model, list(extra)
         self.port, self.admin_port = free_port(), free_port()
@@ -117,7 +130,7 @@ class Cloud(Program):
         self.tokens = self.dir / "tokens"
         self.store = pathlib.Path(store) if store else self.dir / "store"
         if not self.certs.exists():
-            subprocess.run([ROOT / "deploy/certs.sh", self.certs, "--client", "tester"], check=True, capture_output=True)
+            shutil.copytree(certificates(authority), self.certs)
 
     @property
     def ca(self):

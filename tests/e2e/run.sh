@@ -18,4 +18,4 @@ TANDEM_MODEL=${TANDEM_MODEL:-$("$root/deploy/fetch-model.sh")}
 export TANDEM_MODEL TANDEM_BIN=${TANDEM_BIN:-$root/build/release/bin}
 export no_proxy='*' NO_PROXY='*'
 cd "$here"
-exec "$venv/bin/python" -m pytest -q -p no:cacheprovider "$@"
+exec "$venv/bin/python" -m pytest -q -p no:cacheprovider --durations=20 "$@"

@@ -38,7 +38,7 @@ def test_wrong_token(tmp_path, cloud):
 
 
 def test_untrusted_certificate(tmp_path, cloud):
-    other = Cloud(tmp_path / "other")  # another authority
+    other = Cloud(tmp_path / "other", authority="its own")
     e = Edge(tmp_path / "e", cloud, cloud.token)
     e.cloud = other
     e.cloud_port = cloud.port
