@@ -23,7 +23,7 @@ def naive(*arguments):
 def test_counts_equal_a_naive_simulator(tmp_path):
     trace = tmp_path / "trace.jsonl"
     for seed in (1, 2):
-        trace.write_text(naive("--make", seed, 260))
+        trace.write_text(naive("--make", seed, 160))
         expected = json.loads(naive(trace, "--sizes", "1,5,25"))
         got = {}
         for row in json.loads(tandem(trace, "--sizes", "1,5,25", "--json").stdout)["results"]:

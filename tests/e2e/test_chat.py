@@ -70,7 +70,7 @@ def told(conversation, at):
 
 
 def test_ctrl_c_ends_the_reply_and_keeps_it(at):
-    t = Terminal("chat", *at, "--seed", 1, "--max-tokens", 1500)
+    t = Terminal("chat", *at, "--seed", 1, "--max-tokens", 600)
     t.wait_for("> ")
     t.type(LONG + "\n")
     begun = t.wait_for(re.escape(LONG) + "\r\n(.{20})").end()
@@ -92,7 +92,7 @@ def test_ctrl_c_ends_the_reply_and_keeps_it(at):
 
 def test_ctrl_c_ends_a_single_question(at):
     """In a script: the answer so far on stdout, and an exit code that says that it was cut."""
-    p = subprocess.Popen([BIN / "tandem", "chat", *map(str, at), "--seed", "1", "--max-tokens", "1500", "--conversation", "cut", LONG],
+    p = subprocess.Popen([BIN / "tandem", "chat", *map(str, at), "--seed", "1", "--max-tokens", "600", "--conversation", "cut", LONG],
                          stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENV)
     begun = os.read(p.stdout.fileno(), 1000).decode()  # past any buffer of ours
     p.send_signal(signal.SIGINT)
