@@ -158,13 +158,16 @@ static bool fits(const struct direct_call *c)
 
 static int open_sequence(struct direct_call *c)
 {
+    struct direct *d = c->direct;
+    /* By the clock, so that it rises over restarts, and whatever that does: a repeat re-attaches. */
+    d->attempt = TD_MAX(d->attempt + 1, clock_wall_us());
     struct engine_open open = {.prompt_count = c->ids_count,
                                .ids = c->ids,
                                .accept = c->accept,
                                .no_cache = c->no_cache,
                                .direct = true,
                                .generate = c->generate,
-                               .attempt = clock_wall_us()}; /* rises over restarts: a repeat re-attaches */
+                               .attempt = d->attempt};
     memcpy(open.tenant, c->tenant, sizeof open.tenant);
     memcpy(open.principal, c->principal, sizeof open.principal);
     memcpy(open.shared_key, c->shared_key, CRYPTO_KEY_SIZE);

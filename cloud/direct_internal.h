@@ -14,6 +14,7 @@ struct direct {
     struct turn_config turns;
     struct direct_call *calls;
     uint32_t call_count;
+    uint64_t attempt; /* the highest of any call */
     struct metric *saved, *save_failures;
     struct log_limit log_failures;
 };

@@ -80,6 +80,7 @@ struct agent {
     atomic_uint results_waiting;
     struct io_worker *worker;
     struct uplink *uplink;
+    uint64_t attempt;       /* the highest of any request */
     struct net_timer *tick; /* deadlines */
     char unhealthy[UPLINK_WHY_SIZE + 256];
 

@@ -97,13 +97,20 @@ static void work_prepare(struct io_job *job)
     edge_turn_prepare(&f->turn);
 }
 
+/* By the clock, so that it rises over restarts; and whatever that does, a key that comes again is a later attempt. */
+static uint64_t next_attempt(struct agent *a)
+{
+    a->attempt = TD_MAX(a->attempt + 1, clock_wall_us());
+    return a->attempt;
+}
+
 static int make_receiver(struct flight *f)
 {
     struct gen_receiver *r = &f->receiver;
     free(r->ids);
     r->capacity = f->token_count_max;
     r->count = r->confirmed = 0;
-    r->attempt = clock_wall_us();
+    r->attempt = next_attempt(f->agent);
     r->ids = malloc(r->capacity * sizeof *r->ids);
     return r->ids ? 0 : -TD_ERR_NOMEM;
 }
@@ -452,7 +459,7 @@ void flight_wait_again(struct flight *f)
         flight_finish(f, FINISH_STOP);
         return;
     }
-    gen_reopen(&f->receiver, clock_wall_us());
+    gen_reopen(&f->receiver, next_attempt(f->agent));
     f->state = FLIGHT_WAITING;
     if (f->deadline_us == 0)
         f->deadline_us = clock_mono_us() + f->agent->config.cloud_timeout_ms * UINT64_C(1000);

@@ -64,6 +64,39 @@ static void what_the_cloud_did_by_itself_is_in_the_record(void **state)
     rig_free(&r);
 }
 
+static _Atomic uint64_t clock_behind_us; /* how far the clock was set back */
+uint64_t __real_clock_wall_us(void);
+uint64_t __wrap_clock_wall_us(void);
+
+uint64_t __wrap_clock_wall_us(void)
+{
+    return __real_clock_wall_us() - clock_behind_us;
+}
+
+/* A cloud that knows the first one takes a later attempt only. */
+static void a_key_that_comes_again_is_later_whatever_the_clock_says(void **state)
+{
+    (void)state;
+    struct rig r;
+    rig_make(&r, 0);
+    rig_run(&r);
+    for (uint32_t i = 0; i < 3; i++) {
+        struct client *c = client_asks(&r, "hello");
+        strcpy(c->key, "k");
+        r.cloud.cut_after = i == 1 ? 3 : 0; /* which is another attempt */
+        clock_behind_us = i * UINT64_C(3600000000);
+        client_run(&r, c);
+        client_check_reply(c, FAKE_REPLY);
+    }
+    clock_behind_us = 0;
+    assert_int_equal(r.cloud.open_count, 4);
+    for (uint32_t i = 1; i < 4; i++) {
+        assert_memory_equal(r.cloud.opens[i].request_id, r.cloud.opens[0].request_id, 16);
+        assert_true(r.cloud.opens[i].attempt > r.cloud.opens[i - 1].attempt);
+    }
+    rig_free(&r);
+}
+
 /* ---- a prompt that was left is taken up again ---- */
 
 static const char prompt_text[] =
@@ -476,6 +509,7 @@ int main(void)
         cmocka_unit_test(no_cloud_is_an_error_after_the_timeout),
         cmocka_unit_test(a_refusal_fails_requests_at_once),
         cmocka_unit_test(what_the_cloud_did_by_itself_is_in_the_record),
+        cmocka_unit_test(a_key_that_comes_again_is_later_whatever_the_clock_says),
         cmocka_unit_test(a_prompt_that_was_left_is_taken_up_again),
         cmocka_unit_test(it_is_not_taken_up_for_ever),
         cmocka_unit_test(who_takes_over_knows_what_was_left),
