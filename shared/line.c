@@ -55,7 +55,7 @@ double line_common_slope(const struct line *a, const struct line *b)
     double spread = spread_of(a) + spread_of(b), rise = rise_of(a) + rise_of(b);
     if (spread <= 0 || rise <= 0)
         return 0;
-    return fmin(rise / spread, fmin(steepest(a), steepest(b)));
+    return fmin(rise / (spread + LINE_NEAR * LINE_NEAR), fmin(steepest(a), steepest(b)));
 }
 
 double line_base_of_slope(const struct line *l, double slope)
