@@ -150,7 +150,7 @@ void admin_stop(struct admin *a)
     net_loop_stop(a->loop);
     pthread_join(a->thread, NULL);
     struct admin_store *store = atomic_load(&a->store);
-    admin_store_wait(store);
+    admin_store_stop(store);
     net_loop_destroy(a->loop);
     admin_store_destroy(store);
     free(a);

@@ -98,18 +98,25 @@ static int status_of(const struct td_error *err)
     return err->code == -TD_ERR_NOTFOUND ? 404 : 503;
 }
 
-void admin_store_wait(struct admin_store *a)
+static void join(struct admin_store *a)
 {
-    if (a && a->joinable)
+    if (a->joinable)
         pthread_join(a->thread, NULL);
-    if (a)
-        a->joinable = false;
+    a->joinable = false;
+}
+
+void admin_store_stop(struct admin_store *a)
+{
+    if (!a)
+        return;
+    store_end_jobs(a->store);
+    join(a);
 }
 
 static void answer(void *arg)
 {
     struct admin_store *a = arg;
-    admin_store_wait(a);
+    join(a);
     char *json = a->result ? json_dumps(a->result, JSON_COMPACT) : NULL;
     if (a->exchange && json)
         http_respond(a->exchange, 200, "application/json", NULL, 0, json, strlen(json));
@@ -258,7 +265,7 @@ void admin_store_destroy(struct admin_store *a)
 {
     if (!a)
         return;
-    admin_store_wait(a);
+    join(a);
     json_decref(a->request);
     json_decref(a->result);
     crypto_wipe(a, sizeof *a);

@@ -20,8 +20,8 @@ struct admin_store;
 /* store: borrowed, as loop. NULL without memory. */
 struct admin_store *admin_store_create(struct net_loop *loop, struct store *store,
                                        const uint8_t token_hash[TD_HASH_SIZE]);
-/* Once the loop runs no more: wait for a job under way, so that nobody posts to a loop that is gone. */
-void admin_store_wait(struct admin_store *a);
+/* Once the loop runs no more: end a job under way and wait for it, so that nobody posts to a loop that is gone. */
+void admin_store_stop(struct admin_store *a);
 /* After net_loop_destroy, which still closes exchanges. */
 void admin_store_destroy(struct admin_store *a);
 void admin_store_set_erase(struct admin_store *a, admin_erase_fn erase, void *ctx); /* any thread */

@@ -137,7 +137,7 @@ static int verify_table(struct verification *v, uint8_t type)
             return -TD_ERR_NOMEM;
         for (size_t j = 0; j < count && rc == 0; j++) {
             int result = verify_record(v->s, type, &copies[j]);
-            rc = result == -TD_ERR_NOMEM ? result : 0;
+            rc = result == -TD_ERR_NOMEM ? result : atomic_load(&v->s->jobs_end) ? -TD_ERR_CANCELLED : 0;
             v->records++;
             v->bad += result < 0 && still_there(v->s, type, &copies[j]);
             if (v->progress)

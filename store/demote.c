@@ -319,7 +319,7 @@ int demote_all(struct store *s)
         return 0;
     uint64_t handled, last = wait_for_thread(s->demoter) + table_count(&s->blocks);
     do {
-        rc = store_run_task(s, &a.task);
+        rc = atomic_load(&s->jobs_end) ? -TD_ERR_CANCELLED : store_run_task(s, &a.task);
         handled = wait_for_thread(s->demoter);
         rc = rc < 0 ? rc : store_flush(s);
     } while (rc == 0 && (a.count > 0 || demote_is_busy(s)) && handled < last);

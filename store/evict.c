@@ -328,7 +328,7 @@ int store_gc(struct store *s, void (*progress)(void *ctx, uint64_t done, uint64_
     int rc = demote_all(s);
     g.count = 1;
     while (rc == 0 && g.count > 0) {
-        rc = store_run_task(s, &g.task);
+        rc = atomic_load(&s->jobs_end) ? -TD_ERR_CANCELLED : store_run_task(s, &g.task);
         *blocks += rc == 0 ? g.count : 0;
     }
     if (rc < 0)

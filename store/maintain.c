@@ -2,6 +2,11 @@
 #include "store/store_internal.h"
 #include <stdlib.h>
 
+void store_end_jobs(struct store *s)
+{
+    atomic_store(&s->jobs_end, true);
+}
+
 /* ---- compaction --------------------------------------------------------------------------------------------- */
 
 struct compact_task {       /* one segment */
@@ -45,12 +50,14 @@ int store_compact(struct store *s, unsigned dead_percent,
     uint64_t before = segments_size(&s->segments), first = 0;
     int rc;
     do {
-        rc = store_run_task(s, &c.task);
+        rc = atomic_load(&s->jobs_end) ? -TD_ERR_CANCELLED : store_run_task(s, &c.task);
+        if (rc < 0)
+            break;
         first = first ? first : c.done_id;
         c.after_id = c.done_id;
         if (progress && c.done_id)
             progress(ctx, c.done_id - first + 1, c.last_id - first + 1);
-    } while (rc == 0 && c.done_id);
+    } while (c.done_id);
     if (progress && rc == 0)
         progress(ctx, 1, 1); /* the last segment need not have been one of those */
     uint64_t after = segments_size(&s->segments);

@@ -179,6 +179,8 @@ int store_compact(struct store *s, unsigned dead_percent,
  * half dead. progress: of compacting. */
 int store_gc(struct store *s, void (*progress)(void *ctx, uint64_t done, uint64_t total), void *ctx,
              uint64_t *blocks, uint64_t *freed, struct td_error *err);
+/* Of these three what is under way ends soon with -TD_ERR_CANCELLED, as does what is asked for later: the store is to be closed. Any thread. */
+void store_end_jobs(struct store *s);
 
 /* ---- pins ---- */
 /* Pinned blocks and conversations are spared by eviction; deleting works all the same. Durable on return. The block need not be there yet. */

@@ -163,6 +163,7 @@ struct store {
     _Atomic uint64_t call_us,
         due_us;              /* when the writer's call began, and should be back; due_us 0: it is in none */
     atomic_uint left_behind; /* acknowledgements that come too late for who waited */
+    atomic_bool jobs_end;    /* see store_end_jobs */
     atomic_bool silent;      /* what store_answers last said the other way round */
     pthread_mutex_t silence_lock; /* nothing is locked under it; guards the next */
     uint64_t silent_since_us;

@@ -567,6 +567,21 @@ static void test_progress_is_told(void **state)
     edge_client_close(eve);
 }
 
+/* Nothing that reads all of the store holds up its end. */
+static void test_jobs_of_the_store_end(void **state)
+{
+    (void)state;
+    uint64_t freed;
+    kill(getpid(), SIGTERM);
+    pthread_join(runner, NULL);
+    admin_stop(node->admin); /* as node_destroy */
+    node->admin = NULL;
+    assert_int_equal(store_compact(node->service.store, 0, NULL, NULL, &freed, NULL), -TD_ERR_CANCELLED);
+    node_destroy(node);
+    config_free(config);
+    assert_int_equal(nftw(fx.folder, fixture_remove, 8, FTW_DEPTH | FTW_PHYS), 0);
+}
+
 /* Who waits for a loop that has ended is told so. */
 static void test_stopped_while_erasing(void **state)
 {
@@ -656,6 +671,7 @@ int main(void)
         TEST(test_erased_while_saving),
         TEST(test_stopped_while_erasing),
         TEST(test_progress_is_told),
+        cmocka_unit_test_setup(test_jobs_of_the_store_end, start),
         cmocka_unit_test_setup(test_drain, start),
         cmocka_unit_test_setup(test_lost_device, start),
     };

@@ -60,6 +60,42 @@ static void compaction_frees_what_is_dead_and_keeps_the_rest(void **state)
     fixture_remove(dir);
 }
 
+static uint64_t reported;
+static void end_jobs(void *ctx, uint64_t done, uint64_t total)
+{
+    (void)total;
+    reported = done;
+    store_end_jobs(ctx);
+}
+
+/* A node that is told to stop has not the time for all of a large store. */
+static void jobs_end_when_they_are_told_to(void **state)
+{
+    (void)state;
+    char *dir = fixture_directory();
+    struct store_config c = fixture_config(dir);
+    struct store_stats before, after;
+    uint64_t records, bad, freed, gone;
+    c.segment_size = 64 << 10;
+    struct store *s = fixture_open(&c);
+    put_blocks(s, BLOCKS);
+    store_flush(s);
+    assert_int_equal(store_verify(s, end_jobs, s, &records, &bad, NULL), -TD_ERR_CANCELLED);
+    assert_true(records < BLOCKS / 2);
+    store_close(s);
+    s = fixture_open(&c);
+    store_stats(s, &before);
+    assert_int_equal(store_compact(s, 0, end_jobs, s, &freed, NULL), -TD_ERR_CANCELLED);
+    assert_int_equal(reported, 1); /* one segment */
+    assert_int_equal(store_gc(s, NULL, NULL, &gone, &freed, NULL), -TD_ERR_CANCELLED);
+    store_stats(s, &after);
+    assert_int_equal(after.blocks, before.blocks);
+    for (int i = 0; i < BLOCKS; i++)
+        assert_true(fixture_block_reads(s, "acme", &blocks[i]));
+    store_close(s);
+    fixture_remove(dir);
+}
+
 /* A file that somebody has removed is one that no longer takes room, not one that cannot be removed. */
 static void a_segment_that_has_gone_is_no_obstacle(void **state)
 {
@@ -435,6 +471,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(compaction_frees_what_is_dead_and_keeps_the_rest),
+        cmocka_unit_test(jobs_end_when_they_are_told_to),
         cmocka_unit_test(a_segment_that_has_gone_is_no_obstacle),
         cmocka_unit_test(nothing_is_kept_in_removed_files),
         cmocka_unit_test(pinned_blocks_outlive_eviction),
