@@ -5,6 +5,13 @@
 
 #define ROPE_VALUES 8 /* of a lane: heads up to 256 wide */
 
+/* A pair by its angle: whoever turns a head, these are the bits. */
+__device__ __forceinline__ void turn(float &x0, float &x1, float cosine, float sine)
+{
+    float y0 = __fmaf_rn(x0, cosine, -__fmul_rn(x1, sine)), y1 = __fmaf_rn(x0, sine, __fmul_rn(x1, cosine));
+    x0 = y0, x1 = y1;
+}
+
 /* in: 16-bit [head_dim]; x: shared, f32 [head_dim], the warp's own. bias, norm: of this head, or NULL.
  * All loads are on their way before the first is used. */
 template <bool BF16>
@@ -38,9 +45,7 @@ __device__ __forceinline__ void rope_head(float *x, const uint16_t *in, const fl
         uint32_t i = lane + 32 * j;
         if (rotates && i < pairs) {
             uint32_t first = a.interleaved ? 2 * i : i, second = a.interleaved ? 2 * i + 1 : i + pairs;
-            float x0 = x[first], x1 = x[second];
-            x[first] = x0 * c[j] - x1 * s[j];
-            x[second] = x0 * s[j] + x1 * c[j];
+            turn(x[first], x[second], c[j], s[j]);
         }
     }
     __syncwarp();

@@ -131,10 +131,35 @@ void cuda_gather(cudaStream_t s, const void *in, const uint32_t *index, uint32_t
 
 #define ROPE_WARPS 4
 
-/* grid (heads of q, k and v / 4, R): a warp for each head of a row. */
-template <bool BF16> __global__ void rope_kernel(cuda_rope a)
+/* Heads without bias and norm whose pairs are neighbours: four values a lane, without a stop, which is 2.5 us of a layer less with 128 rows. */
+static bool is_plain(const cuda_rope &a)
 {
-    __shared__ float heads[ROPE_WARPS][256];
+    return a.interleaved && a.head_dim % 4 == 0 && a.rope_dim % 4 == 0 && !a.q_bias && !a.k_bias &&
+           !a.v_bias && !a.q_norm && !a.k_norm;
+}
+
+template <bool BF16>
+__device__ __forceinline__ void rope_plain(uint16_t *out, const uint16_t *in, bool rotates, float scale,
+                                           const float *cos_sin, const cuda_rope &a, uint32_t lane)
+{
+    for (uint32_t i = 4 * lane; i < a.head_dim; i += 128) {
+        uint2 raw = *(const uint2 *)(in + i);
+        float x[4] = {from_bits<BF16>((uint16_t)raw.x), from_bits<BF16>((uint16_t)(raw.x >> 16)),
+                      from_bits<BF16>((uint16_t)raw.y), from_bits<BF16>((uint16_t)(raw.y >> 16))};
+        if (rotates && i < a.rope_dim) {
+            float2 c = *(const float2 *)(cos_sin + i / 2),
+                   s = *(const float2 *)(cos_sin + a.rope_dim / 2 + i / 2);
+            turn(x[0], x[1], c.x, s.x), turn(x[2], x[3], c.y, s.y);
+        }
+        *(uint2 *)(out + i) = make_uint2(to_pair<false>(x[0] * scale, x[1] * scale),
+                                         to_pair<false>(x[2] * scale, x[3] * scale));
+    }
+}
+
+/* grid (heads of q, k and v / 4, R): a warp for each head of a row. */
+template <bool BF16, bool PLAIN> __global__ void rope_kernel(cuda_rope a)
+{
+    __shared__ float heads[PLAIN ? 1 : ROPE_WARPS][256];
     uint32_t head = blockIdx.x * ROPE_WARPS + threadIdx.x / 32, lane = threadIdx.x % 32, row = blockIdx.y,
              all = a.head_count + 2 * a.kv_head_count;
     early_start();
@@ -152,13 +177,16 @@ template <bool BF16> __global__ void rope_kernel(cuda_rope a)
     }
     early_wait();
     const uint16_t *in = (const uint16_t *)a.wide + ((uint64_t)row * all + head) * a.head_dim;
+    if (PLAIN)
+        return rope_plain<BF16>(out, in, !is_v, is_q ? a.q_scale : 1.0f,
+                                a.cos_sin + (uint64_t)row * a.rope_dim, a, lane);
     const float *bias = is_q   ? a.q_bias
                         : is_v ? a.v_bias
                                : a.k_bias,
                 *norm = is_q   ? a.q_norm
                         : is_v ? nullptr
                                : a.k_norm;
-    float *x = heads[threadIdx.x / 32];
+    float *x = heads[PLAIN ? 0 : threadIdx.x / 32];
     rope_head<BF16>(x, in, bias ? bias + own * a.head_dim : nullptr, norm, !is_v,
                     a.cos_sin + (uint64_t)row * a.rope_dim, a, lane);
     for (uint32_t i = lane; i < a.head_dim; i += 32)
@@ -168,6 +196,9 @@ template <bool BF16> __global__ void rope_kernel(cuda_rope a)
 void cuda_rope_write(cudaStream_t s, const struct cuda_rope *a)
 {
     uint32_t heads = a->head_count + 2 * a->kv_head_count;
-    launch_early(a->bf16 ? rope_kernel<true> : rope_kernel<false>,
+    bool plain = is_plain(*a);
+    launch_early(a->bf16 ? plain ? rope_kernel<true, true> : rope_kernel<true, false>
+                 : plain ? rope_kernel<false, true>
+                         : rope_kernel<false, false>,
                  dim3((heads + ROPE_WARPS - 1) / ROPE_WARPS, a->rows), dim3(32 * ROPE_WARPS), 0, s, 1, *a);
 }

@@ -1,5 +1,6 @@
 /* cuda_fresh: attention that turns its rows itself gives the bits of RoPE and the KV write followed by attention, in the output and in the
- * pages: several rows, rows that begin and fill pages, several splits, biases, norms, both kinds of rotation and of input. */
+ * pages: several rows, rows that begin and fill pages, several splits, biases, norms, both kinds of rotation, of all or half of a head, and of
+ * input. */
 #include "kernels/cuda/cuda.h"
 #include <setjmp.h>
 #include <stdarg.h>
@@ -26,7 +27,7 @@ static float uniform(void) /* -1 to 1 */
 
 struct scene {
     uint32_t head_dim, kv_heads, group, pages_per_split;
-    bool bf16, interleaved, with_bias, with_norm;
+    bool bf16, interleaved, with_bias, with_norm, in_part; /* in_part: half of a head is turned */
 };
 
 static void *to_device(const void *host, size_t size)
@@ -114,7 +115,7 @@ static bool check(const struct scene *c, const uint32_t positions[ROWS])
                           .head_count = heads,
                           .kv_head_count = c->kv_heads,
                           .head_dim = c->head_dim,
-                          .rope_dim = c->head_dim,
+                          .rope_dim = c->in_part ? c->head_dim / 2 : c->head_dim,
                           .interleaved = c->interleaved,
                           .norm_eps = 1e-5f,
                           .q_scale = 0.2f,
@@ -172,8 +173,15 @@ static void rows_turned_by_attention(void **state)
         for (size_t g = 0; g < small_or(2, TD_COUNT(groups)); g++)
             for (uint32_t pages = 1; pages <= 9; pages += 4)
                 for (uint32_t dim = 64; dim <= 128; dim += 64, kind++) {
-                    struct scene c = {dim,          1 + kind % 3,     groups[g],        pages,
-                                      kind % 2 > 0, kind / 2 % 2 > 0, kind / 3 % 2 > 0, kind / 5 % 2 > 0};
+                    struct scene c = {dim,
+                                      1 + kind % 3,
+                                      groups[g],
+                                      pages,
+                                      kind % 2 > 0,
+                                      kind / 2 % 2 > 0,
+                                      kind / 3 % 2 > 0,
+                                      kind / 5 % 2 > 0,
+                                      kind / 7 % 2 > 0};
                     if (!check(&c, positions[p])) {
                         puts("skipped: this device has no bulk copies");
                         return;
