@@ -53,6 +53,19 @@ __device__ __forceinline__ void bell_wait(uint64_t *bell, uint32_t parity)
     } while (!done);
 #endif
 }
+/* Has it ended? One answer for the warp. */
+__device__ __forceinline__ bool bell_rang(uint64_t *bell, uint32_t parity)
+{
+    uint32_t done = 0;
+#if __CUDA_ARCH__ >= 900
+    asm volatile(
+        "{ .reg .pred p; mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
+        : "=r"(done)
+        : "r"(shared_address(bell)), "r"(parity)
+        : "memory");
+#endif
+    return __all_sync(0xffffffffu, done);
+}
 
 /* --- copies ----------------------------------------------------------------------------------- */
 
