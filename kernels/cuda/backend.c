@@ -155,7 +155,6 @@ static void carve_work(struct cuda_backend *b, struct cuda_carver *c, uint64_t s
     b->step_layers = cuda_carve(c, sizeof *b->step_layers * b->base.layers_paged);
     b->frequencies = cuda_carve(c, sizeof(double) * p->rope_dim / 2);
     b->stage_device = cuda_carve(c, b->stage_size);
-    b->sampled_device = cuda_carve(c, sizeof *b->sampled_device * LOGIT_ROWS);
     b->det_act =
         b->deterministic
             ? cuda_carve(c, cuda_det_act_size((uint32_t)rows, (uint32_t)TD_MAX(TD_MAX(embd, q), ffn)))

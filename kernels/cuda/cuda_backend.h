@@ -88,8 +88,8 @@ struct cuda_backend {
     uint64_t letters_size;
     uint8_t *stage_device, *stage; /* the same layout on both sides */
     size_t stage_size;
-    struct cuda_sampled *sampled_device, *sampled; /* [LOGIT_ROWS]; the second pinned */
-    uint8_t *io;                                   /* pinned: hidden states or logits on their way */
+    struct cuda_sampled *sampled; /* [LOGIT_ROWS], pinned: the device writes here */
+    uint8_t *io;                  /* pinned: hidden states or logits on their way */
     size_t io_size;
 
     struct cuda_paging *paging;     /* pages.c's */

@@ -369,15 +369,11 @@ static int enqueue_logits(struct cuda_backend *b, uint32_t first, uint32_t count
     cuda_profile_mark(b, CUDA_PART_PRODUCTS);
     if (b->pass.sample_count > 0) {
         cuda_sample_rows(b->stream, (struct cuda_sample *)cuda_staged(b, b->pass.samples) + first,
-                         b->stage_device, b->logits, count, p->vocab_count, b->sampled_device);
+                         b->stage_device, b->logits, count, p->vocab_count, b->sampled);
         cuda_profile_mark(b, CUDA_PART_SAMPLING);
-        rc = cuda_note(b,
-                       cudaMemcpyAsync(b->sampled, b->sampled_device, sizeof *b->sampled * count,
-                                       cudaMemcpyDeviceToHost, b->stream),
-                       "copying tokens");
     }
-    if (rc || b->pass.sample_count == b->pass.logit_count)
-        return rc;
+    if (b->pass.sample_count == b->pass.logit_count)
+        return 0;
     return cuda_note(b,
                      cudaMemcpyAsync(b->io, b->logits, sizeof(float) * count * p->vocab_count,
                                      cudaMemcpyDeviceToHost, b->stream),
