@@ -28,6 +28,7 @@ struct bench {
     struct cuda_ceilings ceilings;
     struct bench_cpu cpu; /* of the CPU engine: ceilings and where time goes */
     double prefill_s[REPEATS_MAX], decode_s[REPEATS_MAX], out_s[REPEATS_MAX], in_s[REPEATS_MAX];
+    double *step_s; /* of each decode step of all runs */
 };
 
 static double seconds_since(uint64_t start_us)
@@ -112,10 +113,12 @@ static int bench_prepare(struct bench *b, struct td_error *err)
     b->ids = calloc(b->total_tokens, sizeof *b->ids);
     if (!b->backend->ops->samples)
         b->logits = calloc((size_t)b->seq_count * p->vocab_count, sizeof *b->logits);
+    b->step_s = calloc((size_t)b->repeats * b->options->gen_tokens + 1, sizeof *b->step_s);
     b->samples = calloc(b->seq_count, sizeof *b->samples);
     b->sampled = calloc(b->seq_count, sizeof *b->sampled);
     b->pages = calloc(page_count, sizeof *b->pages);
-    if (!b->ids || (!b->logits && !b->backend->ops->samples) || !b->samples || !b->sampled || !b->pages)
+    if (!b->ids || (!b->logits && !b->backend->ops->samples) || !b->samples || !b->sampled || !b->pages ||
+        !b->step_s)
         return td_fail(err, -TD_ERR_NOMEM, "cannot run the benchmark: out of memory");
     sampler_defaults(&b->sampling);
     b->sampling.temperature = 0.0f;
@@ -189,8 +192,11 @@ static int bench_run(struct bench *b, uint32_t run, struct td_error *err)
     b->prefill_s[run] = seconds_since(start);
     begin_half(b, 2 * run + 1);
     start = clock_mono_us();
-    for (uint32_t at = b->options->prompt_tokens; at < b->total_tokens && !rc; at++)
-        rc = decode(b, at, err);
+    for (uint32_t i = 0; i < b->options->gen_tokens && !rc; i++) {
+        uint64_t begun = clock_mono_us();
+        rc = decode(b, b->options->prompt_tokens + i, err);
+        b->step_s[(size_t)run * b->options->gen_tokens + i] = seconds_since(begun);
+    }
     b->decode_s[run] = seconds_since(start);
     return rc;
 }
@@ -297,7 +303,7 @@ static int fill_result(struct bench *b, struct bench_engine_result *r, struct td
     r->prefill_ms = prefill_s / b->seq_count * 1e3;
     if (o->gen_tokens > 0) {
         r->decode_tps = (double)o->gen_tokens * b->seq_count / TD_MAX(decode_s, 1e-9);
-        r->decode_step_ms = decode_s / o->gen_tokens * 1e3;
+        r->decode_step_ms = bench_median(b->step_s, b->repeats * o->gen_tokens) * 1e3;
     }
     if (on_gpu(b)) {
         r->isa = b->backend->ops->name;
@@ -322,6 +328,7 @@ static void bench_free(struct bench *b)
     if (b->file)
         gguf_close(b->file);
     free(b->ids);
+    free(b->step_s);
     free(b->logits);
     free(b->samples);
     free(b->sampled);

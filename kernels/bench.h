@@ -39,7 +39,8 @@ struct bench_engine_result {
     unsigned threads;               /* that computed */
     const char *isa;                /* static; the device's kind where it is not the CPU */
     double prefill_ms;              /* of one sequence's prompt */
-    /* of all sequences' next tokens, drawn by the engine where it can, else with their logits copied */
+    /* of all sequences' next tokens, drawn by the engine where it can, else with their logits copied; the median of all steps, where
+     * decode_tps is of whole runs, with the first steps, which an engine may use to prepare the others */
     double decode_step_ms;
     /* Of the CPU, measured between the runs, all threads; medians. 0 where the table has no measure. */
     double dot_gop_s, fma_gflop_s; /* int8 dot products, f32 */
