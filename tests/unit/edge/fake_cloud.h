@@ -73,6 +73,7 @@ struct fake_cloud {
     uint32_t need_from;     /* NEED from this token on, once, before the first token; 0: none */
     bool need_late;         /* … and before it one of the epoch before: a plan was on its way then */
     bool wait_for_rows;     /* no token before the rows of the whole prompt are here */
+    bool wait_for_plan;     /* … before each OPEN has been followed by a plan */
     uint32_t hold_at;       /* reply tokens after which it is silent; 0: it goes on */
     uint32_t cut_after;     /* reply tokens after which the connection is cut, once */
     unsigned cut_at;        /* a frame type with which the connection is cut, once */
@@ -428,7 +429,8 @@ static inline void fake_step(struct fake_conn *c)
         return;
     }
     if (f->silent || (f->hold_at && c->next >= f->hold_at) ||
-        (f->wait_for_rows && !f->resumed && c->rows_until < prompt))
+        (f->wait_for_rows && !f->resumed && c->rows_until < prompt) ||
+        (f->wait_for_plan && f->plan_count < f->open_count))
         return;
     if (f->cut_after && c->next == f->cut_after) {
         f->cut_after = 0;

@@ -45,7 +45,7 @@ static void what_the_cloud_did_by_itself_is_in_the_record(void **state)
     struct rig r;
     rig_make(&r, 1);
     r.cloud.left_from = 64;
-    r.cloud.silent = true;
+    r.cloud.silent = r.cloud.wait_for_plan = true;
     r.cloud.cut_after = 7;
     rig_run(&r);
     struct client *c = client_asks(&r, long_text);
@@ -252,11 +252,11 @@ static bool has_nothing_to_send(void *arg)
     return c->flight->acked && !planner_sends(&c->flight->plan) && c->agent->estimates.unacked_size == 0;
 }
 
-/* It is believed to be slow, and a probe is due if nobody computes. */
+/* It is believed to be slow, though not so that an answer would say otherwise, and a probe is due if nobody computes. */
 static void make_due(void *arg)
 {
     struct estimates *e = &((struct client *)arg)->agent->estimates;
-    e->rate = 1;
+    e->rate = 0.9 * ESTIMATES_RATE_UNKNOWN;
     e->unacked_size = 0;
     e->probes_vain = 0;
     e->probe_due_us = clock_mono_us();
