@@ -123,12 +123,16 @@ static void probe_link(struct agent *a)
         uplink_probe(a->uplink);
 }
 
+static void take_welcome(struct agent *a);
+
 static void on_tick(void *ctx)
 {
     struct agent *a = ctx;
     bool can_do_without = a->config.offline == OFFLINE_CONTINUE; /* a link may break without a word */
     inbox_drain(a->inbox); /* there may have been no memory to post for it */
     uplink_set_patience(a->uplink, can_do_without && somebody_waits(a) ? SILENCE_US : 0);
+    if (a->key_due)
+        take_welcome(a);
     each_flight(a, check_deadline);
     each_flight(a, flight_kick);
     bool uploading = reconsider_plans(a);
@@ -204,7 +208,9 @@ static int take_identity(struct agent *a, const struct edge_identity *i)
 {
     int rc = make_device_key(a, i);
     if (rc < 0) {
-        log_error(MODULE, "the store of this device has no keys: requests wait until it can be read again");
+        if (!a->key_due) /* once, not at each try */
+            log_error(MODULE, "the store of this device does not give its keys (%s): requests wait for them",
+                      td_status_text(rc));
         return rc;
     }
     a->identity = *i;
@@ -246,6 +252,20 @@ static int load_identity(struct agent *a, struct td_error *err)
     return 0;
 }
 
+/* Who this device is, as the cloud has just said: again at each tick where the store does not give its keys. */
+static void take_welcome(struct agent *a)
+{
+    char path[PATH_SIZE_MAX];
+    bool is_new = memcmp(&a->welcomed, &a->identity, sizeof a->identity) != 0;
+    a->key_due = take_identity(a, &a->welcomed) < 0;
+    if (a->key_due)
+        return;
+    if (a->config.offline == OFFLINE_CONTINUE && is_new && identity_path(a, path) &&
+        identity_save(a->store, path, a->env.fingerprint, &a->welcomed) < 0)
+        log_warn(MODULE, "cannot write %s: a start without the cloud will have to wait for it", path);
+    crypto_wipe(&a->welcomed, sizeof a->welcomed);
+}
+
 /* It may be another node, with room. */
 static void another_try(struct flight *f)
 {
@@ -256,21 +276,15 @@ static void another_try(struct flight *f)
 static void on_ready(void *ctx, const Tandem__Welcome *w)
 {
     struct agent *a = ctx;
-    char path[PATH_SIZE_MAX];
-    struct edge_identity identity = {
+    struct edge_identity *i = &a->welcomed;
+    *i = (struct edge_identity){
         .context_max = w->context_max, .codec_mask = w->codec_mask, .hidden_mask = w->hidden_mask};
+    snprintf(i->tenant, sizeof i->tenant, "%s", w->tenant);
+    snprintf(i->principal, sizeof i->principal, "%s", w->principal);
+    memcpy(i->principal_key, w->principal_key.data, sizeof i->principal_key);
     a->away_since_us = 0;
-    snprintf(identity.tenant, sizeof identity.tenant, "%s", w->tenant);
-    snprintf(identity.principal, sizeof identity.principal, "%s", w->principal);
-    memcpy(identity.principal_key, w->principal_key.data, sizeof identity.principal_key);
-    bool is_new = memcmp(&identity, &a->identity, sizeof identity) != 0;
-    if (take_identity(a, &identity) < 0)
-        return;
     a->features = w->features;
-    if (a->config.offline == OFFLINE_CONTINUE && is_new && identity_path(a, path) &&
-        identity_save(a->store, path, a->env.fingerprint, &identity) < 0)
-        log_warn(MODULE, "cannot write %s: a start without the cloud will have to wait for it", path);
-    crypto_wipe(&identity, sizeof identity);
+    take_welcome(a);
     probe_link(a);
     if (a->flight_count == 0)
         net_timer_start(a->tick, ESTIMATES_SOON_US);
@@ -590,6 +604,7 @@ void agent_destroy(struct agent *a)
         gguf_close(a->file);
     crypto_wipe(a->principal_key, sizeof a->principal_key);
     crypto_wipe(&a->identity, sizeof a->identity);
+    crypto_wipe(&a->welcomed, sizeof a->welcomed);
     crypto_wipe(a->device_key, sizeof a->device_key);
     pthread_mutex_destroy(&a->key_lock);
     free(a);

@@ -85,6 +85,8 @@ struct agent {
     char unhealthy[UPLINK_WHY_SIZE + 256];
 
     struct edge_identity identity; /* as the cloud said last; kept where it may be needed without the cloud */
+    struct edge_identity welcomed; /* what it says of this one, while key_due */
+    bool key_due;                  /* the store has not given the device's keys yet */
     uint64_t away_since_us;        /* the link is not there; 0: it is */
     bool has_key;                  /* a WELCOME came: the rest of this paragraph is known */
     uint8_t principal_key[32];     /* the cloud's: names requests, the same on every device */

@@ -502,6 +502,11 @@ void flight_check_deadline(struct flight *f, uint64_t now_us)
     bool ready = uplink_state(a->uplink) == UPLINK_READY;
     if (!ready && uplink_refused(a->uplink)) {
         flight_fail(f, -TD_ERR_CLOSED, uplink_why(a->uplink), 0);
+    } else if (now_us >= f->deadline_us && ready && !a->has_key) {
+        flight_fail(f, -TD_ERR_CLOSED,
+                    "the store of this device does not give its keys: its disk is full, damaged or does not "
+                    "answer; its log says which",
+                    1000);
     } else if (now_us >= f->deadline_us && ready) {
         flight_fail(f, -TD_ERR_FULL, "the cloud takes no further request now; try again", 1000);
     } else if (now_us >= f->deadline_us) {

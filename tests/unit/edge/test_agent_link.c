@@ -97,6 +97,47 @@ static void a_key_that_comes_again_is_later_whatever_the_clock_says(void **state
     rig_free(&r);
 }
 
+static _Atomic bool keys_are_away;
+int __real_store_chain_key(struct store *s, const char *tenant, uint8_t *out, struct td_error *err);
+int __wrap_store_chain_key(struct store *s, const char *tenant, uint8_t *out, struct td_error *err);
+
+int __wrap_store_chain_key(struct store *s, const char *tenant, uint8_t *out, struct td_error *err)
+{
+    return keys_are_away ? -TD_ERR_TIMEOUT : __real_store_chain_key(s, tenant, out, err);
+}
+
+static bool is_welcomed(void *arg)
+{
+    return ((struct rig *)arg)->agent->away_since_us == 0;
+}
+
+/* A disk that does not answer when the cloud greets: requests wait for it, and not for the next connection, or are told what is missing. */
+static void keys_that_are_away_at_the_greeting_are_asked_for_again(void **state)
+{
+    (void)state;
+    for (uint32_t come = 0; come < 2; come++) {
+        struct rig r;
+        rig_make(&r, 0);
+        r.config.cloud_timeout_ms = come ? 60000 : 1;
+        keys_are_away = true;
+        rig_run(&r);
+        struct client *c = client_asks(&r, "hello");
+        assert_true(comes_true(r.cloud.loop, is_welcomed, &r));
+        on_loop(r.cloud.loop, client_begin, c);
+        keys_are_away = !come;
+        assert_true(comes_true(r.cloud.loop, client_ended, c));
+        keys_are_away = false;
+        if (come) {
+            client_check_reply(c, FAKE_REPLY);
+        } else {
+            assert_int_equal(c->code, -TD_ERR_CLOSED);
+            assert_non_null(strstr(c->text, "does not give its keys"));
+        }
+        assert_int_equal(r.cloud.connections, 1);
+        rig_free(&r);
+    }
+}
+
 /* ---- a prompt that was left is taken up again ---- */
 
 static const char prompt_text[] =
@@ -510,6 +551,7 @@ int main(void)
         cmocka_unit_test(a_refusal_fails_requests_at_once),
         cmocka_unit_test(what_the_cloud_did_by_itself_is_in_the_record),
         cmocka_unit_test(a_key_that_comes_again_is_later_whatever_the_clock_says),
+        cmocka_unit_test(keys_that_are_away_at_the_greeting_are_asked_for_again),
         cmocka_unit_test(a_prompt_that_was_left_is_taken_up_again),
         cmocka_unit_test(it_is_not_taken_up_for_ever),
         cmocka_unit_test(who_takes_over_knows_what_was_left),
