@@ -1,6 +1,7 @@
 /* tandem conv: stored conversations, through the API of an agent or a node. */
 #include "cli/conv_cmd.h"
-#include "store/conversation_json.h"
+#include "shared/conversation_id.h"
+#include "shared/crypto.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <time.h>

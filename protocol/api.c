@@ -1,5 +1,6 @@
 /* api: the routes of the OpenAI API server, authentication, and the small requests that need no generation. */
 #include "protocol/api_server.h"
+#include "shared/conversation_id.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <strings.h>
@@ -234,7 +235,7 @@ static void on_conversation_verb(const struct route_call *r, const char *verb)
     bool reads = strcmp(verb, "export") == 0;
     size_t size = (size_t)(verb - 1 - r->rest);
     snprintf(id, sizeof id, "%.*s", (int)TD_MIN(size, sizeof id - 1), r->rest);
-    bool known = size < sizeof id && api_conversation_id_valid(id);
+    bool known = size < sizeof id && conversation_id_valid(id);
     if (strcmp(r->request->method, reads ? "GET" : "POST") != 0) {
         respond_error(r, 405, "this path does not know that method", NULL, "method_not_allowed");
         return;
@@ -263,7 +264,7 @@ static void on_conversation(const struct route_call *r)
         on_conversation_verb(r, slash + 1);
     else if (strcmp(r->request->method, "POST") == 0)
         respond_error(r, 405, "this path does not know that method", NULL, "method_not_allowed");
-    else if (!api_conversation_id_valid(r->rest))
+    else if (!conversation_id_valid(r->rest))
         respond_code(r, -TD_ERR_NOTFOUND);
     else
         ask(r, strcmp(r->request->method, "DELETE") == 0 ? API_DELETE : API_SHOW, r->rest);

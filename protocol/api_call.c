@@ -11,10 +11,13 @@
  * ops->cancel(finished) may call api_done inside: nothing touches a call after it. */
 #include "protocol/api_server.h"
 #include "protocol/wire.h"
+#include "shared/conversation_id.h"
 #include "shared/crypto.h"
 #include <ctype.h>
 #include <stdio.h>
 #include <stdlib.h>
+
+_Static_assert(CONVERSATION_ID_MAX == LIMIT_NAME_SIZE, "a conversation's id is a name of the wire");
 
 /* ---- life -------------------------------------------------------------------------------------------------- */
 
@@ -164,7 +167,7 @@ static bool check_request(const struct api_server *s, struct api_request *q, con
                       "Idempotency-Key must be at most 128 printable characters");
     if (!r->conversation_id[0])
         return true;
-    if (!api_conversation_id_valid(r->conversation_id))
+    if (!conversation_id_valid(r->conversation_id))
         return refuse(out, 400, NULL, "invalid_header",
                       "X-Conversation-Id must be 1 to 64 letters, digits or any of - _ . :");
     if (q->conversation && strcmp(q->conversation, r->conversation_id) != 0)
@@ -285,7 +288,7 @@ static void fail(struct api_call *c, int code)
 
 void api_started(struct api_call *c, const char *conversation, const struct api_usage *prompt_usage)
 {
-    if (conversation && api_conversation_id_valid(conversation))
+    if (conversation && conversation_id_valid(conversation))
         snprintf(c->conversation, sizeof c->conversation, "%s", conversation);
     if (prompt_usage)
         c->prompt_usage = *prompt_usage;

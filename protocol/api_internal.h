@@ -14,8 +14,6 @@
 
 /* An object, the caller's; NULL: err says why, without quoting the text. */
 json_t *api_json_load(const char *body, size_t size, struct td_error *err);
-/* What may stand in a header and in a path: 1 to LIMIT_NAME_SIZE letters, digits, - _ . : */
-bool api_conversation_id_valid(const char *id);
 
 /* application/json, with or without parameters (http_head.c). */
 bool http_is_json(const char *content_type);

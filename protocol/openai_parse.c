@@ -9,6 +9,7 @@
  * body's size. */
 #include "protocol/openai.h"
 #include "protocol/api_internal.h"
+#include "shared/conversation_id.h"
 #include "shared/kv_block.h"
 #include <jansson.h>
 #include <math.h>
@@ -179,18 +180,6 @@ static int parse_stream(struct parse *p)
     return 0;
 }
 
-bool api_conversation_id_valid(const char *id)
-{
-    size_t size = strlen(id);
-    if (size == 0 || size > LIMIT_NAME_SIZE)
-        return false;
-    for (; *id; id++)
-        if (!((*id >= 'a' && *id <= 'z') || (*id >= 'A' && *id <= 'Z') || (*id >= '0' && *id <= '9') ||
-              strchr("-_.:", *id)))
-            return false;
-    return true;
-}
-
 static int parse_fidelity(struct parse *p)
 {
     static const struct {
@@ -244,7 +233,7 @@ static int parse_extensions(struct parse *p)
     r->no_cache = !cache;
     if (!r->model && !(r->model = strdup("")))
         return no_memory(p);
-    if (r->conversation && !api_conversation_id_valid(r->conversation))
+    if (r->conversation && !conversation_id_valid(r->conversation))
         return refuse(p, -TD_ERR_ARG, "conversation",
                       "'conversation' must be 1 to %u letters, digits or any of - _ . :", LIMIT_NAME_SIZE);
     return 0;

@@ -42,6 +42,5 @@ struct conversation_home {
 int conversation_import_json(struct conv_index *x, const struct conversation_home *home, const char *tenant,
                              const char *principal, const char *body, size_t size, bool take_vault,
                              char **json, struct td_error *err);
-bool conversation_id_valid(const char *id); /* [A-Za-z0-9._:-]{1,STORE_CONV_ID_MAX}, as the API has it */
 
 #endif

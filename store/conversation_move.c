@@ -4,9 +4,12 @@
  * What does not travel: the key of its last request, and hashes of histories, which are keyed with the principal's key. Import makes new ones from
  * the text that the tokens stand for, so a client that re-sends what was said goes on with the imported ids. What its template does
  * not give back as it was sent (a text that was trimmed, a stop string) is not recognised and costs a new prefill, as anything that is not known. */
+#include "shared/conversation_id.h"
 #include "shared/crypto.h"
 #include "store/conversation_json.h"
 #include <stdlib.h>
+
+_Static_assert(CONVERSATION_ID_MAX == STORE_CONV_ID_MAX, "what is imported can be stored");
 
 #define MOVE_FORMAT   "tandem-conversation"
 #define MOVE_VERSION  1
@@ -305,13 +308,6 @@ static int save_new(struct conv_index *x, const char *tenant, const char *princi
         return rc;
     rc = conv_make_id(c->id);
     return rc < 0 ? rc : conv_save(x, tenant, principal, 0, c);
-}
-
-bool conversation_id_valid(const char *id)
-{
-    static const char allowed[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._:-";
-    size_t size = strlen(id);
-    return size > 0 && size <= STORE_CONV_ID_MAX && strspn(id, allowed) == size;
 }
 
 int conversation_import_json(struct conv_index *x, const struct conversation_home *home, const char *tenant,

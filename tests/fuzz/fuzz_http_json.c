@@ -8,6 +8,7 @@
 #include "../unit/protocol/toy_owner.h"
 #include "protocol/api_internal.h"
 #include "protocol/net_internal.h"
+#include "shared/conversation_id.h"
 #include <fcntl.h>
 
 static char socket_path[64];
@@ -106,7 +107,7 @@ static void use_request(struct api_request *r)
         .chat = r->chat, .id = "id", .model = r->model, .conversation = r->conversation};
     if (r->message_count > LIMIT_API_MESSAGES || r->stop_count > LIMIT_API_STOPS ||
         r->prompt_id_count > LIMIT_PROMPT_TOKENS || r->sampling.logprob_count > SAMPLER_LOGPROBS_MAX ||
-        (r->conversation && !api_conversation_id_valid(r->conversation)))
+        (r->conversation && !conversation_id_valid(r->conversation)))
         abort();
     for (size_t i = 0; i < r->message_count; i++) { /* what was taken for text must print as JSON */
         char *json = api_json_chunk(&reply, false, r->messages[i].content, r->messages[i].content_size, NULL,
