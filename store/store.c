@@ -119,6 +119,7 @@ static void configure(struct store *s, const struct store_config *c)
 
 static void deinit(struct store *s)
 {
+    patience_close(s); /* reads that were left behind hold segments */
     index_close(s->index);
     op_queue_deinit(&s->queue);
     table_deinit(&s->pins);
@@ -126,7 +127,6 @@ static void deinit(struct store *s)
     table_deinit(&s->blocks);
     segments_deinit(&s->segments);
     demote_close(s);
-    patience_close(s);
     policy_destroy(s->policy);
     pthread_mutex_destroy(&s->policy_lock);
     pthread_mutex_destroy(&s->silence_lock);

@@ -388,6 +388,42 @@ static void reading_hangs(void **state)
     assert_int_equal(store_conv_each(store, "acme", "ann", nothing, NULL), 0);
 }
 
+static atomic_bool closed_meanwhile;
+
+static void close_while_reading(struct io *io, int fd)
+{
+    (void)io;
+    if (disk.inside[CALL_READ] > 0)
+        atomic_store(&closed_meanwhile, true);
+    io_posix.close(&io_posix, fd);
+}
+
+static void *close_store(void *arg)
+{
+    store_close(arg);
+    return NULL;
+}
+
+/* The file that it reads is there until it is back. */
+static void closing_waits_for_a_read_that_was_left(void **state)
+{
+    pthread_t closer;
+    assert_int_equal(save("old", 0), 0);
+    disk.io.close = close_while_reading;
+    hold(CALL_READ, 0);
+    store->answer_us = IMPATIENT_US;
+    while (disk.inside[CALL_READ] == 0)
+        assert_int_equal(version_of("old"), 0);
+    conv_index_destroy(conversations);
+    assert_int_equal(pthread_create(&closer, NULL, close_store, store), 0);
+    nanosleep(&(struct timespec){.tv_nsec = 20000000}, NULL); /* the time to do it wrong */
+    let_go();
+    pthread_join(closer, NULL);
+    fixture_remove(directory);
+    set_up(state); /* for the tear-down */
+    assert_false(atomic_load(&closed_meanwhile));
+}
+
 static void a_new_tenant_hangs(void **state)
 {
     (void)state;
@@ -588,6 +624,7 @@ int main(void)
         TEST(a_turn_is_given_up_and_written_again),
         TEST(a_later_turn_stays_lost),
         TEST(reading_hangs),
+        TEST(closing_waits_for_a_read_that_was_left),
         TEST(a_new_tenant_hangs),
         TEST(opening_hangs),
         TEST(a_look_at_what_is_left_hangs),
