@@ -14,7 +14,8 @@
 #include <stdlib.h>
 #include <time.h>
 
-#define READERS 2u
+#define READERS    2u
+#define KEY_MAKERS 1u /* who changes the keys' file is alone with it anyway */
 
 /* ---- the writer's calls ------------------------------------------------------------------------------------- */
 
@@ -52,11 +53,16 @@ bool store_answers(struct store *s)
     return !silent;
 }
 
+static uint64_t patience_for(const struct store *s, uint64_t size)
+{
+    return s->answer_us + size * 1000000 / STORE_ANSWER_RATE;
+}
+
 void patience_call(struct store *s, uint64_t size)
 {
     uint64_t now_us = clock_mono_us();
     s->call_us = now_us;
-    s->due_us = now_us + s->answer_us + size * 1000000 / STORE_ANSWER_RATE;
+    s->due_us = now_us + patience_for(s, size);
     stop_note_call(s->due_us);
     store_answers(s);
 }
@@ -142,13 +148,19 @@ int patience_open(struct store *s, uint64_t answer_us)
 {
     s->answer_us = answer_us ? answer_us : STORE_ANSWER_US;
     s->readers = lane_create(NULL, "the store's disk", NULL, READERS);
-    return s->readers ? 0 : -TD_ERR_NOMEM;
+    s->key_makers = lane_create(NULL, "the disk of the tenants' keys", NULL, KEY_MAKERS);
+    return s->readers && s->key_makers ? 0 : -TD_ERR_NOMEM;
+}
+
+static int run_by_deadline(struct lane *l, struct lane_job *job, uint64_t patience_us)
+{
+    int rc = lane_run(l, job, patience_us);
+    return rc == -TD_ERR_BUSY ? -TD_ERR_TIMEOUT : rc;
 }
 
 int patience_read(struct store *s, struct lane_job *job, uint64_t size)
 {
-    int rc = lane_run(s->readers, job, s->answer_us + size * 1000000 / STORE_ANSWER_RATE);
-    return rc == -TD_ERR_BUSY ? -TD_ERR_TIMEOUT : rc;
+    return run_by_deadline(s->readers, job, patience_for(s, size));
 }
 
 struct tenant_making {
@@ -181,7 +193,7 @@ int patience_tenant(struct store *s, const char *name, uint32_t *tenant, struct 
         m->job = (struct lane_job){.run = run_making, .free = free_making};
         m->keys = s->keys;
         strcpy(m->name, name); /* its length is checked */
-        rc = patience_read(s, &m->job, 0);
+        rc = run_by_deadline(s->key_makers, &m->job, patience_for(s, 0));
     }
     if (rc < 0)
         return td_fail(err, rc, "cannot make keys for a new tenant: %s",
@@ -197,5 +209,5 @@ int patience_tenant(struct store *s, const char *name, uint32_t *tenant, struct 
 void patience_close(struct store *s)
 {
     lane_destroy(s->readers);
-    s->readers = NULL;
+    lane_destroy(s->key_makers);
 }

@@ -167,7 +167,7 @@ struct store {
     atomic_bool silent;      /* what store_answers last said the other way round */
     pthread_mutex_t silence_lock; /* nothing is locked under it; guards the next */
     uint64_t silent_since_us;
-    struct lane *readers; /* of conversations */
+    struct lane *readers, *key_makers; /* of conversations; of new tenants' keys, which may lie elsewhere */
     /* the writer's alone, recovery's before it starts */
     struct segment *active; /* NULL: the next append makes one */
     uint64_t next_lsn, next_segment_id;
