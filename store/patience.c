@@ -105,7 +105,7 @@ int patience_wait(struct store_waiter *w, int queued)
         return queued;
     }
     struct store *s = w->store;
-    uint64_t end_us = clock_mono_us() + s->answer_us;
+    uint64_t end_us = clock_mono_us() + patience_for(s, op_queue_size(&s->queue));
     pthread_mutex_lock(&w->lock);
     while (!w->done && clock_mono_us() < end_us && !is_late(s)) {
         uint64_t due_us = s->due_us, until_us = due_us ? TD_MIN(end_us, due_us + 1) : end_us;

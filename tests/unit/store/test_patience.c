@@ -342,6 +342,47 @@ static void a_turn_is_given_up_and_written_again(void **state)
     a_turn_is_given_up(-EIO);
 }
 
+static void *answer_in_time(void *arg)
+{
+    uint64_t queued = *(const uint64_t *)arg, until_us;
+    while (stats().queue_bytes == queued)
+        ;
+    for (until_us = clock_mono_us() + 20 * IMPATIENT_US; clock_mono_us() < until_us;)
+        ;
+    store->answer_us = PATIENT_US;
+    let_go();
+    return NULL;
+}
+
+static void count_as_queued(int64_t size)
+{
+    pthread_mutex_lock(&store->queue.lock);
+    store->queue.size += (size_t)size;
+    store->queue.limit += (size_t)size;
+    pthread_mutex_unlock(&store->queue.lock);
+}
+
+/* What lies before a turn in the queue is given its time as well: a disk that takes it slowly is none that does not answer. */
+static void a_turn_behind_much_else_is_waited_for(void **state)
+{
+    (void)state;
+    enum { MUCH = 1 << 30 };
+    pthread_t thread;
+    assert_int_equal(fixture_put(store, "acme", &blocks[0]), 0);
+    hold(CALL_SYNC, 0);
+    assert_int_equal(store_put(store, "acme", &blocks[1].block, NULL, NULL), 0);
+    wait_until_inside(CALL_SYNC);
+    count_as_queued(MUCH);
+    uint64_t queued = stats().queue_bytes;
+    assert_int_equal(pthread_create(&thread, NULL, answer_in_time, &queued), 0);
+    store->answer_us = IMPATIENT_US;
+    int rc = save("old", 0);
+    pthread_join(thread, NULL);
+    store_flush(store);
+    count_as_queued(-MUCH);
+    assert_int_equal(rc, 0);
+}
+
 /* The later turn, which was never queued, stays lost when the one before it is kept after all. */
 static void a_later_turn_stays_lost(void **state)
 {
@@ -624,6 +665,7 @@ int main(void)
         TEST(a_removal_hangs),
         TEST(a_turn_is_given_up_and_kept_later),
         TEST(a_turn_is_given_up_and_written_again),
+        TEST(a_turn_behind_much_else_is_waited_for),
         TEST(a_later_turn_stays_lost),
         TEST(reading_hangs),
         TEST(closing_waits_for_a_read_that_was_left),
