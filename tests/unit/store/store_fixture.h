@@ -139,7 +139,8 @@ static inline struct store *fixture_open(const struct store_config *c)
 {
     struct store *s = NULL;
     struct td_error err = {0};
-    int rc = store_open(c, &s, &err);
+    struct store_env env = {.io = &io_posix, .answer_us = UINT64_C(3600000000)}; /* however loaded */
+    int rc = store_open_with(c, &env, &s, &err);
     if (rc < 0)
         print_error("%s\n", err.text);
     assert_int_equal(rc, 0);

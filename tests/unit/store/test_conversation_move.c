@@ -310,7 +310,6 @@ static void test_move(void **state)
     conv_free(&c);
 }
 
-/* Whoever re-sends what was said finds the imported conversation, at each of its turns, with and without a system message of their own. */
 static int allocations_left; /* of Jansson's; the one after the last fails */
 
 static void *maybe(size_t size)
@@ -346,6 +345,7 @@ static void test_export_is_whole_or_none(void **state)
     conv_free(&c);
 }
 
+/* Whoever re-sends what was said finds the imported conversation, at each of its turns, with and without a system message of their own. */
 static void test_histories_after_import(void **state)
 {
     (void)state;
