@@ -108,7 +108,8 @@ int patience_wait(struct store_waiter *w, int queued)
     uint64_t end_us = clock_mono_us() + patience_for(s, op_queue_size(&s->queue));
     pthread_mutex_lock(&w->lock);
     while (!w->done && clock_mono_us() < end_us && !is_late(s)) {
-        uint64_t due_us = s->due_us, until_us = due_us ? TD_MIN(end_us, due_us + 1) : end_us;
+        uint64_t due_us = s->due_us, look_us = due_us ? due_us + 1 : clock_mono_us() + s->answer_us;
+        uint64_t until_us = TD_MIN(end_us, look_us);
         struct timespec until = {(time_t)(until_us / 1000000), (long)(until_us % 1000000 * 1000)};
         pthread_cond_timedwait(&w->ended, &w->lock, &until);
     }
