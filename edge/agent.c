@@ -144,6 +144,8 @@ static void on_tick(void *ctx)
         uint64_t wait_us = wants_probes(a) ? estimates_probe_wait_us(&a->estimates, clock_mono_us()) : 0;
         if (wait_us > 0)
             net_timer_start(a->tick, wait_us);
+    } else if (!a->ending && io_worker_pending(a->worker) > 0) {
+        net_timer_start(a->tick, TICK_UPLOAD_US);
     } else {
         void (*fn)(void *) = a->drained;
         a->drained = NULL;
@@ -177,6 +179,7 @@ static void end_flight(struct flight *f)
 
 void agent_end_flights(struct agent *a)
 {
+    a->ending = true;
     each_flight(a, end_flight);
 }
 

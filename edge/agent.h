@@ -63,9 +63,9 @@ void agent_shutdown(struct agent *a);
 void agent_destroy(struct agent *a);
 
 void agent_connect(struct agent *a);
-/* Refuse new flights and call fn once there are none left (perhaps at once). */
+/* Refuse new flights and call fn once there are none left, and the worker has done what was asked of it. */
 void agent_drain(struct agent *a, void (*fn)(void *ctx), void *ctx);
-/* Fail what is under way; turns that are being stored go on. */
+/* Fail what is under way; turns that are being stored go on, and nothing else is waited for. */
 void agent_end_flights(struct agent *a);
 uint32_t agent_flight_count(const struct agent *a);
 

@@ -99,7 +99,7 @@ struct agent {
     struct flight *flights;
     uint32_t flight_count;
     uint64_t serial;
-    bool draining;
+    bool draining, ending; /* ending: of what the worker has only turns are waited for */
     void (*drained)(void *ctx);
     void *drained_ctx;
     struct edge_metrics metrics;

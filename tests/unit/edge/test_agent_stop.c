@@ -8,6 +8,8 @@ struct held_worker { /* of an agent, until it may go */
     sem_t may_go;
     struct rig *rig;
     struct client *client;
+    bool drained;
+    size_t pending_then;
 };
 
 static void hold_worker(struct io_job *job)
@@ -118,11 +120,64 @@ static void who_leaves_while_the_turn_is_stored_has_it_kept(void **state)
     rig_free(&r);
 }
 
+static void on_drained(void *ctx)
+{
+    struct held_worker *h = ctx;
+    h->drained = true;
+    h->pending_then = io_worker_pending(h->rig->agent->worker);
+}
+
+static void drain(void *arg)
+{
+    struct held_worker *h = arg;
+    agent_drain(h->rig->agent, on_drained, h);
+}
+
+static void end_flights(void *arg)
+{
+    agent_end_flights(((struct held_worker *)arg)->rig->agent);
+}
+
+static bool is_drained(void *arg)
+{
+    return ((struct held_worker *)arg)->drained;
+}
+
+/* Somebody waits for the answer, as to what is asked of conversations; but not for ever. */
+static void what_the_worker_has_is_answered_before_the_end(void **state)
+{
+    (void)state;
+    for (size_t pending = 0; pending < 2; pending++) {
+        struct rig r;
+        rig_make(&r, 0);
+        rig_run(&r);
+        struct held_worker held = {.rig = &r};
+        sem_init(&held.may_go, 0, 0);
+        on_loop(r.cloud.loop, submit_held, &held);
+        on_loop(r.cloud.loop, drain, &held);
+        struct fake_question q = {is_drained, &held, false};
+        for (int i = 0; i < 10 && !q.answer; i++)
+            on_loop(r.cloud.loop, fake_ask, &q);
+        assert_false(q.answer);
+        if (pending)
+            on_loop(r.cloud.loop, end_flights, &held);
+        else
+            sem_post(&held.may_go);
+        assert_true(comes_true(r.cloud.loop, is_drained, &held));
+        assert_int_equal(held.pending_then, pending);
+        if (pending)
+            sem_post(&held.may_go);
+        rig_free(&r);
+        sem_destroy(&held.may_go);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_stop_while_the_turn_is_stored_changes_nothing),
         cmocka_unit_test(who_leaves_while_the_turn_is_stored_has_it_kept),
+        cmocka_unit_test(what_the_worker_has_is_answered_before_the_end),
     };
     return cmocka_run_group_tests(tests, rig_set_up, NULL);
 }
