@@ -254,7 +254,13 @@ static void on_conversation_verb(const struct route_call *r, const char *verb)
 
 static void on_conversations(const struct route_call *r)
 {
-    ask(r, strcmp(r->request->method, "POST") == 0 ? API_IMPORT : API_LIST, "");
+    struct td_error err;
+    if (strcmp(r->request->method, "POST") != 0)
+        ask(r, API_LIST, "");
+    else if (api_json_check(r->request->body, r->request->body_size, &err) < 0)
+        respond_error(r, 400, err.text, NULL, api_error_code(err.code));
+    else
+        ask(r, API_IMPORT, "");
 }
 
 static void on_conversation(const struct route_call *r)

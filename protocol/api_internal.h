@@ -12,6 +12,8 @@
 
 /* ---- JSON text (openai_parse.c) ---- */
 
+/* 0, or -TD_ERR_LIMIT for a text whose values would cost the JSON library memory out of proportion, or recurse too deep. */
+int api_json_check(const char *text, size_t size, struct td_error *err);
 /* An object, the caller's; NULL: err says why, without quoting the text. */
 json_t *api_json_load(const char *body, size_t size, struct td_error *err);
 

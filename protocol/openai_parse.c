@@ -5,7 +5,7 @@
  * wrote: messages may end in a log.
  *
  * jansson spends up to 250 bytes on a two-byte value, so the text is first scanned for how many containers
- * and values it holds and how deep they nest (json_check); what passes costs a bounded multiple of the
+ * and values it holds and how deep they nest (api_json_check); what passes costs a bounded multiple of the
  * body's size. */
 #include "protocol/openai.h"
 #include "protocol/api_internal.h"
@@ -524,9 +524,7 @@ static int parse_prompt(struct parse *p)
 
 /* ---- the whole ---- */
 
-/* -TD_ERR_LIMIT for a text whose values would cost the JSON library memory out of proportion, or recurse too
- * deep. */
-static int json_check(const char *text, size_t size)
+int api_json_check(const char *text, size_t size, struct td_error *err)
 {
     size_t depth = 0, containers = 0, values = 0;
     bool in_string = false;
@@ -547,7 +545,8 @@ static int json_check(const char *text, size_t size)
             values++;
         }
         if (depth > LIMIT_JSON_DEPTH || containers > LIMIT_JSON_CONTAINERS || values > LIMIT_JSON_VALUES)
-            return -TD_ERR_LIMIT;
+            return td_fail(err, -TD_ERR_LIMIT,
+                           "the body holds more values, or nests deeper, than is accepted");
     }
     return 0;
 }
@@ -558,10 +557,8 @@ json_t *api_json_load(const char *body, size_t size, struct td_error *err)
         td_fail(err, -TD_ERR_FORMAT, "the request has no body; send a JSON object, with its Content-Length");
         return NULL;
     }
-    if (json_check(body, size)) {
-        td_fail(err, -TD_ERR_LIMIT, "the body holds more values, or nests deeper, than is accepted");
+    if (api_json_check(body, size, err) < 0)
         return NULL;
-    }
     json_error_t why;
     json_t *root = json_loadb(body, size, JSON_ALLOW_NUL, &why);
     if (!root)

@@ -424,6 +424,16 @@ static void test_conversation_verbs(void **state)
     r = ask("POST", "/v1/conversations/known", JSON, "{}");
     assert_int_equal(r.status, 405);
     free(r.body);
+    char *values = calloc(LIMIT_JSON_VALUES + 2, 1); /* what would cost out of proportion is not parsed */
+    memset(values, ',', LIMIT_JSON_VALUES);
+    for (uint32_t more = 0; more < 2; more++) {
+        values[LIMIT_JSON_VALUES] = more ? ',' : '\0';
+        r = ask("POST", "/v1/conversations", JSON, values);
+        assert_int_equal(r.status, 400);
+        assert_non_null(strstr(r.body, more ? "holds more values" : "this is no conversation"));
+        free(r.body);
+    }
+    free(values);
 }
 
 static void test_idempotency_key(void **state)
