@@ -186,6 +186,8 @@ void append_abandon(struct store *s)
         return;
     group_leave_segment(s);
     s->active = NULL;
+    /* It is open, and stays so: once it is sealed whoever wants a descriptor may take its. */
+    a = segment_acquire(&s->segments, a->id, NULL);
     a->sealed = true;
     log_error("store",
               "a write or sync of a segment failed: it is closed, unacknowledged records go to another one");
@@ -194,6 +196,7 @@ void append_abandon(struct store *s)
         rc = rc < 0 ? rc : s->io->sync_directory(s->io, s->directory);
         s->retire_off |= rc < 0; /* it may come back: tombstones of what is in it must stay */
         segment_drop(&s->segments, a);
+        segment_release(&s->segments, a);
         return;
     }
     a->end = a->durable_end;
@@ -202,6 +205,7 @@ void append_abandon(struct store *s)
     recheck_segment(s, a, RECORD_BLOCK);
     recheck_segment(s, a, RECORD_CONVERSATION);
     recheck_segment(s, a, RECORD_PIN);
+    segment_release(&s->segments, a);
 }
 
 /* ---- append ----------------------------------------------------------------------------------------------- */
