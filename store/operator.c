@@ -117,7 +117,9 @@ static int pin_conversation(struct store *s, const char *tenant, const char *pri
     size_t size;
     int rc = store_conv_get(s, tenant, principal, name, &version, &body, &size);
     if (rc < 0)
-        return td_fail(err, rc, "cannot pin: this principal has no such conversation");
+        return td_fail(err, rc, "cannot pin: %s",
+                       rc == -TD_ERR_NOTFOUND ? "this principal has no such conversation"
+                                              : td_status_text(rc));
     crypto_wipe(body, size);
     free(body);
     return store_conv_pin(s, tenant, principal, name, pinned, err);

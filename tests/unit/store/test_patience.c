@@ -2,6 +2,7 @@
  * pass: what is due is made due, or whoever is patient is made impatient. */
 #include "store_fixture.h"
 #include "shared/log.h"
+#include "store/operator.h"
 #include "store/turn.h"
 #include <errno.h>
 #include <time.h>
@@ -422,6 +423,12 @@ static void reading_hangs(void **state)
     /* at once, from now on; and what is not read is not taken for what is not there */
     assert_int_equal(conv_load(conversations, "acme", "ann", "old", &version, &c), -TD_ERR_TIMEOUT);
     assert_int_equal(store_conv_each(store, "acme", "ann", nothing, NULL), -TD_ERR_TIMEOUT);
+    json_t *pin = json_pack("{s:s,s:s,s:s,s:b}", "tenant", "acme", "principal", "ann", "conversation", "old",
+                            "pinned", true);
+    struct td_error err = {0};
+    assert_int_equal(operator_pin(store, pin, &err), -TD_ERR_TIMEOUT);
+    json_decref(pin);
+    assert_null(strstr(err.text, "no such"));
     assert_int_equal(save("new", 0), 0); /* writing goes on */
     let_go();
     while (version_of("old") != 1)
