@@ -78,9 +78,11 @@ int new_file_create(struct new_file *f, const char *path, struct td_error *err)
         return td_fail(err, -TD_ERR_NOMEM, "cannot write %s: out of memory", path);
     }
     int fd = open_nameless(f);
-    sprintf(f->temporary, fd < 0 ? "%s" SUFFIX : "", path);
-    if (fd < 0)
+    f->temporary[0] = '\0';
+    if (fd < 0) {
+        sprintf(f->temporary, "%s" SUFFIX, path);
         fd = mkostemp(f->temporary, O_CLOEXEC);
+    }
     int rc = fd < 0 ? failed("make", path, err) : 0;
     f->stream = fd < 0 ? NULL : fdopen(fd, "wb");
     if (fd >= 0 && !f->stream) {

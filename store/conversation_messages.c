@@ -15,11 +15,10 @@ struct splitter {
 
 static void add(struct splitter *s, const char *role, size_t role_size, const char *content, size_t size)
 {
-    json_t *text = s->text(s->c, content, size);
-    json_t *name = json_stringn(role, role_size);
-    s->failed |=
-        !text || !name ||
-        json_array_append_new(s->messages, json_pack("{s:o,s:o}", "role", name, "content", text)) < 0;
+    json_t *message = json_object();
+    s->failed |= json_object_set_new(message, "role", json_stringn(role, role_size)) < 0;
+    s->failed |= json_object_set_new(message, "content", s->text(s->c, content, size)) < 0;
+    s->failed |= json_array_append_new(s->messages, message) < 0;
 }
 
 /* Text of ids[begin..end); malloc'ed, the caller's to wipe. */
