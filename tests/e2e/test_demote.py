@@ -63,7 +63,7 @@ def restarted(cloud):
 def read_back(cloud, enough):
     """The story asked for again after a start: the reply, and how much came from the disk. What would be sooner computed than read is, so computing is slow
     now; it may take another try all the same."""
-    cloud.env["TANDEM_PACED_LAYER_US"] = "50"
+    cloud.env["TANDEM_PACED_LAYER_US"] = "150"
     for _ in range(4):
         restarted(cloud)
         reply, cached = ask(cloud, cloud.token)
