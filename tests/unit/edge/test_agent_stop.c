@@ -58,22 +58,29 @@ static bool generates(void *arg)
     return ((struct rig *)arg)->cloud.generate_count > 0;
 }
 
+/* A reply is whole, and the worker is held before it stores the turn. */
+static void reply_waits_to_be_stored(struct rig *r, struct held_worker *held)
+{
+    rig_make(r, 0);
+    r->cloud.silent = true;
+    rig_run(r);
+    *held = (struct held_worker){.rig = r, .client = client_asks(r, "hello")};
+    sem_init(&held->may_go, 0, 0);
+    on_loop(r->cloud.loop, client_begin, held->client);
+    assert_true(comes_true(r->cloud.loop, generates, r)); /* its prompt is prepared */
+    on_loop(r->cloud.loop, submit_held, held);
+    on_loop(r->cloud.loop, let_tokens, r);
+    assert_true(comes_true(r->cloud.loop, is_being_stored, held));
+}
+
 /* It is whole already: it is told and kept once, as it is. */
 static void a_stop_while_the_turn_is_stored_changes_nothing(void **state)
 {
     (void)state;
     struct rig r;
-    rig_make(&r, 0);
-    r.cloud.silent = true;
-    rig_run(&r);
-    struct held_worker held = {.rig = &r, .client = client_asks(&r, "hello")};
+    struct held_worker held;
+    reply_waits_to_be_stored(&r, &held);
     struct client *c = held.client;
-    sem_init(&held.may_go, 0, 0);
-    on_loop(r.cloud.loop, client_begin, c);
-    assert_true(comes_true(r.cloud.loop, generates, &r)); /* its prompt is prepared */
-    on_loop(r.cloud.loop, submit_held, &held);
-    on_loop(r.cloud.loop, let_tokens, &r);
-    assert_true(comes_true(r.cloud.loop, is_being_stored, &held));
     on_loop(r.cloud.loop, stop_reply, &held);
     assert_int_equal(c->done + c->failed, 0);
     sem_post(&held.may_go);
@@ -96,17 +103,9 @@ static void who_leaves_while_the_turn_is_stored_has_it_kept(void **state)
 {
     (void)state;
     struct rig r;
-    rig_make(&r, 0);
-    r.cloud.silent = true;
-    rig_run(&r);
-    struct held_worker held = {.rig = &r, .client = client_asks(&r, "hello")};
+    struct held_worker held;
+    reply_waits_to_be_stored(&r, &held);
     struct client *c = held.client;
-    sem_init(&held.may_go, 0, 0);
-    on_loop(r.cloud.loop, client_begin, c);
-    assert_true(comes_true(r.cloud.loop, generates, &r));
-    on_loop(r.cloud.loop, submit_held, &held);
-    on_loop(r.cloud.loop, let_tokens, &r);
-    assert_true(comes_true(r.cloud.loop, is_being_stored, &held));
     on_loop(r.cloud.loop, leave_reply, &held);
     assert_int_equal(c->flight->state, FLIGHT_ENDING);
     sem_post(&held.may_go);

@@ -306,18 +306,24 @@ static void test_conversations(void **state)
     free(r.body);
 }
 
+/* The worker holds the first list until `disk` lets it. */
+static void ask_for_lists(sem_t *disk, struct client *clients, size_t count)
+{
+    sem_init(disk, 0, 0);
+    toy.disk = disk;
+    for (size_t i = 0; i < count; i++) {
+        clients[i] = client_open(toy.port);
+        client_request(&clients[i], "GET", "/v1/conversations", AUTH, NULL);
+    }
+}
+
 /* Clients of a list that takes long; one of them gives up. Everybody else is answered meanwhile, and so are they in the end. */
 static void test_conversations_hold_nobody_up(void **state)
 {
     (void)state;
     sem_t disk;
-    sem_init(&disk, 0, 0);
-    toy.disk = &disk;
     struct client c[3];
-    for (size_t i = 0; i < TD_COUNT(c); i++) {
-        c[i] = client_open(toy.port);
-        client_request(&c[i], "GET", "/v1/conversations", AUTH, NULL);
-    }
+    ask_for_lists(&disk, c, TD_COUNT(c));
     client_close(&c[0]);
     struct response r = chat("say x", "", JSON);
     assert_int_equal(r.status, 200);
@@ -339,13 +345,8 @@ static void test_conversations_at_the_end(void **state)
 {
     (void)state;
     sem_t disk;
-    sem_init(&disk, 0, 0);
-    toy.disk = &disk;
     struct client c[2];
-    for (size_t i = 0; i < TD_COUNT(c); i++) {
-        c[i] = client_open(toy.port);
-        client_request(&c[i], "GET", "/v1/conversations", AUTH, NULL);
-    }
+    ask_for_lists(&disk, c, TD_COUNT(c));
     struct response r = ask("GET", "/health", AUTH, NULL);
     assert_int_equal(r.status, 200);
     free(r.body);
