@@ -262,13 +262,14 @@ def unmasked(stream):
 class Relay:
     """Forwards TCP to a port. cut() drops every connection at once and refuses new ones until restore(); while `held` nothing comes through, without a word. Records bytes when asked."""
 
-    def __init__(self, target_port, delay_s=0.0, record=False):
-        self.target, self.delay, self.is_cut, self.held = target_port, delay_s, False, False
+    def __init__(self, target_port, delay_s=0.0, record=False, by_record=False):
+        self.target, self.delay, self.by_record, self.is_cut, self.held = target_port, delay_s, by_record, False, False
         self.recorded = bytearray() if record else None
         self.sent_streams = []  # of each connection, what went upward
         self.bytes_up = 0
         self.cut_after = None  # bytes upward after which the link is cut by itself
         self.rate = None  # bytes a second upward
+        self.records_left = None  # so many TLS records more, of both directions, then every connection is dropped, and new ones are welcome
         self.trigger = None  # (bytes upward, what to do then, on a thread of its own)
         self.pairs, self.lock = set(), threading.Lock()
         self.listener = socket.create_server(("127.0.0.1", 0))
@@ -295,7 +296,7 @@ class Relay:
                 threading.Thread(target=self._pump, args=(a, b, up, (near, far)), daemon=True).start()
 
     def _pump(self, source, sink, up, pair):
-        sent = bytearray()
+        sent, part = bytearray(), bytearray()
         if up and self.recorded is not None:
             self.sent_streams.append(sent)
         try:
@@ -316,10 +317,29 @@ class Relay:
                     time.sleep(self.delay)
                 while self.held and not self.is_cut:
                     time.sleep(0.01)
-                sink.sendall(data)
+                if not self.by_record:
+                    sink.sendall(data)
+                    continue
+                part += data
+                while len(part) >= 5 and len(part) >= (size := 5 + int.from_bytes(part[3:5], "big")):
+                    if not self._let_pass():
+                        return
+                    sink.sendall(part[:size])
+                    del part[:size]
         except OSError:
             pass
         self._close(pair)
+
+    def _let_pass(self):
+        """May one more record?"""
+        with self.lock:
+            if self.records_left is None:
+                return True
+            self.records_left = self.records_left - 1 if self.records_left > 0 else None
+            pairs = [] if self.records_left is not None else list(self.pairs)
+        for pair in pairs:
+            self._close(pair)
+        return self.records_left is not None
 
     def _pull_trigger(self):
         with self.lock:

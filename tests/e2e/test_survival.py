@@ -18,11 +18,11 @@ ASK = dict(model="default", messages=PROMPT, temperature=0.9, seed=77, max_token
 class World(Stack):
     """One cloud, a relay in front of it, one edge."""
 
-    def __init__(self, path, layers=8, extra=("--codec", "l0", "--hidden", "f32"), cloud_extra=()):
+    def __init__(self, path, layers=8, extra=("--codec", "l0", "--hidden", "f32"), cloud_extra=(), by_record=False):
         self.cloud = Cloud(path / "c", extra=cloud_extra)
         self.token = self.cloud.new_token()
         self.cloud.start()
-        self.relay = Relay(self.cloud.port)
+        self.relay = Relay(self.cloud.port, by_record=by_record)
         self.edge = Edge(path / "e", self.cloud, self.token, layers, extra=list(extra), cloud_port=self.relay.port).start()
 
 def stream_text(client, **ask):
@@ -86,6 +86,28 @@ def test_cut_in_upload(tmp_path):
             restorer.join()
             assert got == text, size
             assert w.relay.cut_after is None, "it was cut"
+    finally:
+        w.close()
+
+
+def test_cut_before_each_frame(tmp_path):
+    """The link breaks, and comes back, before each TLS record from OPEN to DONE that either side sends: a frame begins with a record. Every third of them, unless it is the long run."""
+    w = World(tmp_path, layers=2, by_record=True)
+    ask = {**ASK, "messages": [{"role": "user", "content": "The fox is thirsty and the well is deep. " * 7}], "max_tokens": 8,
+           "extra_body": {**ASK["extra_body"], "cache": False}}
+    seed, step = int(os.environ.get("TANDEM_SEED", time.time())), 1 if os.environ.get("TANDEM_LONG") else 3
+    print("seed", seed)
+    try:
+        text, _ = stream_text(client_of(w.edge), **ask)
+        for record in range(seed % step, 1000, step):
+            w.relay.records_left = record
+            got, usage = stream_text(client_of(w.edge), **ask)
+            assert got == text and usage.completion_tokens == 8, record
+            if w.relay.records_left is not None:
+                break
+            w.edge.kill()  # it would wait longer and longer before it connects again
+            w.edge.start()
+        assert 20 < record < 900, "from some record on it is not cut any more"
     finally:
         w.close()
 

@@ -188,12 +188,15 @@ struct sim {
     uint64_t seed, now_us;
     struct rng rng;
     struct sim_config config;
+    bool is_short;                    /* a life of few frames, without faults but one: */
+    uint64_t life_frames, cut_before; /* sent by either side; cut before this one, 0: never */
+    unsigned cut_way;
     struct connection *connections;
     struct edge edge;
     struct cloud cloud;
     struct { /* what happened, over all runs */
         uint64_t runs, requests, cancelled, tokens, tokens_ignored, frames, bulk_size;
-        uint64_t connections, cuts, cloud_crashes, edge_crashes, goaways;
+        uint64_t connections, cuts, each_frame, cloud_crashes, edge_crashes, goaways;
         uint64_t verdicts[GEN_REPLACE + 1], made, made_offline, handed_back, whole_here, told, busy,
             conflicts, cancels_sent, cancels_delivered, parked, expired, needs, voids, fetched;
     } count;

@@ -257,13 +257,6 @@ static bool request_may_go_on(const struct sim *s, const struct request *r)
            r->receiver.ids;
 }
 
-static void request_goes_on(struct sim *s, struct request *r)
-{
-    r->offline = true;
-    if (r->make_us == NEVER)
-        r->make_us = s->now_us + rng_between(&s->rng, 1, 100) * s->config.make_step_us;
-}
-
 static bool reply_is_right(const struct sim *s, const struct request *r);
 
 /* Nobody waits for it here any more. */
@@ -274,6 +267,17 @@ static void request_whole(struct sim *s, struct request *r)
     r->done = true;
     r->trails = r->stream != 0;
     r->leaves = r->opened && !r->trails;
+}
+
+static void request_goes_on(struct sim *s, struct request *r)
+{
+    if (reply_is_whole(r)) { /* only the word that it ends was lost with the link */
+        request_whole(s, r);
+        return;
+    }
+    r->offline = true;
+    if (r->make_us == NEVER)
+        r->make_us = s->now_us + rng_between(&s->rng, 1, 100) * s->config.make_step_us;
 }
 
 static void request_make(struct sim *s, struct request *r)

@@ -1,4 +1,5 @@
-/* sim_protocol: many short lives of an edge, a link and a cloud, with cuts, crashes, blackholes and impatient clients at random points.
+/* sim_protocol: many short lives of an edge, a link and a cloud, with cuts, crashes, blackholes and impatient clients at random points; and
+ * one life in ten once undisturbed and then again and again, cut before each of its frames in each way.
  *
  * Checked while it runs: no frame breaks a rule of either link (credit included); every row and piece that arrives is the one that
  * was sent; what is staged stays within the windows; a CANCEL arrives within a bulk frame and the path's delay; nothing waits for
@@ -23,6 +24,9 @@ void sim_fail(struct sim *s, const char *format, ...)
     fprintf(stderr, "sim_protocol: seed %llu, %.6f s: ", (unsigned long long)s->seed,
             (double)s->now_us / 1e6);
     vfprintf(stderr, format, args);
+    if (s->cut_before > 0)
+        fprintf(stderr, ", when cut before frame %llu in way %u", (unsigned long long)s->cut_before,
+                s->cut_way);
     fprintf(stderr, "\nrepeat with: sim_protocol --seed %llu --runs 1\n", (unsigned long long)s->seed);
     va_end(args);
     exit(1);
@@ -62,11 +66,12 @@ static void request_create(struct sim *s, struct request *r, uint32_t index, boo
     snprintf(r->key, sizeof r->key, "%llu-%u", (unsigned long long)s->seed, index);
     r->start_us = s->now_us + rng_below(&s->rng, small ? 20 * MS : 2 * SECOND);
     r->cancel_us = rng_chance(&s->rng, 15) ? r->start_us + rng_below(&s->rng, 4 * SECOND) : NEVER;
-    r->prompt_count = small ? (uint32_t)rng_between(&s->rng, 4, 20) : (uint32_t)rng_between(&s->rng, 4, 500);
+    uint32_t prompt_max = s->is_short ? 150 : 500, reply_max = s->is_short ? 30 : 300;
+    r->prompt_count = (uint32_t)rng_between(&s->rng, 4, small ? 20 : prompt_max);
     r->prompt = malloc(4 * (size_t)r->prompt_count);
     for (uint32_t i = 0; i < r->prompt_count; i++)
         r->prompt[i] = (int32_t)rng_below(&s->rng, 50000);
-    r->token_count_max = (uint32_t)rng_between(&s->rng, 1, small ? 5 : 300);
+    r->token_count_max = (uint32_t)rng_between(&s->rng, 1, small ? 5 : reply_max);
     r->name_conversation = rng_chance(&s->rng, 20);
     r->wants_block = !small && rng_chance(&s->rng, 20);
     switch (rng_below(&s->rng, 3)) { /* all at the edge, all in the cloud, or divided at a block's border */
@@ -98,8 +103,8 @@ static void request_expect(struct request *r)
 
 static uint64_t choose_requests(struct sim *s)
 {
-    bool crowd = rng_chance(&s->rng, 5); /* more than the streams of a connection */
-    s->edge.request_count = crowd ? SIM_REQUESTS : (uint32_t)rng_between(&s->rng, 1, 6);
+    bool crowd = rng_chance(&s->rng, 5) && !s->is_short; /* more than the streams of a connection */
+    s->edge.request_count = crowd ? SIM_REQUESTS : (uint32_t)rng_between(&s->rng, 1, s->is_short ? 2 : 6);
     uint64_t bulk_size = 0, longest_us = 0;
     for (uint32_t i = 0; i < s->edge.request_count; i++) {
         struct request *r = &s->edge.requests[i];
@@ -122,13 +127,15 @@ static uint64_t edge_away_us(struct sim *s)
     return rng_between(&s->rng, 20, 2000) * MS;
 }
 
-static void fault_cut(struct sim *s, struct connection *c)
+#define CUT_WAYS 4
+
+static void fault_cut(struct sim *s, struct connection *c, unsigned way)
 {
     s->count.cuts++;
     for (uint32_t i = 0; i < s->edge.request_count; i++) /* a promise for paths that work */
         if (s->edge.requests[i].cancel_connection == c)
             s->edge.requests[i].cancel_due_us = NEVER;
-    switch (rng_below(&s->rng, 4)) {
+    switch (way) {
     case 0: /* reset: both see it soon */
         c->edge_notices_us = s->now_us + rng_below(&s->rng, 50 * MS);
         c->cloud_notices_us = s->now_us + rng_below(&s->rng, 50 * MS);
@@ -172,7 +179,7 @@ static void fault(struct sim *s)
         s->count.goaways++;
         SIM_CHECK(s, link_send(c->cloud, FRAME_GOAWAY, 0, NULL, NULL, 0) == 0, "GOAWAY refused");
     } else if (c) {
-        fault_cut(s, c);
+        fault_cut(s, c, (unsigned)rng_below(&s->rng, CUT_WAYS));
     }
 }
 
@@ -269,9 +276,11 @@ static void notice(struct sim *s, struct connection *c)
         close_cloud(s, c);
 }
 
-static void send_side(struct sim *s, struct link *l, struct pipe *p)
+static void send_side(struct sim *s, struct connection *c, bool is_up)
 {
     static uint8_t bytes[LIMIT_FRAME_SIZE];
+    struct link *l = is_up ? c->edge : c->cloud;
+    struct pipe *p = is_up ? &c->up : &c->down;
     while (l && pipe_writable(p, s->now_us)) {
         int64_t size = link_next(l, bytes, sizeof bytes, s->now_us);
         SIM_CHECK(s, size >= 0, "link_next says %lld", (long long)size);
@@ -283,6 +292,8 @@ static void send_side(struct sim *s, struct link *l, struct pipe *p)
             SIM_CHECK(s, (uint64_t)size <= rate_frame_size(&l->rate), "a bulk frame of %lld bytes",
                       (long long)size);
         }
+        if (++s->life_frames == s->cut_before)
+            fault_cut(s, c, s->cut_way);
         pipe_put(p, bytes, (size_t)size, s->now_us);
     }
 }
@@ -345,8 +356,8 @@ static void step(struct sim *s)
     edge_act(s);
     cloud_act(s);
     for (struct connection *c = s->connections; c; c = c->next) {
-        send_side(s, c->edge, &c->up);
-        send_side(s, c->cloud, &c->down);
+        send_side(s, c, true);
+        send_side(s, c, false);
     }
     forget_connections(s);
 }
@@ -412,19 +423,20 @@ static void run(struct sim *s, uint64_t seed)
     s->seed = seed;
     s->rng.state = seed * 77777 + 1;
     s->now_us = 1000 * SECOND;
+    s->life_frames = 0;
     choose_config(s);
     uint64_t about_us = choose_requests(s);
     cloud_start(s);
     s->edge.away_us = s->now_us;
     edge_connect(s);
 
-    struct fault_plan faults = {.left = rng_chance(&s->rng, 20) ? 0 : rng_between(&s->rng, 1, 6),
-                                .about_us = about_us};
+    bool is_calm = s->is_short || rng_chance(&s->rng, 20);
+    struct fault_plan faults = {.left = is_calm ? 0 : rng_between(&s->rng, 1, 6), .about_us = about_us};
     uint64_t steps = 0;
     fault_next(s, &faults);
     faults.last = NULL;
     uint64_t deadline_us =
-        s->now_us + 20 * about_us + (faults.left + 1) * (LIMIT_PARK_MS * MS + 200 * SECOND);
+        s->now_us + 20 * about_us + (faults.left + 2) * (LIMIT_PARK_MS * MS + 200 * SECOND);
 
     step(s);
     while (!all_done(s)) {
@@ -466,6 +478,25 @@ static void run(struct sim *s, uint64_t seed)
     s->count.runs++;
 }
 
+/* The same short life, cut before each frame that either side sends in it, the last one's end included. */
+static void run_each_cut(struct sim *s, uint64_t seed)
+{
+    s->is_short = true;
+    s->cut_before = 0;
+    run(s, seed);
+    uint64_t frames = s->life_frames;
+    for (s->cut_before = 1; s->cut_before <= frames; s->cut_before++)
+        for (s->cut_way = 0; s->cut_way < CUT_WAYS; s->cut_way++) {
+            uint64_t cuts = s->count.cuts;
+            run(s, seed);
+            SIM_CHECK(s, s->count.cuts == cuts + 1, "frame %llu never came",
+                      (unsigned long long)s->cut_before);
+        }
+    s->is_short = false;
+    s->cut_before = 0;
+    s->count.each_frame += frames;
+}
+
 static void print_count(const struct sim *s)
 {
 #define N(x) ((unsigned long long)s->count.x)
@@ -475,8 +506,9 @@ static void print_count(const struct sim *s)
            "frames, %llu MiB of bulk\n",
            N(runs), N(requests), N(cancelled), N(cancels_sent), N(cancels_delivered), N(tokens),
            N(tokens_ignored), N(frames), N(bulk_size) >> 20);
-    printf("%llu connections: %llu cut, %llu told to go; %llu crashes of a cloud, %llu of an edge\n",
-           N(connections), N(cuts), N(goaways), N(cloud_crashes), N(edge_crashes));
+    printf("%llu connections: %llu cut (%llu frames, before each of them), %llu told to go; %llu crashes of "
+           "a cloud, %llu of an edge\n",
+           N(connections), N(cuts), N(each_frame), N(goaways), N(cloud_crashes), N(edge_crashes));
     printf("devices made %llu tokens themselves, and were ahead with others or more at %llu openings; %llu "
            "conflicts\n",
            N(made), N(verdicts[GEN_REPLACE]), N(conflicts));
@@ -509,8 +541,11 @@ int main(int argc, char **argv)
             return 2;
         }
     }
-    for (uint64_t i = 0; i < runs; i++)
+    for (uint64_t i = 0; i < runs; i++) {
         run(&sim, seed + i);
+        if (i % 10 == 0)
+            run_each_cut(&sim, seed + i);
+    }
     print_count(&sim);
     return 0;
 }
