@@ -2,6 +2,7 @@
 import contextlib
 import json
 import os
+import pathlib
 import pty
 import re
 import resource
@@ -50,6 +51,11 @@ def test_chat_saves_and_resumes(edge, tmp_path):
         assert "UTF-8" in tandem("chat", "--url", edge.url, option, os.fsdecode(b"\xff"), "--max-tokens", 1, "Hi.", code=1).stderr
 
 
+def resident_bytes(program):
+    status = pathlib.Path(f"/proc/{program.process.pid}/status").read_text()
+    return int(re.search(r"VmRSS:\s+(\d+) kB", status)[1]) << 10
+
+
 def test_slice_is_enough_for_an_edge(cloud, edge, tmp_path):
     device = tmp_path / "device.gguf"
     tandem("model", "slice", "--layers", "0:8", MODEL, device)
@@ -64,11 +70,17 @@ def test_slice_is_enough_for_an_edge(cloud, edge, tmp_path):
     ask = dict(model="default", messages=[{"role": "user", "content": "What do bees do in winter? " * 12}], temperature=0, max_tokens=16,
                extra_body={"cache": False, "fidelity": "exact"})
     reference = client_of(cloud, cloud.token, cloud.ca).chat.completions.create(**ask).choices[0].message.content
+    everything = Edge(tmp_path / "all", cloud, cloud.new_token(principal="whole"), 30, extra=["--codec", "l0", "--hidden", "f32"]).start()
+    client_of(everything).chat.completions.create(**ask)
+    whole_bytes = resident_bytes(everything)
+    assert everything.stop() == 0
     e = Edge(tmp_path / "e", cloud, cloud.new_token(principal="sliced"), 8, model=str(device), extra=["--codec", "l0", "--hidden", "f32"]).start()
     try:
         r = client_of(e).chat.completions.create(**{**ask, "extra_body": {**ask["extra_body"], "timings": True}})
         assert r.choices[0].message.content == reference
         assert r.timings["edge_layers"] == 8 and r.timings["edge_prefill_tokens"] > 0
+        print(f"in memory: {resident_bytes(e) >> 20} MiB with 8 layers, {whole_bytes >> 20} with all 30")
+        assert resident_bytes(e) < 0.7 * whole_bytes, (resident_bytes(e), whole_bytes)
     finally:
         assert e.stop() == 0
 

@@ -54,6 +54,17 @@ def test_bad_model(node, tmp_path):
     fails(replaced(node.command(), "--model", short), "short.gguf")
 
 
+@pytest.mark.skipif(os.path.exists("/dev/nvidiactl"), reason="there is a GPU here")
+def test_no_gpu(tmp_path):
+    """`auto` says why it computes on the CPU; a GPU that was asked for by name is not replaced."""
+    c = Cloud(tmp_path / "c", extra=["--device", "auto"])
+    c.new_token()
+    c.start()
+    assert "computing on the CPU" in c.log()
+    assert c.stop() == 0
+    fails(replaced(c.command(), "--device", "cuda:0"), "--device cpu")
+
+
 def test_port_in_use(node):
     with socket.create_server(("127.0.0.1", 0)) as s:
         fails(replaced(node.command(), "--listen-port", s.getsockname()[1]), str(s.getsockname()[1]), "--listen-port")

@@ -1,4 +1,4 @@
-/* link, memory: once warm, a token costs no allocation at either end; a hostile header's memory is bounded and given back. */
+/* link, memory: once warm, a token costs no allocation at either end, and bulk none for a frame; a hostile header's memory is bounded and given back. */
 #include "frames.h"
 #include "protocol/link_internal.h"
 
@@ -33,6 +33,8 @@ void *aligned_alloc(size_t align, size_t size)
 #else
 #define COUNTS_ALLOCATIONS 0
 #endif
+
+static unsigned long frame_count;
 
 static void send_tokens(struct owner *cloud, struct owner *edge, uint32_t count)
 {
@@ -83,6 +85,55 @@ static void test_tokens_cost_no_allocation(void **state)
     owner_stop(&cloud), owner_stop(&edge);
 }
 
+/* Sends messages of many frames each, and consumes them at once. */
+static void send_bulk(struct owner *edge, struct owner *cloud, uint32_t count, uint64_t round_us)
+{
+    const size_t size = 1 << 20;
+    static uint8_t bytes[LIMIT_FRAME_SIZE], back[4096];
+    for (uint32_t i = 0; i < count; i++) {
+        Tandem__KvBlock kv = kv_valid(0, 0);
+        uint8_t *payload = calloc(1, size);
+        assert_int_equal(link_send_bulk(edge->link, FRAME_KV_BLOCK, 1, &kv.base, 1, payload, size), 0);
+        cloud->seen_count = 0;
+        while (cloud->seen_count == 0) {
+            edge->now_us = cloud->now_us += round_us;
+            for (int64_t sent; (sent = link_next(edge->link, bytes, sizeof bytes, edge->now_us)) > 0;) {
+                frame_count += frame_is_bulk(bytes[0]);
+                assert_int_equal(link_receive(cloud->link, bytes, (size_t)sent, cloud->now_us), 0);
+            }
+            if (cloud->seen_count > 0)
+                link_consumed(cloud->link, 1, size);
+            for (int64_t sent; (sent = link_next(cloud->link, back, sizeof back, cloud->now_us)) > 0;)
+                assert_int_equal(link_receive(edge->link, back, (size_t)sent, edge->now_us), 0);
+        }
+        assert_int_equal(cloud->seen[0].type, FRAME_KV_BLOCK);
+    }
+}
+
+/* Its payload, which the caller makes, its place in the queue, and where it is put together, which grows twofold: of a message, however many
+ * frames it takes. */
+static void test_bulk_costs_no_allocation_a_frame(void **state)
+{
+    (void)state;
+    static const uint64_t round_us[] = {1000, 50000}; /* the slower the link, the smaller its frames */
+    for (size_t i = 0; i < TD_COUNT(round_us); i++) {
+        struct owner cloud, edge;
+        cloud_ready(&cloud, 0, 0);
+        edge_ready(&edge, 0, 0);
+        assert_int_equal(cloud_open(&cloud, 1), 0);
+        assert_int_equal(edge_open(&edge, 1), 0);
+        while (take(&edge).type)
+            ;
+        send_bulk(&edge, &cloud, 10, round_us[i]);
+        frame_count = 0;
+        unsigned long before = allocation_count;
+        send_bulk(&edge, &cloud, 100, round_us[i]);
+        assert_true(frame_count >= 500);
+        assert_true(allocation_count - before <= 16 * 100);
+        owner_stop(&cloud), owner_stop(&edge);
+    }
+}
+
 /* The header that unpacks to the most: nothing but empty sub-messages. */
 static void test_hostile_header_is_bounded(void **state)
 {
@@ -111,6 +162,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_tokens_cost_no_allocation),
+        cmocka_unit_test(test_bulk_costs_no_allocation_a_frame),
         cmocka_unit_test(test_hostile_header_is_bounded),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
