@@ -531,14 +531,28 @@ def stumble(o):
 
 # ---- the link kept full ----
 
-def flood(bench, mbit):
-    """A prompt whose KV goes as it is, all layers of it: more than the link takes. Returns once the link is full."""
+HELD = ["--codec", "raw", "--hidden", "f32", "--kv-memory", "512M"]  # devices that hold a prompt's KV and send it as it is: no computing holds it up
+
+
+def hold(bench, prompt):
+    """A text whose KV the device holds in all layers."""
+    bench.shape(1000, 1)
+    text = bench.text(prompt)
+    bench.open("k30", prompt, 1, text).getresponse().read()
+    bench.settle()
+    return text
+
+
+def flood(bench, mbit, text, prompt):
+    """Its KV on the way, and how full the link then is, of the shaped rate, over 0.1 s."""
     before = bench.link.uplink_payload()
-    connection = bench.open("k30", (bench.o.prompts or [4096])[0])
+    connection = bench.open("k30", prompt, 2, text, cache=False)
     until = time.monotonic() + 20
     while bench.link.uplink_payload() - before < min(mbit * 1e6 / 8 * 0.3, 4e6) and time.monotonic() < until:
         time.sleep(0.01)
-    return connection
+    before, started = bench.link.uplink_payload(), time.monotonic()
+    time.sleep(0.1)
+    return connection, (bench.link.uplink_payload() - before) * 8e-6 / (time.monotonic() - started) / mbit
 
 
 def upload(bench, mbit, text, prompt):
@@ -561,15 +575,11 @@ def upload(bench, mbit, text, prompt):
 
 def goodput(o):
     """Payload of TCP that arrives from when the link is full until the last byte has come, over the shaped rate."""
-    bench, rows = Bench(o, ["k30"], ["--codec", "raw", "--hidden", "f32", "--kv-memory", "512M"]), []
+    bench, rows = Bench(o, ["k30"], HELD), []
     prompt = (o.prompts or [4096])[0]
     try:
         for mbit in o.rates or [1, 5, 20, 100, 300]:
-            bench.shape(1000, 1)
-            text = bench.text(prompt)
-            response = bench.open("k30", prompt, 1, text).getresponse()
-            response.read()
-            bench.settle()
+            text = hold(bench, prompt)
             shares, whole = [], []
             bench.link.shape(mbit, (o.delays or [20])[0])
             upload(bench, mbit, text, prompt)  # the connection finds the new rate
@@ -670,16 +680,19 @@ class Watcher(threading.Thread):
 
 def cancel(o):
     """From the client's going away to the cloud's having nothing to do, with the uplink full."""
-    bench, rows = Bench(o, ["k30"], ["--codec", "raw", "--hidden", "f32"]), []
-    delay = (o.delays or [20])[0]
+    bench, rows = Bench(o, ["k30"], HELD), []
+    delay, prompt = (o.delays or [20])[0], (o.prompts or [4096])[0]
     try:
         watcher = Watcher(o.cloud_ns)
         for mbit in o.rates or RATES:
-            bench.shape(mbit, delay)
-            took = []
+            text = hold(bench, prompt)
+            bench.link.shape(mbit, delay)
+            upload(bench, mbit, text, prompt)  # the connection finds the new rate
+            bench.settle()
+            took, full = [], []
             for _ in range(o.repeats):
-                connection = flood(bench, mbit)
-                time.sleep(0.5)
+                connection, share = flood(bench, mbit, text, prompt)
+                full.append(share)
                 if not watcher.running:
                     raise RuntimeError("the cloud had nothing to do before it was told to stop")
                 watcher.idle_at, started = 0.0, time.monotonic()
@@ -689,9 +702,10 @@ def cancel(o):
                 took.append((watcher.idle_at - started) * 1e3 if watcher.idle_at else 1e4)
                 bench.settle()
             rows.append({"link_mbit": mbit, "delay_ms": delay, "cancel_ms": round(statistics.median(took), 1), "worst_ms": round(max(took), 1),
-                         "over_rtt_ms": round(max(took) - 2 * delay, 1)})
+                         "over_rtt_ms": round(max(took) - 2 * delay, 1), "share": round(min(full), 3)})
             if not o.json:
-                print("{link_mbit:5} Mbit/s: {cancel_ms:7.1f} ms, at worst {worst_ms:.1f}: {over_rtt_ms:.1f} over the round trip".format(**rows[-1]), flush=True)
+                print("{link_mbit:5} Mbit/s, {share:.0%} full at least: {cancel_ms:7.1f} ms, at worst {worst_ms:.1f}: {over_rtt_ms:.1f} over the round trip".format(**rows[-1]),
+                      flush=True)
         watcher.ends = True
         watcher.join()
     finally:
