@@ -105,7 +105,9 @@ int patience_wait(struct store_waiter *w, int queued)
         return queued;
     }
     struct store *s = w->store;
-    uint64_t end_us = clock_mono_us() + patience_for(s, op_queue_size(&s->queue));
+    /* the writer may have begun to rewrite a segment, or have to for what is queued */
+    uint64_t ahead_size = op_queue_size(&s->queue) + s->segment_size;
+    uint64_t end_us = clock_mono_us() + patience_for(s, ahead_size);
     pthread_mutex_lock(&w->lock);
     while (!w->done && clock_mono_us() < end_us && !is_late(s)) {
         uint64_t due_us = s->due_us, look_us = due_us ? due_us + 1 : clock_mono_us() + s->answer_us;

@@ -386,7 +386,7 @@ void patience_close(struct store *s); /* waits for reads under way */
 /* On the writer and its helpers: a call that brings so many bytes to the disk begins, or the next of a row; they do something else. */
 void patience_call(struct store *s, uint64_t size);
 void patience_rest(struct store *s);
-/* A waiter that waits no longer than STORE_ANSWER_US and what is queued by then may take. NULL without memory. */
+/* A waiter that waits no longer than STORE_ANSWER_US and what is queued by then, behind the rewriting of a segment, may take. NULL without memory. */
 struct store_waiter *patience_waiter(struct store *s);
 void patience_done(void *waiter, int status); /* its store_done */
 /* queued: what queueing said, which it returns where that failed. -TD_ERR_TIMEOUT: it was not acknowledged in time, and may be yet. w is gone. */
