@@ -1,6 +1,7 @@
 /* admin_store: see admin_store.h. */
 #include "cloud/admin_store.h"
 #include "protocol/openai.h"
+#include "shared/stop.h"
 #include "store/operator.h"
 #include <pthread.h>
 #include <stdatomic.h>
@@ -110,7 +111,9 @@ void admin_store_stop(struct admin_store *a)
     if (!a)
         return;
     store_end_jobs(a->store);
+    stop_note_late(1); /* if not with that, with a read that does not come back */
     join(a);
+    stop_note_late(-1);
 }
 
 static void answer(void *arg)

@@ -5,6 +5,7 @@
 #include "edge/kv_disk.h"
 #include "shared/log.h"
 #include "shared/metrics.h"
+#include "shared/stop.h"
 #include <errno.h>
 #include <pthread.h>
 #include <stdlib.h>
@@ -256,9 +257,12 @@ void kv_disk_destroy(struct kv_disk *d)
         return;
     pthread_mutex_lock(&d->lock);
     d->stop = true;
+    int late = d->reading; /* nobody waits for it */
     pthread_cond_broadcast(&d->changed);
     pthread_mutex_unlock(&d->lock);
+    stop_note_late(late);
     pthread_join(d->thread, NULL);
+    stop_note_late(-late);
     store_flush(d->store);
     pthread_mutex_lock(&d->lock);
     while (d->writing > 0)

@@ -19,6 +19,7 @@ static struct { /* under lock, but for `done` */
 } guard;
 static atomic_bool asked; /* a signal has come, here or to the caller */
 static _Atomic uint64_t call_due_us;
+static atomic_int late_count; /* of reads */
 
 static void end_at_once(const char *module)
 {
@@ -29,7 +30,7 @@ static void end_at_once(const char *module)
 static bool disk_is_silent(void)
 {
     uint64_t due_us = atomic_load(&call_due_us);
-    return due_us && clock_mono_us() > due_us;
+    return due_us ? clock_mono_us() > due_us : atomic_load(&late_count) > 0;
 }
 
 /* A disk may fall silent, or answer again, at any time. */
@@ -66,6 +67,11 @@ static void *watch(void *arg)
 void stop_note_call(uint64_t due_us)
 {
     atomic_store(&call_due_us, due_us);
+}
+
+void stop_note_late(int change)
+{
+    atomic_fetch_add(&late_count, change);
 }
 
 void stop_begins(const char *module, unsigned seconds, unsigned silent_seconds, bool by_signal)

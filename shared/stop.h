@@ -15,6 +15,8 @@
 void stop_begins(const char *module, unsigned seconds, unsigned silent_seconds, bool by_signal);
 /* The thread that writes to the disk is in a call that should end by then, by the monotonic clock; 0: in none. */
 void stop_note_call(uint64_t due_us);
+/* So many more threads, or fewer, are waited for that are late with a read. It counts while the one that writes is in no call. */
+void stop_note_late(int change);
 void stop_done(void); /* also where none has begun */
 
 #endif

@@ -16,6 +16,7 @@
  *      when the disk is three quarters full, or seven eighths of a quota are used; eviction at seven eighths and at the quota, whatever is under way:
  *      where blocks come faster than they are re-encoded, they go as without it. */
 #include "shared/kv_record.h"
+#include "shared/stop.h"
 #include "store/store_internal.h"
 #include <stdlib.h>
 #include <sys/resource.h>
@@ -367,7 +368,9 @@ void demote_stop(struct store *s)
     d->stopping = true;
     pthread_cond_broadcast(&d->changed);
     pthread_mutex_unlock(&d->lock);
+    stop_note_late(1); /* with a read perhaps, which nobody would miss */
     pthread_join(d->thread, NULL);
+    stop_note_late(-1);
     d->started = false;
 }
 

@@ -2,6 +2,7 @@
 #include "store/lane.h"
 #include "shared/log.h"
 #include "shared/metrics.h"
+#include "shared/stop.h"
 #include <errno.h>
 #include <pthread.h>
 #include <stdlib.h>
@@ -218,10 +219,13 @@ void lane_destroy(struct lane *l)
         return;
     pthread_mutex_lock(&l->lock);
     l->stopping = true;
+    int late = l->left_behind > 0;
     pthread_cond_broadcast(&l->wanted);
     pthread_mutex_unlock(&l->lock);
+    stop_note_late(late);
     for (unsigned i = 0; i < l->thread_count; i++)
         pthread_join(l->threads[i], NULL);
+    stop_note_late(-late);
     pthread_cond_destroy(&l->ended);
     pthread_cond_destroy(&l->wanted);
     pthread_mutex_destroy(&l->lock);

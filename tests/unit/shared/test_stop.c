@@ -67,10 +67,27 @@ static void disk_is_silent(void)
     hang();
 }
 
+/* Nor does it if a read is waited for while the writer is at work. */
 static void disk_answers(void)
 {
+    stop_note_late(1);
     stop_note_call(clock_mono_us() + 1000000000);
-    stop_begins("test", 2, 0, true);
+    stop_begins("test", 1, 0, true);
+    hang();
+}
+
+static void a_read_is_waited_for(void)
+{
+    stop_note_late(1);
+    stop_begins("test", 1000, 0, true);
+    hang();
+}
+
+static void a_read_came_back(void)
+{
+    stop_note_late(1);
+    stop_note_late(-1);
+    stop_begins("test", 1, 0, true);
     hang();
 }
 
@@ -119,7 +136,11 @@ static void test_outcomes(void **state)
     assert_int_equal(outcome(disk_is_silent, said, sizeof said), 1);
     assert_non_null(strstr(said, "a disk does not answer"));
     assert_int_equal(outcome(disk_answers, said, sizeof said), 1);
-    assert_non_null(strstr(said, "not stopped in 2 s"));
+    assert_non_null(strstr(said, "not stopped in 1 s"));
+    assert_int_equal(outcome(a_read_is_waited_for, said, sizeof said), 1);
+    assert_non_null(strstr(said, "not stopped in 0 s: a disk does not answer"));
+    assert_int_equal(outcome(a_read_came_back, said, sizeof said), 1);
+    assert_non_null(strstr(said, "not stopped in 1 s"));
     assert_int_equal(outcome(asked_twice, said, sizeof said), 1);
     assert_non_null(strstr(said, "second signal"));
     assert_int_equal(outcome(asked_twice_there, said, sizeof said), 1);

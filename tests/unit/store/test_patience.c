@@ -1,6 +1,8 @@
 /* patience: a disk that hangs holds nobody but the thread that is in its call. */
 #include "held_disk.h"
+#include "shared/stop.h"
 #include "store/operator.h"
+#include <sys/wait.h>
 
 /* A call that a put leads to is held, the clock goes on, and it is let go. roll: the put begins a segment. */
 static void hangs_in(enum call call, int status, bool roll)
@@ -154,6 +156,42 @@ static void closing_waits_for_a_read_that_was_left(void **state)
     assert_false(atomic_load(&closed_meanwhile));
 }
 
+/* In a process of its own: how it ends if its stop comes while such a call of a late disk is held. */
+static void stop_while(enum call held)
+{
+    alarm(200); /* it waits after all */
+    open_store();
+    if (save("old", 0) < 0)
+        return;
+    hold(held, 0);
+    store->answer_us = IMPATIENT_US;
+    while (disk.inside[held] == 0)
+        held == CALL_READ ? (int)version_of("old") : save("late", 0);
+    stop_begins("test", 1000, 0, false);
+    store_close(store);
+}
+
+static int status_of_a_stop_while(enum call held)
+{
+    int status;
+    directory = fixture_directory();
+    pid_t pid = fork();
+    if (pid == 0) {
+        stop_while(held);
+        _exit(0);
+    }
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    fixture_remove(directory);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+
+static void a_stop_does_not_wait_for_a_call_that_is_late(void **state)
+{
+    (void)state;
+    assert_int_equal(status_of_a_stop_while(CALL_READ), 1);
+    assert_int_equal(status_of_a_stop_while(CALL_SYNC), 1);
+}
+
 static void a_new_tenant_hangs(void **state)
 {
     (void)state;
@@ -235,6 +273,7 @@ static void a_look_at_what_is_left_hangs(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_stop_does_not_wait_for_a_call_that_is_late), /* first, as it forks */
         TEST(a_write_hangs),
         TEST(a_sync_hangs),
         TEST(a_write_hangs_and_fails),
