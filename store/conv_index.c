@@ -448,13 +448,16 @@ int conv_delete(struct conv_index *x, const char *tenant, const char *principal,
     struct store_waiter *w = patience_waiter(x->store);
     if (!w)
         return -TD_ERR_NOMEM;
-    int rc = patience_wait(w, store_conv_delete(x->store, tenant, principal, conv_id, patience_done, w));
-    if (rc == 0 || rc == -TD_ERR_NOTFOUND) {
+    int queued = store_conv_delete(x->store, tenant, principal, conv_id, patience_done, w);
+    int rc = patience_wait(w, queued);
+    if (rc == 0 || rc == -TD_ERR_NOTFOUND)
         forget(x, tenant, principal, conv_id);
-        pthread_mutex_lock(&x->lock);
+    pthread_mutex_lock(&x->lock);
+    if (rc == 0 || rc == -TD_ERR_NOTFOUND)
         conv_lost_forget(x->lost, tenant, principal, conv_id);
-        pthread_mutex_unlock(&x->lock);
-    }
+    else if (queued == 0)
+        conv_lost_note_deleted(x->lost, tenant, principal, conv_id);
+    pthread_mutex_unlock(&x->lock);
     return rc;
 }
 
@@ -469,10 +472,12 @@ void conv_note_lost(struct conv_index *x, const char *tenant, const char *princi
 bool conv_has_lost(struct conv_index *x, const char *tenant, const char *principal, const char *conv_id,
                    const char *request_key)
 {
+    bool deleted;
     pthread_mutex_lock(&x->lock);
-    uint64_t version = conv_lost_version(x->lost, tenant, principal, conv_id, request_key);
+    uint64_t version = conv_lost_version(x->lost, tenant, principal, conv_id, request_key, &deleted);
     pthread_mutex_unlock(&x->lock);
-    return version > 0 && !conv_is_durable(x, tenant, principal, conv_id, version);
+    uint64_t durable = version > 0 ? store_conv_durable(x->store, tenant, principal, conv_id) : 0;
+    return durable < version && !(deleted && durable == 0);
 }
 
 bool conv_is_durable(struct conv_index *x, const char *tenant, const char *principal, const char *conv_id,

@@ -11,6 +11,7 @@ struct lost_turn { /* id "": free */
     char tenant[STORE_TENANT_MAX + 1], principal[STORE_TENANT_MAX + 1], id[STORE_CONV_ID_MAX + 1];
     char request_key[CONV_KEY_MAX + 1];
     uint64_t version;
+    bool deleted; /* as asked for; it may not have happened yet, and may fail */
 };
 
 struct conv_lost {
@@ -52,12 +53,21 @@ void conv_lost_note(struct conv_lost *l, const char *tenant, const char *princip
     snprintf(t->id, sizeof t->id, "%s", id);
     snprintf(t->request_key, sizeof t->request_key, "%s", request_key);
     t->version = version;
+    t->deleted = false;
+}
+
+void conv_lost_note_deleted(struct conv_lost *l, const char *tenant, const char *principal, const char *id)
+{
+    struct lost_turn *t = find(l, tenant, principal, id);
+    if (t)
+        t->deleted = true;
 }
 
 uint64_t conv_lost_version(struct conv_lost *l, const char *tenant, const char *principal, const char *id,
-                           const char *request_key)
+                           const char *request_key, bool *deleted)
 {
     const struct lost_turn *t = find(l, tenant, principal, id);
+    *deleted = t && t->deleted;
     return t && (!request_key[0] || strcmp(t->request_key, request_key) != 0) ? t->version : 0;
 }
 

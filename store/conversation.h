@@ -69,7 +69,7 @@ int conv_save(struct conv_index *x, const char *tenant, const char *principal, u
 bool conv_is_durable(struct conv_index *x, const char *tenant, const char *principal, const char *conv_id,
                      uint64_t version);
 /* Its last turn, of the request with this key ("": none), which would have made it this version, could not be stored. So it is until one of that version is,
- * perhaps this very one that came late, or it is deleted, or the process ends. */
+ * perhaps this very one that came late, or it is deleted, perhaps late as well, or the process ends. */
 void conv_note_lost(struct conv_index *x, const char *tenant, const char *principal, const char *conv_id,
                     uint64_t version, const char *request_key);
 /* Has it lost its last turn, and was that another request's than this? */

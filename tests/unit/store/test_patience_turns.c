@@ -158,6 +158,52 @@ static void a_later_turn_stays_lost(void **state)
     assert_true(conv_has_lost(conversations, "acme", "ann", "late", ""));
 }
 
+/* "old" has lost a turn, and whoever is told so deletes it, which nobody waits for. */
+static void a_deletion_is_given_up(int status)
+{
+    assert_int_equal(save("old", 0), 0);
+    conv_note_lost(conversations, "acme", "ann", "old", 2, "");
+    hold(CALL_SYNC, status);
+    store->answer_us = IMPATIENT_US;
+    assert_int_equal(conv_delete(conversations, "acme", "ann", "old"), -TD_ERR_TIMEOUT);
+    store->answer_us = PATIENT_US;
+    wait_until_inside(CALL_SYNC);
+    assert_true(conv_has_lost(conversations, "acme", "ann", "old", ""));
+}
+
+/* Nothing is left to be missed, and a new one of its name can be begun. */
+static void a_deletion_is_given_up_and_happens_later(void **state)
+{
+    (void)state;
+    a_deletion_is_given_up(0);
+    let_go();
+    wait_until_it_answers();
+    assert_int_equal(version_of("old"), 0);
+    assert_false(conv_has_lost(conversations, "acme", "ann", "old", ""));
+    conv_note_lost(conversations, "acme", "ann", "old", 1, ""); /* of the new one */
+    assert_true(conv_has_lost(conversations, "acme", "ann", "old", ""));
+    assert_int_equal(conv_delete(conversations, "acme", "ann", "old"), -TD_ERR_NOTFOUND);
+    assert_false(conv_has_lost(conversations, "acme", "ann", "old", ""));
+}
+
+static int fail_to_sync(struct io *io, int fd)
+{
+    (void)io, (void)fd;
+    return -EIO;
+}
+
+/* Then what was lost is missing still. */
+static void a_deletion_is_given_up_and_fails(void **state)
+{
+    (void)state;
+    a_deletion_is_given_up(-EIO);
+    disk.io.fsync = fail_to_sync; /* when it is tried again */
+    let_go();
+    wait_until_it_answers();
+    assert_int_equal(version_of("old"), 1);
+    assert_true(conv_has_lost(conversations, "acme", "ann", "old", ""));
+}
+
 /* ---- turns ---- */
 
 struct speaker {
@@ -280,6 +326,8 @@ int main(void)
         TEST(a_turn_behind_much_else_is_given_up_when_a_call_hangs),
         TEST(a_turn_behind_a_segment_that_is_rewritten_is_waited_for),
         TEST(a_later_turn_stays_lost),
+        TEST(a_deletion_is_given_up_and_happens_later),
+        TEST(a_deletion_is_given_up_and_fails),
         TEST(a_repeated_turn_is_kept_with_the_first),
         TEST(a_turn_whose_history_is_not_read),
     };
