@@ -81,7 +81,7 @@ int conversation_show_json(struct conv_index *x, const struct tokenizer *t, cons
     if (rc < 0)
         return rc;
     json_t *root = summary_of(&c, text), *value = decoded(t, &c, text),
-           *messages = conversation_messages_json(&c, t, text);
+           *messages = conversation_messages_json(&c, t, text, NULL);
     conv_free(&c);
     if (!root || !value || !messages) {
         json_decref(root);

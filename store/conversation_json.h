@@ -15,9 +15,10 @@ int conversation_list_json(struct store *s, const char *tenant, const char *prin
 int conversation_show_json(struct conv_index *x, const struct tokenizer *t, const char *tenant,
                            const char *principal, const char *id, conversation_text_fn text, char **json);
 
-/* What was said, [{"role", "content"}], split at the template's marks (conversation_messages.c). The caller's; NULL without memory. */
+/* What was said, [{"role", "content"}], split at the template's marks (conversation_messages.c). The caller's; NULL without memory.
+ * counts: NULL, or for each boundary how many of them stand before it. */
 json_t *conversation_messages_json(const struct conversation *c, const struct tokenizer *t,
-                                   conversation_text_fn text);
+                                   conversation_text_fn text, uint32_t *counts);
 
 /* ---- copies: conversation_move.c ---- */
 /* The same history under a new id. No KV is copied: blocks are named by tokens, so both find the same ones. {"conversation", "forked_from"} */

@@ -10,8 +10,18 @@ struct splitter {
     const struct conversation *c;
     conversation_text_fn text;
     json_t *messages;
+    uint32_t *counts;  /* NULL, or of messages that begin before each of the conversation's boundaries */
+    uint32_t boundary; /* the first that is not counted yet */
     bool failed;
 };
+
+/* The messages so far are all that begin before `at`. */
+static void count_before(struct splitter *s, uint32_t at)
+{
+    for (; s->boundary < s->c->boundary_count && s->c->boundaries[s->boundary].ids_count <= at; s->boundary++)
+        if (s->counts)
+            s->counts[s->boundary] = (uint32_t)json_array_size(s->messages);
+}
 
 static void add(struct splitter *s, const char *role, size_t role_size, const char *content, size_t size)
 {
@@ -74,10 +84,12 @@ static bool find_marks(const struct tokenizer *t, const struct conversation *c, 
     return false;
 }
 
-/* The message behind the mark at `at`; where the next may begin. */
+/* The message behind the mark at `at`; where the next may begin. A reply ends where its boundary is, even if the model has ended it with another word. */
 static uint32_t split_one(struct splitter *s, const struct marks *m, uint32_t at)
 {
     uint32_t end = find_id(s->c, at + 1, m->end, m->begin), content = at + 1;
+    if (s->boundary < s->c->boundary_count)
+        end = TD_MIN(end, s->c->boundaries[s->boundary].ids_count);
     size_t role_size = 0, size = 0, lead = strlen(m->lead);
     char *role = NULL;
     if (m->role_end >= 0) {
@@ -105,8 +117,11 @@ static uint32_t split_one(struct splitter *s, const struct marks *m, uint32_t at
 static void split_marked(struct splitter *s, const struct marks *m)
 {
     for (uint32_t at = find_id(s->c, 0, m->begin, m->begin); at < s->c->ids_count && !s->failed;
-         at = find_id(s->c, at, m->begin, m->begin))
+         at = find_id(s->c, at, m->begin, m->begin)) {
+        count_before(s, at);
         at = split_one(s, m, at);
+    }
+    count_before(s, s->c->ids_count);
 }
 
 /* ---- templates with marks of plain text: by turns ------------------------------------------------------------ */
@@ -139,14 +154,16 @@ static void split_turns(struct splitter *s)
         if (text)
             split_turn(s, text, size);
         forget(text, size);
+        if (s->counts)
+            s->counts[i] = (uint32_t)json_array_size(s->messages);
         begin = end;
     }
 }
 
 json_t *conversation_messages_json(const struct conversation *c, const struct tokenizer *t,
-                                   conversation_text_fn text)
+                                   conversation_text_fn text, uint32_t *counts)
 {
-    struct splitter s = {t, c, text, json_array(), false};
+    struct splitter s = {t, c, text, json_array(), counts, 0, false};
     struct marks m;
     if (!s.messages)
         return NULL;

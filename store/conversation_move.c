@@ -11,9 +11,8 @@
 
 _Static_assert(CONVERSATION_ID_MAX == STORE_CONV_ID_MAX, "what is imported can be stored");
 
-#define MOVE_FORMAT   "tandem-conversation"
-#define MOVE_VERSION  1
-#define HISTORIES_MAX 32
+#define MOVE_FORMAT  "tandem-conversation"
+#define MOVE_VERSION 1
 
 static int answer(json_t *root, char **json)
 {
@@ -115,12 +114,13 @@ int conversation_export_json(struct conv_index *x, const struct tokenizer *t, co
     int rc = conv_load(x, tenant, principal, id, &version, &c);
     if (rc < 0)
         return rc;
-    json_t *root = json_pack(
-        "{s:s,s:i,s:s,s:o,s:I,s:I,s:o,s:o,s:o,s:o,s:o}", "format", MOVE_FORMAT, "version", MOVE_VERSION, "id",
-        c.id, "title", hex_json((const uint8_t *)c.title, strlen(c.title)), "created_us",
-        (json_int_t)c.created_us, "updated_us", (json_int_t)c.updated_us, "tokenizer",
-        hex_json(c.tokenizer_id, TD_HASH_SIZE), "fingerprint", hex_json(c.fingerprint, TD_HASH_SIZE),
-        "tokens", ids_json(&c), "turns", turns_json(&c), "messages", conversation_messages_json(&c, t, text));
+    json_t *root =
+        json_pack("{s:s,s:i,s:s,s:o,s:I,s:I,s:o,s:o,s:o,s:o,s:o}", "format", MOVE_FORMAT, "version",
+                  MOVE_VERSION, "id", c.id, "title", hex_json((const uint8_t *)c.title, strlen(c.title)),
+                  "created_us", (json_int_t)c.created_us, "updated_us", (json_int_t)c.updated_us, "tokenizer",
+                  hex_json(c.tokenizer_id, TD_HASH_SIZE), "fingerprint",
+                  hex_json(c.fingerprint, TD_HASH_SIZE), "tokens", ids_json(&c), "turns", turns_json(&c),
+                  "messages", conversation_messages_json(&c, t, text, NULL));
     if (root && c.vault_size)
         root = whole(root, json_object_set_new(root, "vault", hex_json(c.vault, c.vault_size)));
     conv_free(&c);
@@ -206,37 +206,33 @@ static bool is_default_system(enum chat_template_kind kind, json_t *messages)
     return same;
 }
 
-/* Of all messages up to a boundary; nothing is changed where they are not a history that ends with a reply. */
-static void hash_messages(const struct conversation_home *home, json_t *messages,
-                          uint8_t history[TD_HASH_SIZE])
+/* Of each boundary whose messages are a history that ends with a reply; the others keep theirs. */
+static void hash_messages(const struct conversation_home *home, json_t *messages, const uint32_t *counts,
+                          struct conversation *c)
 {
-    size_t count = json_array_size(messages);
+    size_t hashed = is_default_system(home->template_kind, messages);
     uint8_t h[TD_HASH_SIZE];
-    if (count == 0 || strcmp(message_of(messages, count - 1).role, "assistant") != 0)
-        return;
     conv_history_start(home->principal_key, (uint8_t)home->template_kind, h);
-    for (size_t i = is_default_system(home->template_kind, messages); i < count; i++) {
-        const struct chat_message m = message_of(messages, i);
-        conv_history_next(home->principal_key, h, m.role, m.content, m.content_size, h);
+    for (uint32_t i = 0; i < c->boundary_count; i++) {
+        for (; hashed < counts[i]; hashed++) {
+            const struct chat_message m = message_of(messages, hashed);
+            conv_history_next(home->principal_key, h, m.role, m.content, m.content_size, h);
+        }
+        if (counts[i] > 0 && strcmp(message_of(messages, counts[i] - 1).role, "assistant") == 0)
+            memcpy(c->boundaries[i].history, h, TD_HASH_SIZE);
     }
-    memcpy(history, h, TD_HASH_SIZE);
 }
 
-/* The last HISTORIES_MAX boundaries: each is split from the beginning, and only near its end is a conversation gone on with. */
 static int make_histories(struct conversation *c, const struct conversation_home *home)
 {
-    uint32_t first = c->boundary_count > HISTORIES_MAX ? c->boundary_count - HISTORIES_MAX : 0;
-    for (uint32_t i = first; i < c->boundary_count; i++) {
-        struct conversation part = *c; /* borrows */
-        part.ids_count = c->boundaries[i].ids_count;
-        part.boundary_count = i + 1;
-        json_t *messages = conversation_messages_json(&part, home->tokenizer, home->text);
-        if (!messages)
-            return -TD_ERR_NOMEM;
-        hash_messages(home, messages, c->boundaries[i].history);
-        json_decref(messages);
-    }
-    return 0;
+    uint32_t *counts = calloc(c->boundary_count, sizeof *counts);
+    json_t *messages = counts ? conversation_messages_json(c, home->tokenizer, home->text, counts) : NULL;
+    int rc = messages ? 0 : -TD_ERR_NOMEM;
+    if (rc == 0)
+        hash_messages(home, messages, counts, c);
+    free(counts);
+    json_decref(messages);
+    return rc;
 }
 
 /* ---- import: the rest ---------------------------------------------------------------------------------------- */

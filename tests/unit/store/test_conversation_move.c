@@ -67,9 +67,12 @@ static int tear_down(void **state)
     return 0;
 }
 
+static size_t texts_made;
+
 static json_t *as_it_is(const struct conversation *c, const char *bytes, size_t size)
 {
     (void)c;
+    texts_made++;
     return json_stringn(bytes, size);
 }
 
@@ -124,11 +127,11 @@ static void test_messages(void **state)
 {
     (void)state;
     struct conversation c = talk(&chatml, CHAT_CHATML, "c", SAID, 4);
-    json_t *messages = conversation_messages_json(&c, chatml.tokenizer, as_it_is);
+    json_t *messages = conversation_messages_json(&c, chatml.tokenizer, as_it_is, NULL);
     assert_said(messages, SAID, 4, 0);
     json_decref(messages);
     c.ids_count -= 3; /* a reply that was cut short is shown as far as it goes */
-    messages = conversation_messages_json(&c, chatml.tokenizer, as_it_is);
+    messages = conversation_messages_json(&c, chatml.tokenizer, as_it_is, NULL);
     assert_int_equal(json_array_size(messages), 4);
     const char *last = json_string_value(json_object_get(json_array_get(messages, 3), "content"));
     assert_true(strlen(last) < strlen(SAID[3]) && strncmp(last, SAID[3], strlen(last)) == 0);
@@ -136,7 +139,7 @@ static void test_messages(void **state)
     conv_free(&c);
 
     c = talk(&chatml, CHAT_QWEN, "c", SAID, 2); /* with its system message */
-    messages = conversation_messages_json(&c, chatml.tokenizer, as_it_is);
+    messages = conversation_messages_json(&c, chatml.tokenizer, as_it_is, NULL);
     assert_said(messages, SAID, 2, 1);
     assert_string_equal(json_string_value(json_object_get(json_array_get(messages, 0), "role")), "system");
     json_decref(messages);
@@ -145,9 +148,59 @@ static void test_messages(void **state)
     static const char *const stripped[] = {"Name a river.\nOr two.", "<|eot_id|>", "user\n\nAnother?",
                                            "The Elbe."};
     c = talk(&headers, CHAT_LLAMA3, "c", stripped, 4); /* this template strips what is said */
-    messages = conversation_messages_json(&c, headers.tokenizer, as_it_is);
+    messages = conversation_messages_json(&c, headers.tokenizer, as_it_is, NULL);
     assert_said(messages, stripped, 4, 0);
     json_decref(messages);
+    conv_free(&c);
+}
+
+/* A reply that the model ended with another word than the template's ends there all the same. */
+static void test_a_reply_ends_at_its_boundary(void **state)
+{
+    (void)state;
+    struct conversation c = talk(&chatml, CHAT_CHATML, "c", SAID, 4);
+    int32_t end = tokenizer_find(chatml.tokenizer, "<|im_end|>");
+    uint32_t at = c.boundaries[0].ids_count - 1;
+    while (c.ids[at] != end)
+        at--;
+    c.boundaries[0].ids_count = at + 1;
+    c.ids[at] = tokenizer_find(chatml.tokenizer, "<|endoftext|>");
+    assert_true(c.ids[at] >= 0 && c.ids[at] != end);
+    json_t *messages = conversation_messages_json(&c, chatml.tokenizer, as_it_is, NULL);
+    assert_said(messages, SAID, 4, 0);
+    json_decref(messages);
+    conv_free(&c);
+}
+
+/* What is counted before a boundary is what a conversation that ends there shows, wherever it lies. */
+static void test_messages_before_each_boundary(void **state)
+{
+    (void)state;
+    enum { BOUNDARIES = 6 };
+    struct conversation c = talk(&chatml, CHAT_CHATML, "c", SAID, 4);
+    uint32_t random = 1, counts[BOUNDARIES];
+    c.boundaries = realloc(c.boundaries, BOUNDARIES * sizeof *c.boundaries);
+    c.boundary_count = BOUNDARIES;
+    for (int round = 0; round < 200; round++) {
+        uint32_t end = 1 + (random >> 8) % c.ids_count;
+        for (uint32_t i = 0; i < BOUNDARIES; i++) {
+            c.boundaries[i] = (struct conv_boundary){.ids_count = end};
+            random = random * 1664525 + 1013904223;
+            end += (random >> 8) % (c.ids_count - end + 1);
+        }
+        json_t *all = conversation_messages_json(&c, chatml.tokenizer, as_it_is, counts);
+        for (uint32_t i = 0; i < BOUNDARIES; i++) {
+            struct conversation part = c; /* borrows */
+            part.ids_count = c.boundaries[i].ids_count;
+            part.boundary_count = i + 1;
+            json_t *some = conversation_messages_json(&part, chatml.tokenizer, as_it_is, NULL);
+            assert_int_equal(json_array_size(some), counts[i]);
+            for (uint32_t j = 0; j < counts[i]; j++)
+                assert_true(json_equal(json_array_get(some, j), json_array_get(all, j)));
+            json_decref(some);
+        }
+        json_decref(all);
+    }
     conv_free(&c);
 }
 
@@ -156,7 +209,7 @@ static void test_messages_of_plain_marks(void **state)
     (void)state;
     static const char *const said[] = {"Name a river.", "The Rhine.", "Another?", "The Elbe."};
     struct conversation c = talk(&inst, CHAT_LLAMA2, "c", said, 4);
-    json_t *messages = conversation_messages_json(&c, inst.tokenizer, as_it_is);
+    json_t *messages = conversation_messages_json(&c, inst.tokenizer, as_it_is, NULL);
     assert_int_equal(json_array_size(messages), 4);
     for (size_t i = 0; i < 4; i++) {
         const char *text = json_string_value(json_object_get(json_array_get(messages, i), "content"));
@@ -171,7 +224,7 @@ static void test_messages_of_plain_marks(void **state)
     tokenizer_encode(inst.tokenizer, "abc", 3, NULL, 0, false, ids, 3);
     c = (struct conversation){.ids = ids, .ids_count = 1, .boundaries = &end, .boundary_count = 1};
     end.ids_count = 1;
-    messages = conversation_messages_json(&c, inst.tokenizer, as_it_is); /* no marks at all */
+    messages = conversation_messages_json(&c, inst.tokenizer, as_it_is, NULL); /* no marks at all */
     assert_int_equal(json_array_size(messages), 1);
     assert_string_equal(json_string_value(json_object_get(json_array_get(messages, 0), "role")), "text");
     json_decref(messages);
@@ -356,7 +409,9 @@ static void test_histories_after_import(void **state)
     save(&c);
     assert_int_equal(
         conversation_export_json(conversations, chatml.tokenizer, "acme", "ann", "talk", as_it_is, &file), 0);
+    texts_made = 0;
     assert_int_equal(import(&chatml, file, false, &json), 0);
+    assert_int_equal(texts_made, 4); /* once, whatever it is the history of */
     for (int again = 0; again < 2; again++) {
         uint8_t h[5][TD_HASH_SIZE], previous[TD_HASH_SIZE];
         uint32_t boundary;
@@ -447,6 +502,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_messages),
+        cmocka_unit_test(test_a_reply_ends_at_its_boundary),
+        cmocka_unit_test(test_messages_before_each_boundary),
         cmocka_unit_test(test_messages_of_plain_marks),
         cmocka_unit_test_setup_teardown(test_fork, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_pin, set_up, tear_down),
