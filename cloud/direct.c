@@ -133,6 +133,7 @@ static int start(void *ctx, struct api_call *api, const struct api_identity *who
     if (rc == 0) {
         c->job.work = direct_prepare;
         c->job.done = on_prepared;
+        c->job.owner = io_owner(c->tenant, c->principal);
         rc = io_worker_submit(d->service->io, &c->job);
         if (rc == -TD_ERR_FULL)
             td_fail(err, rc, "too many requests are waiting; try again");

@@ -121,6 +121,7 @@ int edge_conversation_read(struct edge_stream *s, struct engine_open *open, uint
     }
     r->job.work = read_work;
     r->job.done = read_done;
+    r->job.owner = io_owner(s->connection->who.tenant, s->connection->who.principal);
     r->service = service;
     r->stream = s;
     r->open = *open;
@@ -250,6 +251,7 @@ static bool fill_save(struct conversation_save *save, const struct edge_stream *
     const struct edge_connection *c = s->connection;
     save->job.work = save_work;
     save->job.done = save_done;
+    save->job.owner = io_owner(c->who.tenant, c->who.principal);
     save->server = c->server;
     memcpy(save->tenant, c->who.tenant, sizeof save->tenant);
     memcpy(save->principal, c->who.principal, sizeof save->principal);

@@ -136,7 +136,8 @@ static struct api_asked *asked_create(struct api_server *s, const struct api_que
         free(a);
         return NULL;
     }
-    a->job = (struct io_job){.work = work, .done = done};
+    a->job =
+        (struct io_job){.work = work, .done = done, .owner = io_owner(q->who->tenant, q->who->principal)};
     a->ops = s->config.ops;
     a->ctx = s->config.ctx;
     a->who = *q->who;

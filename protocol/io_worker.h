@@ -1,5 +1,6 @@
 /* io_worker: one thread for what may wait for a disk or take long: filtering and tokenising prompts, reading and saving conversations. Jobs run
- * one after the other, in the order of submission: a conversation that was saved before it is asked for is found. Bounded. */
+ * one after the other, an owner's in the order of submission: a conversation that was saved before it is asked for is found. Owners take turns, so that
+ * who imports many long ones delays another by one. Bounded. */
 #ifndef TANDEM_PROTOCOL_IO_WORKER_H
 #define TANDEM_PROTOCOL_IO_WORKER_H
 #include "protocol/inbox.h"
@@ -11,8 +12,12 @@ struct io_job {             /* a member of the caller's object, which the caller
     struct inbox_item item; /* the worker's */
     void (*work)(struct io_job *job); /* on the worker's thread */
     void (*done)(struct io_job *job); /* on the loop's thread, or in io_worker_destroy */
-    struct io_worker *worker;         /* set by io_worker_submit */
+    uint64_t owner;           /* io_owner; 0: nobody's, which waits for all that was submitted before */
+    struct io_worker *worker; /* the worker's, as the next two */
+    struct io_job *next;
+    uint64_t turn;
 };
+uint64_t io_owner(const char *tenant, const char *principal);
 
 struct io_worker *io_worker_create(struct inbox *inbox); /* NULL without memory or threads */
 void io_worker_stop(struct io_worker *w);                /* finishes what was submitted, takes no more */

@@ -1,4 +1,4 @@
-/* io_worker and inbox: jobs in the order of submission, one more than may wait is refused, `done` comes on the loop's thread, and what was
+/* io_worker and inbox: jobs in the order of submission, but owners in turn, one more than may wait is refused, `done` comes on the loop's thread, and what was
  * submitted is finished when the worker is stopped. */
 #include "protocol/io_worker.h"
 #include <pthread.h>
@@ -111,11 +111,35 @@ static void a_stopped_worker_has_finished_and_takes_no_more(void **state)
     free(jobs);
 }
 
+/* Each owner's next before anybody's next but one; nobody's behind all that was there. Numbers say what is to come when. */
+static void owners_take_turns(void **state)
+{
+    (void)state;
+    uint64_t a = io_owner("t", "a"), b_ = io_owner("t", "b"), c = io_owner("ta", "");
+    assert_true(a && a != b_ && a != c);
+    const struct {
+        uint64_t owner;
+        uint32_t number;
+    } order[] = {{a, 0}, {a, 3}, {a, 4}, {b_, 1}, {0, 5}, {c, 2}, {a, 6}};
+    struct job jobs[TD_COUNT(order)];
+    for (size_t i = 0; i < TD_COUNT(order); i++) {
+        jobs[i] = (struct job){.io = {.work = work, .done = done, .owner = order[i].owner},
+                               .number = order[i].number};
+        assert_int_equal(io_worker_submit(b.worker, &jobs[i].io), 0);
+    }
+    sem_post(&b.gate);
+    io_worker_stop(b.worker);
+    inbox_drain(b.inbox);
+    assert_int_equal(b.worked, TD_COUNT(order));
+    assert_int_equal(b.told, TD_COUNT(order));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(jobs_come_back_in_their_order, set_up, tear_down),
         cmocka_unit_test_setup_teardown(a_stopped_worker_has_finished_and_takes_no_more, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(owners_take_turns, set_up, tear_down),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
