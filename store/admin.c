@@ -7,6 +7,7 @@ void store_stats(struct store *s, struct store_stats *out)
     struct store_counters *c = &s->counters;
     *out = (struct store_stats){
         .blocks = table_count(&s->blocks),
+        .block_bytes = s->block_size,
         .conversations = table_count(&s->conversations),
         .limit_bytes = s->limit_size,
         .hits = c->hits,
@@ -25,14 +26,6 @@ void store_stats(struct store *s, struct store_stats *out)
         .silent = !store_answers(s),
     };
     out->writes_off = out->silent || s->write_error < 0;
-    for (size_t i = 0; i < TABLE_SHARD_COUNT; i++) {
-        struct table_shard *shard = &s->blocks.shards[i];
-        pthread_mutex_lock(&shard->lock);
-        for (size_t j = 0; j < shard->slot_count; j++)
-            if (shard->slots[j].segment_id)
-                out->block_bytes += shard->slots[j].stored_size;
-        pthread_mutex_unlock(&shard->lock);
-    }
     uint64_t live = 0;
     pthread_mutex_lock(&s->segments.lock);
     out->segments = s->segments.count;
@@ -47,9 +40,26 @@ void store_stats(struct store *s, struct store_stats *out)
     out->policy_bytes = evict_memory_size(s);
 }
 
-/* ---- listings --------------------------------------------------------------------------------------------- */
+int store_each_tenant(struct store *s, store_tenant_fn fn, void *ctx)
+{
+    int rc = 0;
+    for (uint32_t i = 1; i <= KEYS_TENANTS_MAX && rc == 0; i++) {
+        const struct tenant_count *t = &s->tenants[i];
+        struct store_tenant_stats stats = {t->blocks, t->size, t->from_device, {0}};
+        struct tenant_keys keys;
+        for (size_t j = 0; j < TD_COUNT(stats.by_level); j++)
+            stats.by_level[j] = t->by_level[j];
+        if (stats.blocks > 0 && keys_get(s->keys, i, &keys) == 0) {
+            rc = fn(ctx, keys.name, &stats);
+            crypto_wipe(&keys, sizeof keys);
+        }
+    }
+    return rc;
+}
 
-/* Copies of a shard's entries, so that callbacks run without its lock. NULL without memory; *count = 0 may be NULL too. */
+/* ---- verify ----------------------------------------------------------------------------------------------- */
+
+/* Copies of a shard's entries, so that they are read without its lock. NULL without memory; *count = 0 may be NULL too. */
 static struct entry *copy_shard(struct table_shard *shard, size_t *count)
 {
     pthread_mutex_lock(&shard->lock);
@@ -61,32 +71,6 @@ static struct entry *copy_shard(struct table_shard *shard, size_t *count)
     pthread_mutex_unlock(&shard->lock);
     return copies;
 }
-
-int store_each_block(struct store *s, store_block_fn fn, void *ctx)
-{
-    int rc = 0;
-    for (size_t i = 0; i < TABLE_SHARD_COUNT && rc == 0; i++) {
-        size_t count;
-        struct entry *copies = copy_shard(&s->blocks.shards[i], &count);
-        if (!copies)
-            return -TD_ERR_NOMEM;
-        for (size_t j = 0; j < count && rc == 0; j++) {
-            const struct entry *e = &copies[j];
-            struct store_block_info info = {e->quality, e->block_index, e->layer_begin, e->layer_end,
-                                            e->stored_size};
-            struct kv_block_id id;
-            struct tenant_keys keys;
-            memcpy(id.bytes, e->id, sizeof id.bytes);
-            if (keys_get(s->keys, e->tenant, &keys) == 0)
-                rc = fn(ctx, keys.name, &id, &info);
-            crypto_wipe(&keys, sizeof keys);
-        }
-        free(copies);
-    }
-    return rc < 0 ? rc : 0;
-}
-
-/* ---- verify ----------------------------------------------------------------------------------------------- */
 
 struct verification {
     struct store *s;

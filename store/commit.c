@@ -17,9 +17,24 @@
 
 /* ---- entries ---------------------------------------------------------------------------------------------- */
 
+void entry_count(struct store *s, const struct entry *e, bool counts)
+{
+    if (!e->segment_id || e->conversation || e->layer_end == 0) /* nothing on disk, a conversation or a pin */
+        return;
+    struct tenant_count *t = &s->tenants[e->tenant];
+    const uint64_t one = counts ? 1 : UINT64_MAX; /* which takes one away */
+    atomic_fetch_add_explicit(&t->blocks, one, memory_order_relaxed);
+    atomic_fetch_add_explicit(&t->size, one * e->stored_size, memory_order_relaxed);
+    atomic_fetch_add_explicit(&s->block_size, one * e->stored_size, memory_order_relaxed);
+    atomic_fetch_add_explicit(&t->by_level[TD_MIN(e->quality.fidelity, KV_L4)], one, memory_order_relaxed);
+    if (e->quality.provenance == KV_FROM_DEVICE)
+        atomic_fetch_add_explicit(&t->from_device, one, memory_order_relaxed);
+}
+
 bool entry_clear_place(struct store *s, struct entry *e)
 {
     if (e->segment_id) {
+        entry_count(s, e, false);
         segment_account(&s->segments, e->segment_id, e->stored_size, false);
         evict_note(s, e, false);
     }
@@ -273,12 +288,14 @@ static void publish_put(struct store *s, struct entry *e, const struct store_op 
                         e->stored_size - op->stored_size);
     }
     store_void_later(s, op->type, e);
+    entry_count(s, e, false);
     e->quality = op->quality;
     e->block_index = op->block_index;
     e->layer_begin = op->layer_begin;
     e->layer_end = op->layer_end;
     memcpy(e->parent, op->parent, sizeof e->parent);
     entry_set_place(s, e, op->segment_id, op->offset, op->lsn, op->stored_size);
+    entry_count(s, e, true);
     if (op->type == RECORD_PIN)
         evict_pin(s, op->tenant, op->id, true);
     else if (op->type == RECORD_BLOCK && is_pinned(s, op->tenant, op->id))

@@ -15,52 +15,23 @@ void operator_token(const uint8_t master[CRYPTO_KEY_SIZE], char out[OPERATOR_TOK
 
 /* ---- counts ------------------------------------------------------------------------------------------------ */
 
-struct tenant_row { /* blocks of one tenant, by quality */
-    char tenant[STORE_TENANT_MAX + 1];
-    uint64_t blocks, size, by_device;
-    uint64_t by_level[KV_L4 + 1]; /* the worst that their values went through */
-};
-struct listing {
-    struct tenant_row *rows; /* [KEYS_TENANTS_MAX] */
-    size_t count;
-};
-
-static int count_block(void *ctx, const char *tenant, const struct kv_block_id *id,
-                       const struct store_block_info *info)
+static int tenant_json(void *tenants, const char *tenant, const struct store_tenant_stats *n)
 {
-    struct listing *l = ctx;
-    (void)id;
-    size_t at = 0;
-    while (at < l->count && strcmp(l->rows[at].tenant, tenant) != 0)
-        at++;
-    if (at == KEYS_TENANTS_MAX)
-        return 0; /* not met: a store has no more tenants */
-    struct tenant_row *row = &l->rows[at];
-    if (at == l->count) {
-        memcpy(row->tenant, tenant, strlen(tenant) + 1);
-        l->count++;
-    }
-    row->blocks++;
-    row->size += info->stored_size;
-    row->by_device += info->quality.provenance == KV_FROM_DEVICE;
-    row->by_level[TD_MIN(info->quality.fidelity, KV_L4)]++;
-    return 0;
+    return json_array_append_new(
+        tenants, json_pack("{s:s,s:I,s:I,s:I,s:I,s:I,s:I}", "tenant", tenant, "blocks", (json_int_t)n->blocks,
+                           "bytes", (json_int_t)n->size, "from_device", (json_int_t)n->from_device,
+                           "lossless", (json_int_t)n->by_level[KV_L0], "l1", (json_int_t)n->by_level[KV_L1],
+                           "l2", (json_int_t)n->by_level[KV_L2]));
 }
 
+/* NULL if it is not whole. */
 static json_t *tenants_json(struct store *s)
 {
-    struct listing l = {calloc(KEYS_TENANTS_MAX, sizeof *l.rows), 0};
-    json_t *tenants = l.rows && store_each_block(s, count_block, &l) == 0 ? json_array() : NULL;
-    for (size_t i = 0; tenants && i < l.count; i++) {
-        const struct tenant_row *r = &l.rows[i];
-        json_array_append_new(
-            tenants, json_pack("{s:s,s:I,s:I,s:I,s:I,s:I,s:I}", "tenant", r->tenant, "blocks",
-                               (json_int_t)r->blocks, "bytes", (json_int_t)r->size, "from_device",
-                               (json_int_t)r->by_device, "lossless", (json_int_t)r->by_level[KV_L0], "l1",
-                               (json_int_t)r->by_level[KV_L1], "l2", (json_int_t)r->by_level[KV_L2]));
-    }
-    free(l.rows);
-    return tenants;
+    json_t *tenants = json_array();
+    if (store_each_tenant(s, tenant_json, tenants) == 0)
+        return tenants;
+    json_decref(tenants);
+    return NULL;
 }
 
 json_t *operator_stats(struct store *s)

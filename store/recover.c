@@ -290,12 +290,14 @@ static int take_row(void *ctx, const struct index_row *row)
         }
     }
     if (rc == 0) {
+        entry_count(s, e, false);
         entry_set_place(s, e, row->segment_id, row->offset, row->lsn, row->stored_size);
         memcpy(e->parent, row->principal, sizeof e->parent);
         e->quality = row->quality;
         e->block_index = row->block_index;
         e->layer_begin = row->layer_begin;
-        e->layer_end = row->layer_end;
+        e->layer_end = row->type == RECORD_BLOCK ? row->layer_end : 0;
+        entry_count(s, e, true);
         if (e->conversation) {
             memcpy(e->conversation->principal, row->principal, sizeof row->principal);
             e->conversation->durable = e->conversation->written = row->version;
@@ -314,6 +316,8 @@ static void forget_rows(struct store *s)
     table_init(&s->blocks);
     table_init(&s->conversations);
     table_init(&s->pins);
+    s->block_size = 0;
+    memset(s->tenants, 0, sizeof s->tenants);
     for (size_t i = 0; i < s->segments.count; i++) {
         struct segment *g = s->segments.list[i];
         g->durable_end = g->tombstone_count = 0;
@@ -433,12 +437,14 @@ static int replay_put(struct store *s, const struct segment *g, uint32_t tenant,
     }
     if (rc == 0) {
         store_void_later(s, i->type, e);
+        entry_count(s, e, false);
         entry_set_place(s, e, g->id, i->offset, i->lsn, (uint32_t)record_size(i->body_size));
         memcpy(e->parent, i->parent, sizeof e->parent);
         e->quality = i->quality;
         e->block_index = i->type == RECORD_PIN ? i->target : i->block_index;
         e->layer_begin = i->layer_begin;
         e->layer_end = i->layer_end;
+        entry_count(s, e, true);
         if (e->conversation) {
             memcpy(e->conversation->principal, i->parent, sizeof i->parent);
             e->conversation->durable = e->conversation->written = i->version;

@@ -159,9 +159,13 @@ struct store_stats {
     bool silent;                        /* the disk does not answer */
 };
 void store_stats(struct store *s, struct store_stats *out);
-typedef int (*store_block_fn)(void *ctx, const char *tenant, const struct kv_block_id *id,
-                              const struct store_block_info *info);
-int store_each_block(struct store *s, store_block_fn fn, void *ctx);
+struct store_tenant_stats { /* blocks of one tenant on the disk */
+    uint64_t blocks, size, from_device;
+    uint64_t by_level[KV_L4 + 1]; /* the worst that their values went through */
+};
+/* Tenants that have any, until fn returns non-zero, which it returns. RAM only, whatever there is. */
+typedef int (*store_tenant_fn)(void *ctx, const char *tenant, const struct store_tenant_stats *stats);
+int store_each_tenant(struct store *s, store_tenant_fn fn, void *ctx);
 /* Read and check every live record. bad: number found damaged. */
 int store_verify(struct store *s, void (*progress)(void *ctx, uint64_t done, uint64_t total), void *ctx,
                  uint64_t *records, uint64_t *bad, struct td_error *err);

@@ -136,6 +136,10 @@ struct store_metrics {
         *write_bytes, *queue_bytes, *policy_bytes, *writes_off, *index_behind;
 };
 
+struct tenant_count { /* blocks on the disk; see entry_count */
+    _Atomic uint64_t blocks, size, from_device, by_level[KV_L4 + 1];
+};
+
 struct store {
     char directory[IO_PATH_MAX];
     struct io *io;
@@ -155,6 +159,8 @@ struct store {
     pthread_t writer;
     bool writer_started;
     struct store_counters counters;
+    _Atomic uint64_t block_size; /* of all tenants */
+    struct tenant_count tenants[KEYS_TENANTS_MAX + 1];
     struct store_metrics metrics;
     _Atomic int write_error; /* why the last commit failed; 0: writes work */
     _Atomic uint64_t write_retry_us;
@@ -241,6 +247,9 @@ void store_index_flush(struct store *s, bool checkpoint);
 void store_index_incomplete(struct store *s);
 /* The index says what is not so: set it aside, and do without for the rest of this life. */
 void store_index_distrust(struct store *s);
+/* An entry that has a place counts, if it is a block's: once its quality is set; no more before that, or its place, changes. Its shard is locked, or the
+ * store is opening. */
+void entry_count(struct store *s, const struct entry *e, bool counts);
 /* Take the place out of an entry (it keeps only what is pending). True: nothing is left, remove it. */
 bool entry_clear_place(struct store *s, struct entry *e);
 void entry_set_place(struct store *s, struct entry *e, uint64_t segment_id, uint64_t offset, uint64_t lsn,

@@ -94,6 +94,9 @@ static void step_conversation(struct model *m, struct store *s, struct sim *sim,
         return;
     conversation_name(i, name);
     struct model_state now = conversation_read(s, i, &wrong);
+    struct store_task count = {.run = fixture_count};
+    if (!wrong && !m->demotes && store_run_task(s, &count) == -TD_ERR_MISMATCH)
+        wrong = "a tenant's counts are not what it has";
     if (wrong)
         model_violate(m, wrong);
     uint32_t number = m->next_number++;

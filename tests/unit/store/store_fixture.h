@@ -135,6 +135,40 @@ static inline struct store_config fixture_config(const char *directory)
     return c;
 }
 
+/* What is counted as it changes is what a walk over the table finds. */
+static inline int fixture_count(struct store *s, struct store_task *task)
+{
+    struct tenant_count *found = calloc(KEYS_TENANTS_MAX + 1, sizeof *found);
+    uint64_t size = 0;
+    (void)task;
+    for (size_t i = 0; i < TABLE_SHARD_COUNT; i++) {
+        struct table_shard *shard = &s->blocks.shards[i];
+        pthread_mutex_lock(&shard->lock);
+        for (size_t j = 0; j < shard->slot_count; j++) {
+            const struct entry *e = &shard->slots[j];
+            struct tenant_count *t = &found[e->tenant];
+            if (!e->segment_id || e->layer_end == 0) /* the latter by a false index */
+                continue;
+            t->blocks++;
+            t->size += e->stored_size;
+            t->from_device += e->quality.provenance == KV_FROM_DEVICE;
+            t->by_level[TD_MIN(e->quality.fidelity, KV_L4)]++;
+            size += e->stored_size;
+        }
+        pthread_mutex_unlock(&shard->lock);
+    }
+    bool same = size == s->block_size && memcmp(found, s->tenants, sizeof s->tenants) == 0;
+    free(found);
+    return same ? 0 : -TD_ERR_MISMATCH;
+}
+
+/* On the writer: nothing changes meanwhile. */
+static inline void fixture_counts_are_true(struct store *s)
+{
+    struct store_task task = {.run = fixture_count};
+    assert_int_equal(store_run_task(s, &task), 0);
+}
+
 static inline struct store *fixture_open(const struct store_config *c)
 {
     struct store *s = NULL;
@@ -144,6 +178,7 @@ static inline struct store *fixture_open(const struct store_config *c)
     if (rc < 0)
         print_error("%s\n", err.text);
     assert_int_equal(rc, 0);
+    assert_int_equal(fixture_count(s, NULL), 0); /* nothing is written yet */
     return s;
 }
 

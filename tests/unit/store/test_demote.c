@@ -259,6 +259,7 @@ static void what_came_meanwhile_wins(void **state)
         assert_true(fixture_block_reads(s, "acme", &blocks[1]));
         assert_false(fixture_block_reads(s, "acme", &blocks[2]));
         assert_true(fixture_block_reads(s, "acme", &blocks[3]));
+        fixture_counts_are_true(s);
         store_close(s);
         s = fixture_open(&c);
     }
@@ -296,6 +297,7 @@ static void what_has_gone_does_not_come_back(void **state)
     assert_true(fixture_block_reads(s, "acme", &demoted[0]));
     assert_false(fixture_block_reads(s, "acme", &demoted[1]));
     assert_false(fixture_block_reads(s, "acme", &blocks[1]));
+    fixture_counts_are_true(s);
     store_close(s);
     fixture_remove(dir);
 }
@@ -404,6 +406,7 @@ static void a_damaged_record_is_a_miss(void **state)
     assert_int_equal(stats.damaged, 1);
     assert_int_equal(stats.read_failures, 1); /* that it is not there any more is none */
     assert_true(fixture_block_reads(s, "acme", &demoted[1]));
+    fixture_counts_are_true(s);
     store_close(s);
     fixture_remove(dir);
 }

@@ -47,6 +47,7 @@ static void compaction_frees_what_is_dead_and_keeps_the_rest(void **state)
         char *text = fixture_conv_get(s, "acme", "ann", "c", &version);
         assert_string_equal(text, "text");
         free(text);
+        fixture_counts_are_true(s);
         store_close(s);
         s = fixture_open(&c);
     }

@@ -400,6 +400,7 @@ static void test_any_damaged_page_costs_one_record(void **state)
             store_stats(s, &after);
             assert_int_equal(after.damaged, before.damaged); /* dropped once, then an ordinary miss */
             fill_store(s, 200, 1);                           /* and it goes on */
+            fixture_counts_are_true(s);
             store_close(s);
             char second[512];
             path_in(dir, "seg-0000000000000002.td", second);

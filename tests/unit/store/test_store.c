@@ -177,6 +177,7 @@ static void test_better_replaces_worse_never_the_reverse(void **state)
     store_close(s);
     s = fixture_open(&c);
     assert_true(fixture_block_reads(s, "acme", &exact));
+    fixture_counts_are_true(s);
     store_close(s);
     fixture_remove(dir);
 }
@@ -202,6 +203,7 @@ static void test_layers_grow(void **state)
     assert_int_equal(fixture_put(s, "acme", &worse),
                      -TD_ERR_EXISTS); /* more layers do not make up for quality */
     assert_true(fixture_block_reads(s, "acme", &two));
+    fixture_counts_are_true(s);
     store_close(s);
     fixture_remove(dir);
 }
@@ -239,6 +241,7 @@ static void test_delete(void **state)
     store_close(s);
     s = fixture_open(&c);
     assert_true(fixture_block_reads(s, "acme", &f));
+    fixture_counts_are_true(s);
     store_close(s);
     fixture_remove(dir);
 }
@@ -411,6 +414,7 @@ static void test_erase_tenant(void **state)
         assert_int_equal(store_find(s, "acme", &f.id, &info), -TD_ERR_NOTFOUND);
         assert_null(fixture_conv_get(s, "acme", "ann", "one", &version));
         assert_true(fixture_block_reads(s, "other", &f));
+        fixture_counts_are_true(s);
         store_close(s);
         s = fixture_open(&c);
     }
@@ -473,13 +477,10 @@ static void test_read_only(void **state)
     fixture_remove(dir);
 }
 
-static int count_block(void *ctx, const char *tenant, const struct kv_block_id *id,
-                       const struct store_block_info *info)
+static int count_blocks(void *ctx, const char *tenant, const struct store_tenant_stats *n)
 {
-    (void)id;
     assert_string_equal(tenant, "acme");
-    assert_int_equal(info->layer_end, FIXTURE_LAYERS);
-    ++*(int *)ctx;
+    *(int *)ctx += (int)n->blocks;
     return 0;
 }
 
@@ -497,7 +498,7 @@ static void test_verify_each_rebuild(void **state)
         assert_int_equal(store_put(s, "acme", &f.block, NULL, NULL), 0);
     }
     assert_int_equal(fixture_conv_put(s, "acme", "ann", "one", 0, "text"), 0);
-    assert_int_equal(store_each_block(s, count_block, &count), 0);
+    assert_int_equal(store_each_tenant(s, count_blocks, &count), 0);
     assert_int_equal(count, 20);
     assert_int_equal(store_verify(s, NULL, NULL, &records, &bad, NULL), 0);
     assert_int_equal(records, 21);
@@ -731,6 +732,7 @@ static void test_threads(void **state)
     store_stats(s, &stats);
     assert_int_equal(stats.damaged, 0);
     assert_int_equal(stats.queue_bytes, 0);
+    fixture_counts_are_true(s);
     store_close(s);
     fixture_remove(dir);
 }
