@@ -81,6 +81,8 @@ static int welcome(struct edge_connection *c)
     m.features = WIRE_FEATURE_PRIVATE;
     int rc = link_send(c->link, FRAME_WELCOME, 0, &m.base, NULL, 0);
     c->ready = rc == 0;
+    if (c->ready)
+        ws_keep(c->ws);
     return rc;
 }
 
@@ -216,12 +218,26 @@ static int64_t next(void *user, uint8_t *dst, size_t capacity)
 
 /* ---- sockets ---- */
 
-static uint32_t unauthenticated_of(const struct edge_server *s, const char *peer)
+/* From there, and not greeted yet; *oldest: the one that has been there for longest. */
+static uint32_t unauthenticated_of(const struct edge_server *s, const char *peer,
+                                   struct edge_connection **oldest)
 {
     uint32_t count = 0;
-    for (const struct edge_connection *c = s->connections; c; c = c->next)
-        count += !c->ready && strcmp(c->peer, peer) == 0;
+    for (struct edge_connection *c = s->connections; c; c = c->next)
+        if (!c->ready && !c->dropped && strcmp(c->peer, peer) == 0)
+            count++, *oldest = c;
     return count;
+}
+
+/* Many may come from one address, and who holds its places without greeting must not keep the others out. */
+static void make_room(struct edge_server *s, const char *peer)
+{
+    struct edge_connection *oldest = NULL;
+    if (unauthenticated_of(s, peer, &oldest) < LIMIT_UNAUTHENTICATED_PER_PEER)
+        return;
+    metric_add(s->refused, 1);
+    oldest->dropped = true;
+    ws_abort(oldest->ws, "it did not greet, and others came");
 }
 
 static struct edge_connection *connection_create(struct edge_server *s, struct ws_conn *ws, const char *peer)
@@ -246,10 +262,7 @@ static struct edge_connection *connection_create(struct edge_server *s, struct w
 static int on_open(void *ctx, struct ws_conn *ws, const char *peer, void **user)
 {
     struct edge_server *s = ctx;
-    if (unauthenticated_of(s, peer) >= LIMIT_UNAUTHENTICATED_PER_PEER) {
-        metric_add(s->refused, 1);
-        return -TD_ERR_LIMIT;
-    }
+    make_room(s, peer);
     struct edge_connection *c = connection_create(s, ws, peer);
     if (!c)
         return -TD_ERR_NOMEM;

@@ -30,6 +30,7 @@ struct edge_connection {
     char peer[64];
     bool ready;     /* WELCOME was sent */
     bool lingering; /* the link is closed; the socket follows */
+    bool dropped;   /* not greeted in time for others: it goes on the loop's next turn */
     bool receiving; /* inside link_receive: it flushes once at the end */
     struct auth_identity who;
     uint8_t shared_key[CRYPTO_KEY_SIZE], own_key[CRYPTO_KEY_SIZE];

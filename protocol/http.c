@@ -77,8 +77,10 @@ static bool make_room(const struct http_exchange *for_this, bool of_bytes)
 
 void exchange_free(struct http_exchange *x)
 {
-    if (x->wsi)
+    if (x->wsi) {
         lws_set_opaque_user_data(x->wsi, NULL);
+        net_idle_begin(x->wsi);
+    }
     net_timer_deinit(&x->timer);
     leave_list(x);
     x->dead = true;
@@ -146,6 +148,7 @@ static bool dispatch(struct http_exchange *x)
     net_peer_text(x->listener, x->wsi, peer, sizeof peer);
     lws_set_timeout(x->wsi, NO_PENDING_TIMEOUT, 0);
     net_timer_stop(&x->timer);
+    net_idle_end(x->wsi);
     x->state = X_CALL;
     struct http_request r = {.method = x->head_only ? "GET" : h->method,
                              .path = h->path,
@@ -300,6 +303,7 @@ static int take_body(struct http_exchange *x, const uint8_t *data, size_t size)
         x->body_progress += taken;
         if (x->body_progress >= BODY_PROGRESS_SIZE) {
             x->body_progress = 0;
+            net_idle_begin(x->wsi);
             net_timer_start(&x->timer, x->listener->loop->idle_us);
         }
     }
@@ -339,14 +343,20 @@ static int complete_body(struct http_exchange *x)
 
 /* ---- libwebsockets ----------------------------------------------------------------------------------------- */
 
-/* The lowest free descriptor is given out first: one this high means that all others are taken. */
+/* The lowest free descriptor is given out first: one this high means that all others are taken. Who makes room goes a moment later: therefore it does so
+ * while there are some left. */
 static bool takes_kept_file(struct lws *wsi, int fd)
 {
     static _Atomic uint64_t logged_us;
     const struct listener *l = net_listener_of(wsi);
     struct rlimit limit;
-    if (!l || l->takes_all_files || getrlimit(RLIMIT_NOFILE, &limit) != 0 ||
-        (rlim_t)fd < limit.rlim_cur - TD_MIN((rlim_t)NET_FILES_KEPT, limit.rlim_cur / 4))
+    if (!l || l->takes_all_files || getrlimit(RLIMIT_NOFILE, &limit) != 0)
+        return false;
+    rlim_t most = limit.rlim_cur - TD_MIN((rlim_t)NET_FILES_KEPT, limit.rlim_cur / 4);
+    if ((rlim_t)fd < most - TD_MIN((rlim_t)NET_FILES_SHORT, limit.rlim_cur / 16))
+        return false;
+    net_idle_drop(l->loop);
+    if ((rlim_t)fd < most)
         return false;
     uint64_t now_us = clock_mono_us();
     if (now_us - atomic_load(&logged_us) >= 60000000) {
@@ -358,13 +368,20 @@ static bool takes_kept_file(struct lws *wsi, int fd)
     return true;
 }
 
+static int on_accept(struct lws *wsi)
+{
+    const struct listener *l = net_listener_of(wsi);
+    return l ? net_idle_create(wsi, l->loop) : -1;
+}
+
 int http_callback(struct lws *wsi, enum lws_callback_reasons reason, void *user, void *in, size_t size)
 {
-    (void)user;
     struct http_exchange *x;
     switch (reason) {
     case LWS_CALLBACK_FILTER_NETWORK_CONNECTION:
         return takes_kept_file(wsi, (int)(intptr_t)in);
+    case LWS_CALLBACK_SERVER_NEW_CLIENT_INSTANTIATED:
+        return on_accept(wsi);
     case LWS_CALLBACK_HTTP:
         return on_head(wsi);
     case LWS_CALLBACK_HTTP_BODY:
@@ -381,6 +398,8 @@ int http_callback(struct lws *wsi, enum lws_callback_reasons reason, void *user,
         x = lws_get_opaque_user_data(wsi);
         if (x)
             exchange_lost(x);
+        if (reason == LWS_CALLBACK_WSI_DESTROY)
+            net_idle_free(user);
         return 0;
     case LWS_CALLBACK_FILTER_PROTOCOL_CONNECTION: /* WebSocket without our sub-protocol, or where none is served */
         return ws_filter_upgrade(wsi);

@@ -74,7 +74,7 @@ static struct lws_context *create_context(struct net_loop *l)
         .port = CONTEXT_PORT_NO_LISTEN,
         .options = LWS_SERVER_OPTION_EXPLICIT_VHOSTS | LWS_SERVER_OPTION_DO_SSL_GLOBAL_INIT,
         .max_http_header_data = LIMIT_HTTP_HEADER_SIZE,
-        .max_http_header_pool = 2 * LIMIT_HTTP_EXCHANGES,
+        .max_http_header_pool = LIMIT_HTTP_EXCHANGES + NET_IDLE_MAX,
         .pt_serv_buf_size = 64u << 10,
         .timeout_secs = LIMIT_HTTP_IDLE_MS / 1000,
         .user = l,
@@ -89,6 +89,7 @@ struct net_loop *net_loop_create(struct td_error *err)
         goto no_memory;
     l->idle_us = LIMIT_HTTP_IDLE_MS * 1000ull;
     l->connect_timeout_us = NET_CONNECT_TIMEOUT_US;
+    l->idle_max = NET_IDLE_MAX;
     l->scratch = malloc(LWS_PRE + LIMIT_FRAME_SIZE);
     l->posts = queue_create(NET_POSTS_MAX);
     if (!l->scratch || !l->posts)

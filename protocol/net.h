@@ -76,14 +76,17 @@ struct ws_handler {
     void *ctx;
     void (*on_part)(void *user); /* something has come of a message that is not whole yet; or NULL */
 };
-void ws_want_write(struct ws_conn *c);             /* `next` will be called */
+void ws_want_write(struct ws_conn *c); /* `next` will be called */
+/* Its peer is known: from now on it does not make room for others, as one does that may be anybody's. */
+void ws_keep(struct ws_conn *c);
 void ws_close(struct ws_conn *c, const char *why); /* soon; on_closed follows */
 /* The same, and what the kernel has not sent is thrown away. */
 void ws_abort(struct ws_conn *c, const char *why);
 
 /* ---- listening and connecting ---- */
 /* Of the descriptors that the process may have so many, a quarter at most, are not for connections: a store must be able to open what it reads and writes,
- * however many clients there are. A connection beyond is closed as it comes. */
+ * however many clients there are. Before they are touched, who comes takes the place of whoever has asked nothing for longest; where all are busy, it is
+ * closed as it comes. */
 #define NET_FILES_KEPT 256
 struct net_listen {
     const char *bind_address;         /* "127.0.0.1", "::", NULL with unix_path */

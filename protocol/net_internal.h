@@ -1,8 +1,8 @@
-/* net_internal: what net.c, net_listen.c, net_certificate.c, http*.c and ws*.c share, and nobody else sees.
+/* net_internal: what net.c, net_listen.c, net_idle.c, net_certificate.c, http*.c and ws*.c share, and nobody else sees.
  *
  * One libwebsockets connection (struct lws) carries one of our objects in its opaque pointer: a struct http_exchange while a request is
  * open, a struct ws_conn once it speaks WebSocket, else NULL. The object that leaves first clears the pointer, so neither outlives
- * the other unnoticed. */
+ * the other unnoticed. One that was accepted also has a struct net_idle in its user pointer, to its end. */
 #ifndef TANDEM_PROTOCOL_NET_INTERNAL_H
 #define TANDEM_PROTOCOL_NET_INTERNAL_H
 #include "protocol/net.h"
@@ -19,6 +19,10 @@
 #define NET_DRAIN_US      2000000u
 #define NET_NOTSENT_LOWAT (16 << 10)
 #define NET_ADDRESSES_MAX 8u
+/* Connections on which nothing has been asked yet, a loop: with the requests of a listener they are as many as there are buffers for heads. */
+#define NET_IDLE_MAX 1024u
+/* Descriptors before NET_FILES_KEPT, a sixteenth at most, from which on whoever comes takes the place of one that can be spared. */
+#define NET_FILES_SHORT 64
 
 struct net_timer {
     lws_sorted_usec_list_t sul;
@@ -63,9 +67,11 @@ struct net_loop {
     struct net_timer *timers;
     struct listener *listeners;
     struct client_vhost *client_vhosts;
-    struct ws_conn *connecting; /* clients that are not open yet */
+    struct ws_conn *connecting;              /* clients that are not open yet */
+    struct net_idle *first_idle, *last_idle; /* in the order in which they became so */
+    uint32_t idle_count, idle_max;
     unsigned vhost_serial;
-    uint64_t idle_us, connect_timeout_us; /* the limits, which tests shorten */
+    uint64_t idle_us, connect_timeout_us; /* the limits, which tests shorten, as idle_max */
     uint8_t *scratch; /* LWS_PRE, then room for one frame: libwebsockets masks what it is given in place */
 };
 static inline uint8_t *net_scratch(struct net_loop *l)
@@ -86,6 +92,16 @@ int net_check_authority(const char *ca_path, struct td_error *err);
 #define CERTIFICATE_SIZE_MAX 8192 /* of one whose dates are told */
 /* In words why a server's certificate (DER) is out of date, since when, and what to do; false if it cannot be read. */
 bool net_certificate_dates(const void *der, size_t size, char *out, size_t out_size);
+
+/* ---- connections on which nothing has been asked yet (net_idle.c) ---- */
+
+struct net_idle;
+int net_idle_create(struct lws *wsi, struct net_loop *l); /* accepted, and idle. -TD_ERR_NOMEM */
+void net_idle_free(struct net_idle *i);                   /* the connection has gone; NULL: nothing happens */
+/* From now on, as if it had not been before; a connection that was not accepted here is none of these. */
+void net_idle_begin(struct lws *wsi);
+void net_idle_end(struct lws *wsi);
+void net_idle_drop(struct net_loop *l); /* the one that is so for longest goes soon, if there is one */
 
 /* ---- the head of a request (http_head.c) ---- */
 

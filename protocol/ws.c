@@ -48,6 +48,12 @@ void ws_want_write(struct ws_conn *c)
         lws_callback_on_writable(c->wsi);
 }
 
+void ws_keep(struct ws_conn *c)
+{
+    if (c->wsi)
+        net_idle_end(c->wsi);
+}
+
 /* A peer that does not read would never give us the chance to close politely, so the connection is cut if that takes long. */
 void ws_close(struct ws_conn *c, const char *why)
 {

@@ -22,6 +22,7 @@ struct edge_client {
     struct queue *frames;       /* struct edge_frame; an empty one: the connection is closed */
     const Tandem__Hello *hello; /* sent once the socket is open; NULL: the test stays silent */
     bool closed;
+    char why[64]; /* it was closed */
     struct arena arena;
     struct edge_frame *last;
 };
@@ -86,8 +87,9 @@ static inline void edge_client_end(struct edge_client *c)
 
 static inline void edge_client_on_closed(void *user, const char *why)
 {
-    (void)why;
-    edge_client_end(user);
+    struct edge_client *c = user;
+    snprintf(c->why, sizeof c->why, "%s", why);
+    edge_client_end(c);
 }
 
 static inline void edge_client_on_failed(void *ctx, const char *why)

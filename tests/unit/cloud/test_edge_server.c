@@ -3,6 +3,7 @@
 #include "service_fixture.h"
 #include "cloud/edge_server_internal.h"
 #include "edge_client.h"
+#include "protocol/net_internal.h"
 
 /* ---- greetings ---- */
 
@@ -113,33 +114,65 @@ static void count_connections(void *arg)
     *(uint32_t *)arg = edge_server_connections(fx.edges);
 }
 
+static void wait_for_connections(uint32_t wanted)
+{
+    uint32_t count = wanted + 1;
+    for (int i = 0; i < 30000 && count != wanted; i++) {
+        on_loop(count_connections, &count);
+        nanosleep(&(struct timespec){.tv_nsec = 2000000}, NULL);
+    }
+    assert_int_equal(count, wanted);
+}
+
+static void assert_served(struct edge_client *c)
+{
+    Tandem__Open m = edge_open(4);
+    edge_send_open(c, 1, &m, prompt, 4);
+    fake_next("open");
+}
+
+/* Those who do not greet make room for others from the same address, the known do not. */
 static void test_unauthenticated_connections(void **state)
 {
     (void)state;
-    struct edge_client *silent[LIMIT_UNAUTHENTICATED_PER_PEER], *one_more;
-    uint32_t count = 0;
+    struct edge_client *silent[LIMIT_UNAUTHENTICATED_PER_PEER], *known = edge_client_ready("alice");
     for (unsigned i = 0; i < TD_COUNT(silent); i++)
         silent[i] = edge_client_open(NULL);
-    for (int i = 0; i < 30000 && count < TD_COUNT(silent); i++) {
-        on_loop(count_connections, &count);
-        nanosleep(&(struct timespec){.tv_nsec = 2000000}, NULL);
-    }
-    assert_int_equal(count, TD_COUNT(silent));
-    one_more = edge_client_open(edge_hello("alice"));
-    edge_client_next_frame(one_more, 0); /* closed */
-    edge_client_keep(one_more, NULL);
-    edge_client_close(one_more);
-    edge_client_close(silent[0]);
-    for (int i = 0; i < 30000 && count == TD_COUNT(silent); i++) {
-        on_loop(count_connections, &count);
-        nanosleep(&(struct timespec){.tv_nsec = 2000000}, NULL);
-    }
-    one_more = edge_client_ready("alice"); /* whoever is known counts no longer */
-    struct edge_client *another = edge_client_ready("bob");
-    edge_client_close(another);
-    edge_client_close(one_more);
-    for (unsigned i = 1; i < TD_COUNT(silent); i++)
+    wait_for_connections(TD_COUNT(silent) + 1);
+    edge_client_close(edge_client_ready("bob"));
+    assert_served(known);
+    edge_client_close(known);
+    unsigned lost = 0;
+    for (unsigned i = 0; i < TD_COUNT(silent); i++) {
+        on_loop(edge_client_close_now, silent[i]);
+        while (edge_client_take_frame(silent[i], 0).type)
+            ;
+        lost += strcmp(silent[i]->why, "the connection was lost") == 0;
+        edge_client_keep(silent[i], NULL);
         edge_client_close(silent[i]);
+    }
+    assert_int_equal(lost, 1);
+}
+
+static void count_idle(void *arg)
+{
+    *(uint32_t *)arg = fx.service.loop->idle_count;
+}
+
+/* Wherever places run short, who has not greeted makes room, and the known do not. */
+static void test_who_greets_is_idle_no_longer(void **state)
+{
+    (void)state;
+    struct edge_client *known = edge_client_ready("alice"), *silent;
+    uint32_t count;
+    on_loop(count_idle, &count);
+    assert_int_equal(count, 0);
+    silent = edge_client_open(NULL);
+    wait_for_connections(2);
+    on_loop(count_idle, &count);
+    assert_int_equal(count, 1);
+    edge_client_close(known);
+    edge_client_close(silent);
 }
 
 static void allow_two(void *arg)
@@ -157,11 +190,7 @@ static void test_connections_of_one_principal(void **state)
     assert_refused(edge_hello("alice"), TD_ERR_LIMIT, "connections");
     edge_client_close(edge_client_ready("bob"));
     edge_client_close(first);
-    uint32_t count = 2;
-    for (int i = 0; i < 30000 && count > 1; i++) {
-        on_loop(count_connections, &count);
-        nanosleep(&(struct timespec){.tv_nsec = 2000000}, NULL);
-    }
+    wait_for_connections(1);
     edge_client_close(edge_client_ready("alice"));
     edge_client_close(second);
 }
@@ -562,6 +591,7 @@ int main(void)
         TEST(test_version_is_picked),
         TEST(test_other_numerics),
         TEST(test_unauthenticated_connections),
+        TEST(test_who_greets_is_idle_no_longer),
         TEST(test_connections_of_one_principal),
         TEST(test_one_flight),
         TEST(test_held_tokens),

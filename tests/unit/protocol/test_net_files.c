@@ -10,10 +10,20 @@
 
 #define FILES 200 /* that this process may have: a quarter of them is kept */
 
+static struct net_loop *loop;
+static uint16_t port, operators_port;
+static pthread_t thread;
+static struct rlimit before;
+
 static void on_request(void *ctx, struct http_exchange *x, const struct http_request *r)
 {
-    (void)ctx, (void)r;
-    http_respond(x, 200, "text/plain", NULL, 0, "yes", 3);
+    (void)ctx;
+    if (strcmp(r->path, "/held") != 0) {
+        http_respond(x, 200, "text/plain", NULL, 0, "yes", 3);
+        return;
+    }
+    http_stream_begin(x, 200, "text/plain", NULL, 0);
+    http_stream_write(x, "held", 4);
 }
 
 static void on_client_gone(void *ctx, struct http_exchange *x)
@@ -29,12 +39,49 @@ static void *run(void *arg)
     return NULL;
 }
 
+static int set_up(void **state)
+{
+    (void)state;
+    struct td_error err = {0};
+    loop = net_loop_create(&err);
+    assert_non_null(loop);
+    assert_int_equal(net_listen(loop, &(struct net_listen){.http = &handler}, &port, &err), 0);
+    assert_int_equal(net_listen(loop, &(struct net_listen){.http = &handler, .takes_all_files = true},
+                                &operators_port, &err),
+                     0);
+    pthread_create(&thread, NULL, run, loop);
+    assert_int_equal(getrlimit(RLIMIT_NOFILE, &before), 0);
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &(struct rlimit){FILES, before.rlim_max}), 0);
+    return 0;
+}
+
+static int tear_down(void **state)
+{
+    (void)state;
+    net_loop_stop(loop);
+    pthread_join(thread, NULL);
+    net_loop_destroy(loop);
+    return setrlimit(RLIMIT_NOFILE, &before);
+}
+
 static bool is_served(struct client *c)
 {
     client_request(c, "GET", "/", "", NULL);
     struct response r = client_response(c, false);
     free(r.body);
     return r.status == 200;
+}
+
+static bool is_held(struct client *c)
+{
+    client_request(c, "GET", "/held", "", NULL);
+    return client_wait_for(c, "held");
+}
+
+/* The server has closed it, or something came. */
+static bool has_news(const struct client *c)
+{
+    return poll(&(struct pollfd){.fd = c->fd, .events = POLLIN}, 1, 0) > 0;
 }
 
 static int files_left(void)
@@ -50,24 +97,11 @@ static int files_left(void)
 static void clients_leave_files_to_others(void **state)
 {
     (void)state;
-    struct td_error err = {0};
-    struct rlimit before;
     struct client clients[FILES];
-    uint16_t port, operators_port;
-    pthread_t thread;
     int count = 0;
-    struct net_loop *loop = net_loop_create(&err);
-    assert_non_null(loop);
-    assert_int_equal(net_listen(loop, &(struct net_listen){.http = &handler}, &port, &err), 0);
-    assert_int_equal(net_listen(loop, &(struct net_listen){.http = &handler, .takes_all_files = true},
-                                &operators_port, &err),
-                     0);
-    pthread_create(&thread, NULL, run, loop);
-    assert_int_equal(getrlimit(RLIMIT_NOFILE, &before), 0);
-    assert_int_equal(setrlimit(RLIMIT_NOFILE, &(struct rlimit){FILES, before.rlim_max}), 0);
     do /* each takes two here, its own end and the server's */
         clients[count] = client_open(port);
-    while (is_served(&clients[count++]) && count < FILES / 2);
+    while (is_held(&clients[count++]) && count < FILES / 2);
     assert_true(count > 20); /* control */
     assert_true(count < FILES / 2);
     assert_true(clients[count - 1].ended);
@@ -76,7 +110,7 @@ static void clients_leave_files_to_others(void **state)
     assert_true(is_served(&other));
     client_close(&other);
     for (int i = 0; i < count - 1; i++)
-        assert_true(is_served(&clients[i])); /* who is in stays in */
+        assert_false(has_news(&clients[i])); /* who is in stays in */
     for (int i = 0; i < count; i++)
         client_close(&clients[i]);
     struct client again;
@@ -84,14 +118,51 @@ static void clients_leave_files_to_others(void **state)
         again = client_open(port);
         served = is_served(&again);
     }
-    net_loop_stop(loop);
-    pthread_join(thread, NULL);
-    net_loop_destroy(loop);
-    assert_int_equal(setrlimit(RLIMIT_NOFILE, &before), 0);
 }
+
+/* Who comes with nothing but `text`, and stays. Nobody else is kept out: the first of them have to go. */
+static void assert_makes_room(const char *text)
+{
+    struct client idle[FILES / 2], other;
+    int count = 0;
+    do {
+        assert_true(count < FILES / 2 - 1);
+        idle[count] = client_open(port);
+        client_send(&idle[count++], text, strlen(text));
+        other = client_open(port);
+        assert_true(is_served(&other));
+        client_close(&other);
+    } while (!has_news(&idle[0]));
+    assert_true(count > 20); /* control */
+    assert_false(has_news(&idle[count - 1]));
+    assert_true(files_left() >= FILES / 4 - 4);
+    for (int i = 0; i < count; i++)
+        client_close(&idle[i]);
+}
+
+static void the_idle_make_room(void **state)
+{
+    (void)state;
+    assert_makes_room("");
+}
+
+static void slow_heads_make_room(void **state)
+{
+    (void)state;
+    assert_makes_room("GET / HTTP/1.1\r\nHost: loc");
+}
+
+static void slow_bodies_make_room(void **state)
+{
+    (void)state;
+    assert_makes_room("POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\nslow");
+}
+
+#define TEST(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(clients_leave_files_to_others)};
+    const struct CMUnitTest tests[] = {TEST(clients_leave_files_to_others), TEST(the_idle_make_room),
+                                       TEST(slow_heads_make_room), TEST(slow_bodies_make_room)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

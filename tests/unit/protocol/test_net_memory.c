@@ -195,8 +195,8 @@ static int fail_each(const char *request, const char *status)
 {
     int n = 1;
     for (bool reached = true; reached; n++) {
-        struct client c = client_open(port);
         fail_from(n, 1);
+        struct client c = client_open(port);
         client_send(&c, request, strlen(request));
         bool answered = client_wait_for(&c, "\r\n\r\n");
         reached = atomic_load(&failed) > 0;

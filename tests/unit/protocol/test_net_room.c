@@ -1,4 +1,4 @@
-/* A listener without room for another request: who makes room, and who is not dropped for it. */
+/* A listener without room for another request, a loop without room for another connection: who makes room, and who is not dropped for it. */
 #include "http_client.h"
 #include "protocol/net_internal.h"
 #include <pthread.h>
@@ -13,6 +13,11 @@ static uint16_t port;
 static void on_request(void *ctx, struct http_exchange *x, const struct http_request *r)
 {
     (void)ctx;
+    if (strcmp(r->path, "/held") == 0) {
+        http_stream_begin(x, 200, "text/plain", NULL, 0);
+        http_stream_write(x, "yes", 3);
+        return;
+    }
     bool sent = r->body_size > 0;
     http_respond(x, 200, "text/plain", NULL, 0, sent ? r->body : "yes", sent ? r->body_size : 3);
 }
@@ -50,25 +55,37 @@ static int tear_down(void **state)
     return 0;
 }
 
-struct filling {
+struct change {
     int count;
     atomic_bool done;
 };
 
 static void on_fill(void *arg)
 {
-    struct filling *f = arg;
-    loop->listeners->exchange_count += (uint32_t)f->count;
-    atomic_store(&f->done, true);
+    struct change *c = arg;
+    loop->listeners->exchange_count += (uint32_t)c->count;
+    atomic_store(&c->done, true);
+}
+
+static void on_idle_max(void *arg)
+{
+    struct change *c = arg;
+    loop->idle_max = (uint32_t)c->count;
+    atomic_store(&c->done, true);
+}
+
+static void change(void (*fn)(void *arg), int count)
+{
+    struct change c = {.count = count};
+    assert_int_equal(net_loop_post(loop, fn, &c), 0);
+    while (!atomic_load(&c.done))
+        usleep(1000);
 }
 
 /* As if so many more were there, or no longer. */
 static void fill(int count)
 {
-    struct filling f = {.count = count};
-    assert_int_equal(net_loop_post(loop, on_fill, &f), 0);
-    while (!atomic_load(&f.done))
-        usleep(1000);
+    change(on_fill, count);
 }
 
 static void assert_answer(struct client *c, int status, const char *body)
@@ -117,11 +134,65 @@ static void refused_bodies_drop_nobody(void **state)
     client_close(&c), client_close(&refused), client_close(&slow);
 }
 
+static void assert_served(struct client *c)
+{
+    client_request(c, "GET", "/a", "", NULL);
+    assert_answer(c, 200, "yes");
+}
+
+/* Whoever has asked nothing for longest goes before others that do not either, and who is being answered stays. */
+static void the_idle_make_room(void **state)
+{
+    (void)state;
+    struct client held = client_open(port), first, second, third;
+    assert_int_equal(loop->idle_max, NET_IDLE_MAX);
+    change(on_idle_max, 2);
+    client_request(&held, "GET", "/held", "", NULL);
+    assert_true(client_wait_for(&held, "yes"));
+    first = client_open(port);
+    assert_served(&first);
+    second = client_open(port);
+    assert_served(&second);
+    assert_served(&first);
+    third = client_open(port);
+    assert_served(&third);
+    assert_true(client_at_end(&second));
+    assert_served(&first);
+    assert_int_equal(poll(&(struct pollfd){.fd = held.fd, .events = POLLIN}, 1, 0), 0);
+    client_close(&held), client_close(&first), client_close(&second), client_close(&third);
+}
+
+/* A body that grows is no idleness, however long it takes. */
+static void growing_bodies_stay(void **state)
+{
+    (void)state;
+    static const char head[] = "POST /p HTTP/1.1\r\nContent-Length: 20000\r\nExpect: 100-continue\r\n\r\n";
+    char body[20001] = "";
+    memset(body, 'b', 20000);
+    struct client growing = client_open(port), idle, other;
+    change(on_idle_max, 2);
+    client_send(&growing, head, sizeof head - 1);
+    assert_true(client_wait_for(&growing, "100 Continue"));
+    idle = client_open(port);
+    assert_served(&idle);
+    client_send(&growing, body, 17000);
+    for (int i = 0; i < 2; i++)
+        change(on_idle_max, 2); /* what was sent before is read by the second turn */
+    other = client_open(port);
+    assert_served(&other);
+    assert_true(client_at_end(&idle));
+    client_send(&growing, body, 3000);
+    assert_answer(&growing, 200, body);
+    client_close(&growing), client_close(&idle), client_close(&other);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(slow_bodies_keep_nobody_out, set_up, tear_down),
         cmocka_unit_test_setup_teardown(refused_bodies_drop_nobody, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(the_idle_make_room, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(growing_bodies_stay, set_up, tear_down),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
