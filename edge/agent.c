@@ -201,6 +201,7 @@ static int make_device_key(struct agent *a, const struct edge_identity *i)
     kv_principal_key(chain_key, i->tenant, tenant_key);
     pthread_mutex_lock(&a->key_lock);
     kv_principal_key(tenant_key, i->principal, a->device_key);
+    a->has_key = true;
     pthread_mutex_unlock(&a->key_lock);
     crypto_wipe(chain_key, sizeof chain_key);
     crypto_wipe(tenant_key, sizeof tenant_key);
@@ -223,7 +224,6 @@ static int take_identity(struct agent *a, const struct edge_identity *i)
         a->context_max = TD_MIN(a->context_max, i->context_max);
     a->codec_mask = i->codec_mask;
     a->hidden_mask = i->hidden_mask;
-    a->has_key = true;
     return 0;
 }
 
@@ -654,14 +654,16 @@ uint32_t agent_layers(const struct agent *a)
     return a->layers;
 }
 
-void agent_history_home(struct agent *a, struct conversation_home *home, uint8_t key[32])
+int agent_history_home(struct agent *a, struct conversation_home *home, uint8_t key[32])
 {
     home->tokenizer = a->tokenizer;
     home->template_kind = a->env.template_kind;
     home->principal_key = key;
     pthread_mutex_lock(&a->key_lock);
+    bool known = a->has_key;
     memcpy(key, a->device_key, sizeof a->device_key);
     pthread_mutex_unlock(&a->key_lock);
+    return known ? 0 : -TD_ERR_AGAIN;
 }
 
 struct io_worker *agent_worker(struct agent *a)

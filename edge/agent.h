@@ -75,9 +75,10 @@ const struct tokenizer *agent_tokenizer(const struct agent *a);
 const char *agent_model_name(const struct agent *a);
 uint32_t agent_layers(const struct agent *a); /* k */
 struct conv_index *agent_conversations(struct agent *a);
-/* What histories of its user are hashed with: the key, which the caller has and wipes, and all but `text`. Any thread. */
+/* What histories of its user are hashed with: the key, which the caller has and wipes, and all but `text`. Any thread. -TD_ERR_AGAIN: the first WELCOME has
+ * not said yet who the user is. */
 struct conversation_home;
-void agent_history_home(struct agent *a, struct conversation_home *home, uint8_t key[32]);
+int agent_history_home(struct agent *a, struct conversation_home *home, uint8_t key[32]);
 /* For what is asked of conversations: they lie on a disk. */
 struct io_worker *agent_worker(struct agent *a);
 struct store *agent_store(struct agent *a);

@@ -88,8 +88,8 @@ struct agent {
     struct edge_identity welcomed; /* what it says of this one, while key_due */
     bool key_due;                  /* the store has not given the device's keys yet */
     uint64_t away_since_us;        /* the link is not there; 0: it is */
-    bool has_key;                  /* a WELCOME came: the rest of this paragraph is known */
-    uint8_t principal_key[32];     /* the cloud's: names requests, the same on every device */
+    bool has_key; /* a WELCOME came: the rest of this paragraph is known. As device_key under the lock */
+    uint8_t principal_key[32]; /* the cloud's: names requests, the same on every device */
     /* Of this device and principal: names its own KV and hashes histories. It never leaves, and outlives the cloud's keys. The loop writes it, under the
      * lock, which others take to read it. */
     uint8_t device_key[32];

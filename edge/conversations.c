@@ -67,9 +67,13 @@ int edge_conversation_import(struct agent *a, const char *principal, const char 
 {
     struct conversation_home home = {.text = restored};
     uint8_t key[CRYPTO_KEY_SIZE];
-    agent_history_home(a, &home, key);
-    int rc = conversation_import_json(agent_conversations(a), &home, EDGE_TENANT, principal, body, size, true,
-                                      json, err);
+    int rc = agent_history_home(a, &home, key);
+    if (rc < 0)
+        return td_fail(err, rc,
+                       "this device has not been told yet whose conversations it holds: come again once it "
+                       "has reached the cloud");
+    rc = conversation_import_json(agent_conversations(a), &home, EDGE_TENANT, principal, body, size, true,
+                                  json, err);
     crypto_wipe(key, sizeof key);
     return rc;
 }

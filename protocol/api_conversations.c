@@ -105,7 +105,8 @@ static void answer(struct api_asked *a)
     if (a->code == 0)
         api_respond_json(a->server, a->exchange, 200, json, 0, NULL);
     else if (a->err.text[0])
-        api_respond_error(a->server, a->exchange, 400, a->err.text, NULL, api_error_code(a->code));
+        api_respond_error(a->server, a->exchange, api_http_status(a->code) < 500 ? 400 : 503, a->err.text,
+                          NULL, api_error_code(a->code));
     else
         respond_code(a->server, a->exchange, a->code);
 }

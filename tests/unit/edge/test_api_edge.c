@@ -9,7 +9,7 @@ static struct rig rig;
 static struct api_edge *api;
 static uint16_t port;
 
-static int set_up(void **state)
+static int start(void **state, bool away)
 {
     struct td_error err = {0};
     rig_set_up(state);
@@ -23,9 +23,20 @@ static int set_up(void **state)
         .bind_address = "127.0.0.1", .http = api_edge_http_handler(api), .require_json = true};
     if (net_listen(rig.cloud.loop, &listen, &port, &err))
         fail_msg("%s", err.text);
+    rig.cloud.away = away;
     fake_cloud_run(&rig.cloud);
     on_loop(rig.cloud.loop, rig_connect, rig.agent);
     return 0;
+}
+
+static int set_up(void **state)
+{
+    return start(state, false);
+}
+
+static int set_up_away(void **state)
+{
+    return start(state, true);
 }
 
 /* In the order of a program's end. */
@@ -109,6 +120,24 @@ static void what_is_refused(void **state)
     json_decref(ask("POST", "/v1/conversations", "{}", 400));
 }
 
+static void set_there(void *arg)
+{
+    (void)arg;
+    rig.cloud.away = false;
+}
+
+/* Histories are hashed with a key of the user's, whom only the cloud names. */
+static void nothing_is_taken_in_before_the_first_welcome(void **state)
+{
+    (void)state;
+    json_t *root = ask("POST", "/v1/conversations", "{}", 503);
+    assert_non_null(strstr(text_at(json_object_get(root, "error"), "message"), "come again"));
+    json_decref(root);
+    on_loop(rig.cloud.loop, set_there, NULL);
+    json_decref(ask("POST", "/v1/chat/completions", CHAT(""), 200));
+    json_decref(ask("POST", "/v1/conversations", "{}", 400));
+}
+
 static bool nothing_flies(void *arg)
 {
     (void)arg;
@@ -155,6 +184,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(a_reply_and_its_conversation, set_up, tear_down),
         cmocka_unit_test_setup_teardown(what_is_refused, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(nothing_is_taken_in_before_the_first_welcome, set_up_away, tear_down),
         cmocka_unit_test_setup_teardown(a_stream_and_a_client_that_leaves, set_up, tear_down),
         cmocka_unit_test_setup(ended_under_a_reply, set_up),
     };
