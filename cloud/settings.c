@@ -47,7 +47,7 @@ static const struct config_option options[] = {
     {.name = "sequences", OPTION(sequences, CONFIG_INT), .fallback = "64", .min = 1, .max = BATCH_SEQS_MAX, .metavar = "N", .help = "requests that run at once; more wait"},
     {.name = "context", OPTION(context, CONFIG_INT), .max = LIMIT_PROMPT_TOKENS, .metavar = "N", .help = "longest context in tokens; 0: the model's"},
     {.name = "kv-stall-ms", OPTION(kv_stall_ms, CONFIG_INT), .fallback = "2000", .min = 1, .max = 600000, .metavar = "MS", .help = "KV that an edge owes and that makes no progress for so long is recomputed"},
-    {.name = "log-level", OPTION(log_level, CONFIG_STRING), .fallback = "info", .metavar = "LEVEL", .help = "debug, info, warn, error"},
+    {.name = "log-level", OPTION(log_level, CONFIG_STRING), .fallback = "info", .metavar = "LEVEL", .help = "info, warn, error"},
 };
 /* clang-format on */
 
@@ -174,8 +174,7 @@ static int check(struct settings *s, struct td_error *err)
     if (strcmp(s->device, "auto") != 0 && strcmp(s->device, "cpu") != 0 && strncmp(s->device, "cuda", 4) != 0)
         return td_fail(err, -TD_ERR_ARG, "--device is auto, cpu or cuda:N, not \"%s\"", s->device);
     if (log_level_parse(s->log_level, &s->level) < 0)
-        return td_fail(err, -TD_ERR_ARG, "--log-level is debug, info, warn or error, not \"%s\"",
-                       s->log_level);
+        return td_fail(err, -TD_ERR_ARG, "--log-level is info, warn or error, not \"%s\"", s->log_level);
     if (s->listen_port != 0 && s->listen_port == s->admin_port)
         return td_fail(err, -TD_ERR_ARG, "--listen-port and --admin-port are both %d: choose two ports",
                        (int)s->listen_port);

@@ -44,7 +44,7 @@ static const struct config_option options[] = {
     {.name = "data", OPTION(data, CONFIG_STRING), .metavar = "DIR", .help = "conversations and keys; without it, /var/lib/tandem/edge for root, else ~/.local/share/tandem/edge"},
     {.name = "cloud-timeout", OPTION(cloud_timeout, CONFIG_INT), .fallback = "30", .min = 1, .max = EDGE_TIMEOUT_MAX, .metavar = "S", .help = "how long a request waits for a cloud that cannot be reached"},
     {.name = "offline", OPTION(offline, CONFIG_STRING), .fallback = "wait", .metavar = "WHAT", .help = "when the cloud is away: wait (as long as --cloud-timeout says), or continue: with the whole model and --edge-layers auto this device makes the reply, or the rest of it, and hands back when the cloud is there again"},
-    {.name = "log-level", OPTION(log_level, CONFIG_STRING), .fallback = "info", .metavar = "LEVEL", .help = "debug, info, warn, error"},
+    {.name = "log-level", OPTION(log_level, CONFIG_STRING), .fallback = "info", .metavar = "LEVEL", .help = "info, warn, error"},
 };
 /* clang-format on */
 
@@ -166,7 +166,7 @@ static int check_names(struct edge_settings *s, struct td_error *err)
     if (edge_accept_parse(s->fidelity, &s->accept) < 0)
         return td_fail(err, -TD_ERR_ARG, "--fidelity %s: want exact, visible-lossless or any", s->fidelity);
     if (log_level_parse(s->log_level, &s->level) < 0)
-        return td_fail(err, -TD_ERR_ARG, "--log-level %s: want debug, info, warn or error", s->log_level);
+        return td_fail(err, -TD_ERR_ARG, "--log-level %s: want info, warn or error", s->log_level);
     return 0;
 }
 

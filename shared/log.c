@@ -19,7 +19,6 @@
 static const struct {
     const char *option, *shown, *colour;
 } levels[] = {
-    [LOG_DEBUG] = {"debug", "DEBUG", "\033[2m"},
     [LOG_INFO] = {"info", "INFO ", "\033[32m"},
     [LOG_WARN] = {"warn", "WARN ", "\033[33m"},
     [LOG_ERROR] = {"error", "ERROR", "\033[31m"},

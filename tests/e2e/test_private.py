@@ -24,7 +24,7 @@ class World(Stack):
 
     def __init__(self, path, extra=(), layers=8):
         self.path = path
-        self.cloud = Cloud(path / "c", extra=["--kv-memory", "256M", "--log-level", "debug"])
+        self.cloud = Cloud(path / "c", extra=["--kv-memory", "256M"])
         self.token = self.cloud.new_token()
         self.cloud.command = lambda base=self.cloud.command: list(plain(base()))
         self.cloud.start()

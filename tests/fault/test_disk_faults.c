@@ -423,6 +423,6 @@ int main(void)
         cmocka_unit_test(test_a_group_without_room),
     };
     /* Failing disks are the point here: their log lines only on request. */
-    log_set_level(getenv("TANDEM_FAULT_LOG") ? LOG_DEBUG : (enum log_level)(LOG_ERROR + 1));
+    log_set_level(getenv("TANDEM_FAULT_LOG") ? LOG_INFO : (enum log_level)(LOG_ERROR + 1));
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

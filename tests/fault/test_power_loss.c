@@ -246,7 +246,7 @@ int main(void)
         cmocka_unit_test(test_checker_sees_a_missing_directory_sync_in_eviction),
     };
     log_set_level(getenv("TANDEM_FAULT_LOG")
-                      ? LOG_DEBUG
+                      ? LOG_INFO
                       : (enum log_level)(LOG_ERROR + 1)); /* failing disks are the point here */
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -216,6 +216,6 @@ int main(void)
         cmocka_unit_test(test_copies_of_no_use_are_void_before_the_index_hears),
         cmocka_unit_test(test_eviction_where_copies_do_not_fit),
     };
-    log_set_level(getenv("TANDEM_FAULT_LOG") ? LOG_DEBUG : (enum log_level)(LOG_ERROR + 1));
+    log_set_level(getenv("TANDEM_FAULT_LOG") ? LOG_INFO : (enum log_level)(LOG_ERROR + 1));
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

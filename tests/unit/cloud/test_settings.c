@@ -53,13 +53,13 @@ static void test_given(void **state)
     (void)state;
     assert_int_equal(LOAD("--model", "m.gguf", "--plain", "--listen", "::1", "--model-name", "small",
                           "--store", "/s", "--store-key-file", "/k", "--tokens-file", "/t", "--log-level",
-                          "debug"),
+                          "warn"),
                      0);
     assert_string_equal(settings.model_name, "small");
     assert_string_equal(settings.store_path, "/s");
     assert_string_equal(settings.store_key_path, "/k");
     assert_string_equal(settings.tokens_path, "/t");
-    assert_int_equal(settings.level, LOG_DEBUG);
+    assert_int_equal(settings.level, LOG_WARN);
     config_free(config);
 }
 

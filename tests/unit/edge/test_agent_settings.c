@@ -91,7 +91,7 @@ static void mistakes_get_one_line(void **state)
         {"--codec=l9", "--codec l9: want raw, l0, l1, l2, l2-k5 or l2-5bit"},
         {"--hidden=f8", "--hidden f8: want f32, f16 or int8"},
         {"--fidelity=best", "--fidelity best: want exact, visible-lossless or any"},
-        {"--log-level=loud", "--log-level loud: want debug, info, warn or error"},
+        {"--log-level=loud", "--log-level loud: want info, warn or error"},
         {"--chunk=100", "--chunk 100: want a multiple of 64"},
         {"--client-cert=c", "--client-cert and --client-key belong together"},
         {"--cloud=https://localhost:8443", "'https://localhost:8443' is no address"},
