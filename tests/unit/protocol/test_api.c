@@ -380,6 +380,51 @@ static void test_too_many_questions(void **state)
     sem_destroy(&disk);
 }
 
+struct questions {
+    uint32_t count;
+    size_t size;
+    atomic_bool done;
+};
+
+static void on_questions(void *arg)
+{
+    struct questions *q = arg;
+    toy.server->asked_count += q->count;
+    toy.server->asked_size += q->size;
+    atomic_store(&q->done, true);
+}
+
+/* As if others had asked so much more. */
+static void add_questions(uint32_t count, size_t size)
+{
+    struct questions q = {.count = count, .size = size};
+    assert_int_equal(net_loop_post(toy.loop, on_questions, &q), 0);
+    while (!atomic_load(&q.done))
+        usleep(1000);
+}
+
+static void assert_status(const char *method, const char *body, int status)
+{
+    struct response r = ask(method, "/v1/conversations", JSON, body);
+    assert_int_equal(r.status, status);
+    free(r.body);
+}
+
+static void test_too_many_questions_of_everybody(void **state)
+{
+    (void)state;
+    add_questions(API_ASKED_MAX - 1, 0);
+    assert_status("GET", NULL, 200);
+    add_questions(1, 0);
+    assert_status("GET", NULL, 429);
+    add_questions(-API_ASKED_MAX, API_ASKED_SIZE - 4);
+    assert_status("POST", "good", 200);
+    add_questions(0, 1);
+    assert_status("POST", "good", 429);
+    assert_status("GET", NULL, 200);
+    add_questions(0, 3 - (size_t)API_ASKED_SIZE);
+}
+
 static void test_conversation_verbs(void **state)
 {
     (void)state;
@@ -619,6 +664,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_conversations_hold_nobody_up, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_conversations_at_the_end, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_too_many_questions, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_too_many_questions_of_everybody, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_models, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_health, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_tokens_and_metrics, set_up, tear_down),
