@@ -513,8 +513,7 @@ static uint32_t find_expired(struct policy *p, bool all, uint32_t parent)
 static int evict(struct policy *p, uint32_t index, bool expired, struct policy_victim *out)
 {
     const struct policy_entry *e = entry_at(p, index);
-    *out = (struct policy_victim){
-        .id = e->id, .tenant = e->tenant, .size = e->size, .uses = e->uses, .expired = expired};
+    *out = (struct policy_victim){.id = e->id, .tenant = e->tenant, .size = e->size};
     let_go(p, index);
     trim_ghosts(p);
     p->evicted++;
@@ -588,12 +587,6 @@ int policy_set_tenant(struct policy *p, uint32_t tenant, uint64_t quota_size, ui
 void policy_set_limit(struct policy *p, uint64_t limit_size)
 {
     p->limit_size = limit_size;
-}
-
-uint64_t policy_tenant_size(const struct policy *p, uint32_t tenant)
-{
-    const struct policy_tenant *t = tenant_of(p, tenant);
-    return t ? t->size : 0;
 }
 
 void policy_stats(const struct policy *p, struct policy_stats *out)

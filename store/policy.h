@@ -72,8 +72,6 @@ size_t policy_touch(struct policy *p, uint32_t tenant, const struct kv_block_id 
 struct policy_victim {
     struct kv_block_id id;
     uint32_t tenant, size;
-    uint32_t uses; /* by requests, for as long as it has been known */
-    bool expired;  /* by TTL: do not demote */
 };
 /* Make room for `incoming` (may be NULL: only keep the limits and the TTLs). 1: *out was evicted, call again; 0: it fits (or is held
  * already), insert it; -TD_ERR_NOSPACE: it is not worth what would have to go, or nothing may go: do not insert. */
@@ -111,7 +109,5 @@ struct policy_stats {
     uint64_t memory_size; /* of the policy itself */
 };
 void policy_stats(const struct policy *p, struct policy_stats *out);
-/* Bytes that a tenant holds. */
-uint64_t policy_tenant_size(const struct policy *p, uint32_t tenant);
 
 #endif

@@ -37,7 +37,7 @@ int policy_demote(struct policy *p, uint32_t tenant, uint64_t now_ms, struct pol
     if (!least)
         return 0;
     struct policy_entry *e = entry_at(p, least);
-    *out = (struct policy_victim){.id = e->id, .tenant = e->tenant, .size = e->size, .uses = e->uses};
+    *out = (struct policy_victim){.id = e->id, .tenant = e->tenant, .size = e->size};
     policy_unqueue(p, least);
     e->lossless = false;
     e->named = true;

@@ -42,7 +42,7 @@ struct tier_stats {
     uint64_t blocks, bytes, limit_bytes; /* of a remote tier: what this node knows of */
     uint64_t hits, misses, puts, put_failures, evictions, timeouts, damaged;
     uint64_t policy_bytes; /* of memory, for the choice of what stays */
-    bool present, sick;    /* sick: it hangs or is away, and counts as empty until it answers again */
+    bool sick;             /* it hangs or is away, and counts as empty until it answers again */
 };
 
 struct tier;

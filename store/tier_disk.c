@@ -41,7 +41,6 @@ static void disk_stats(struct tier *t, struct tier_stats *out)
                                .put_failures = s.put_failures,
                                .evictions = s.evictions,
                                .damaged = s.damaged,
-                               .present = true,
                                .sick = s.writes_off};
 }
 

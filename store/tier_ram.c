@@ -233,7 +233,6 @@ static void ram_stats(struct tier *t, struct tier_stats *out)
     struct ram *m = (struct ram *)t;
     pthread_mutex_lock(&m->lock);
     *out = m->stats;
-    out->present = true;
     out->blocks = m->count;
     out->bytes = m->size;
     out->limit_bytes = m->limit_size;

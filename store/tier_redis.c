@@ -522,7 +522,6 @@ static void redis_stats(struct tier *t, struct tier_stats *out)
     struct redis *r = (struct redis *)t;
     pthread_mutex_lock(&r->lock);
     *out = r->stats;
-    out->present = true;
     out->sick = r->away;
     pthread_mutex_unlock(&r->lock);
     out->blocks = known_count(r->known);
