@@ -198,16 +198,6 @@ uint64_t gguf_file_size(const struct gguf *g)
     return g->map_size;
 }
 
-size_t gguf_value_count(const struct gguf *g)
-{
-    return g->value_count;
-}
-
-const struct gguf_value *gguf_value_at(const struct gguf *g, size_t index)
-{
-    return index < g->value_count ? &g->values[index] : NULL;
-}
-
 size_t gguf_tensor_count(const struct gguf *g)
 {
     return g->tensor_count;

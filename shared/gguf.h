@@ -78,8 +78,6 @@ void gguf_close(struct gguf *g);
 
 const char *gguf_path(const struct gguf *g); /* "" after gguf_parse */
 uint64_t gguf_file_size(const struct gguf *g);
-size_t gguf_value_count(const struct gguf *g);
-const struct gguf_value *gguf_value_at(const struct gguf *g, size_t index);
 const struct gguf_value *gguf_find(const struct gguf *g, const char *key); /* NULL: absent */
 size_t gguf_tensor_count(const struct gguf *g);
 const struct gguf_tensor *gguf_tensor_at(const struct gguf *g, size_t index);

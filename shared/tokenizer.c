@@ -81,16 +81,6 @@ uint32_t tokenizer_vocab_count(const struct tokenizer *t)
     return t->vocab_count;
 }
 
-int32_t tokenizer_bos(const struct tokenizer *t)
-{
-    return t->bos;
-}
-
-int32_t tokenizer_eos(const struct tokenizer *t)
-{
-    return t->eos;
-}
-
 bool tokenizer_add_bos(const struct tokenizer *t)
 {
     return t->add_bos;
@@ -100,12 +90,6 @@ bool tokenizer_is_end(const struct tokenizer *t, int32_t id)
 {
     const struct vocab_token *token = token_at(t, id);
     return token && token->end;
-}
-
-bool tokenizer_is_special(const struct tokenizer *t, int32_t id)
-{
-    const struct vocab_token *token = token_at(t, id);
-    return token && token->hidden;
 }
 
 int32_t tokenizer_find(const struct tokenizer *t, const char *piece)

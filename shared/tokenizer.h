@@ -42,11 +42,8 @@ int64_t tokenizer_decode(const struct tokenizer *t, const int32_t *ids, size_t c
 bool tokenizer_strips_leading_space(const struct tokenizer *t);
 
 uint32_t tokenizer_vocab_count(const struct tokenizer *t);
-int32_t tokenizer_bos(const struct tokenizer *t);             /* -1: none */
-int32_t tokenizer_eos(const struct tokenizer *t);             /* -1: none */
 bool tokenizer_add_bos(const struct tokenizer *t);            /* the file's wish */
 bool tokenizer_is_end(const struct tokenizer *t, int32_t id); /* eos, eot, <|im_end|>, <|eot_id|>, … */
-bool tokenizer_is_special(const struct tokenizer *t, int32_t id);
 /* id of an exact (special or raw vocabulary) piece, or -1 */
 int32_t tokenizer_find(const struct tokenizer *t, const char *piece);
 /* Identifies vocabulary + merges + pre-tokenizer + specials: conversations of models with equal ids can share token ids. */

@@ -1,7 +1,7 @@
 /* fuzz_gguf: any bytes as a model file. What opens must be readable to its last byte through every accessor, and whatever goes on to use
  * the file (fingerprint, verification, chat template, tokenizer) must fail with a line or work. */
 #include "shared/chat_template.h"
-#include "shared/gguf.h"
+#include "shared/gguf_internal.h"
 #include <stdlib.h>
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
@@ -89,8 +89,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         require(rc < 0 && err.code == rc && err.text[0] && !strchr(err.text, '\n') && !g);
         return 0;
     }
-    for (size_t i = 0; i < gguf_value_count(g); i++)
-        read_value(g, gguf_value_at(g, i));
+    for (size_t i = 0; i < g->value_count; i++)
+        read_value(g, &g->values[i]);
     for (size_t i = 0; i < gguf_tensor_count(g); i++)
         read_tensor(g, gguf_tensor_at(g, i));
     use(g);

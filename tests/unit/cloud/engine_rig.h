@@ -7,6 +7,7 @@
 #include "device_twin.h"
 #include "kernels/cuda/cuda.h"
 #include "kernels/kv_layout.h"
+#include "shared/tokenizer_internal.h"
 #include "store/store_internal.h"
 #include <setjmp.h>
 #include <stdarg.h>

@@ -2,6 +2,7 @@
  * way in which a request can end. */
 #include "service_fixture.h"
 #include "../protocol/http_client.h"
+#include "shared/tokenizer_internal.h"
 #include "store/store_internal.h"
 #include <jansson.h>
 
@@ -54,7 +55,7 @@ static uint32_t ids_of(const char *text, bool end, int32_t *ids, size_t capacity
     int64_t count = tokenizer_encode(fx.tokenizer, text, strlen(text), NULL, 0, false, ids, capacity);
     assert_true(count > 0 && (size_t)count < capacity);
     if (end)
-        ids[count++] = tokenizer_eos(fx.tokenizer);
+        ids[count++] = fx.tokenizer->eos;
     return (uint32_t)count;
 }
 
@@ -478,8 +479,7 @@ static void test_history_is_matched(void **state)
     int32_t known[512];
     chat(&c, "", HELLO);
     const struct fake_command *open = fake_next("open");
-    int32_t ids[2] = {'h' - 33 + 1,
-                      tokenizer_eos(fx.tokenizer)}; /* a reply that no tokenizer would have made */
+    int32_t ids[2] = {'h' - 33 + 1, fx.tokenizer->eos}; /* a reply that no tokenizer would have made */
     uint32_t prompt = open->open.prompt_count;
     memcpy(known, open->open.ids, prompt * sizeof *known);
     memcpy(known + prompt, ids, sizeof ids);

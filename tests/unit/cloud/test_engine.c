@@ -173,11 +173,11 @@ static void end_token_ends_the_reply(void **state)
     rig_ids(ids, 10, VOCAB, 6);
     struct engine_generate generate = rig_greedy(50);
     generate.sampling.bias_count = 1;
-    generate.sampling.bias[0] = (struct sampler_bias){tokenizer_eos(r->tokenizer), 100};
+    generate.sampling.bias[0] = (struct sampler_bias){r->tokenizer->eos, 100};
     client_direct(r, &c, ids, 10, generate);
     rig_until(r, c.done);
     assert_int_equal(c.count, 1);
-    assert_int_equal(c.ids[0], tokenizer_eos(r->tokenizer));
+    assert_int_equal(c.ids[0], r->tokenizer->eos);
     assert_int_equal(c.done_event.done.finish, FINISH_STOP);
     generate.ignore_end = true;
     client_direct(r, &c, ids, 10, generate);

@@ -264,7 +264,7 @@ static void adopted_reply_that_is_whole_ends_at_once(void **state)
     rig_until(s->rig, c.done);
     assert_int_equal(c.count, 0);
     assert_int_equal(c.done_event.done.finish, FINISH_LENGTH);
-    s->prompt[PROMPT + 9] = tokenizer_eos(s->rig->tokenizer);
+    s->prompt[PROMPT + 9] = s->rig->tokenizer->eos;
     memset(s->request_id, 1, sizeof s->request_id);
     open_attempt(s, &c, 10);
     plan_and_start(s, &c);

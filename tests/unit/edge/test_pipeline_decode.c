@@ -4,6 +4,7 @@
 #include "kernels/kv_layout.h"
 #include "shared/crypto.h"
 #include "shared/queue.h"
+#include "shared/tokenizer_internal.h"
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -567,10 +568,10 @@ static void an_end_token_ends_it(void **state)
                                     .until = PROMPT + 3,
                                     .ignore_end = ignored,
                                     .sampling = {.top_p = 1, .repetition_penalty = 1, .bias_count = 1}};
-        d.sampling.bias[0] = (struct sampler_bias){tokenizer_eos(tokenizer), 100};
+        d.sampling.bias[0] = (struct sampler_bias){tokenizer->eos, 100};
         assert_int_equal(pipeline_decode(rig.pipeline, job, &d), 0);
         for (uint32_t i = 0; i < (ignored ? 3 : 1); i++)
-            assert_int_equal(next_token(&rig, 1, 1, i).id, tokenizer_eos(tokenizer));
+            assert_int_equal(next_token(&rig, 1, 1, i).id, tokenizer->eos);
         no_token(&rig);
         pipeline_close(rig.pipeline, job, 0);
         rig_free(&rig);

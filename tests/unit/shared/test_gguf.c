@@ -1,5 +1,6 @@
 /* gguf: what was written is what is read, and every way in which a file can be wrong is an error of its own and one line. */
 #include "gguf_build.h"
+#include "shared/gguf_internal.h"
 #include <setjmp.h>
 #include <stdarg.h>
 #include <unistd.h>
@@ -78,12 +79,11 @@ static void test_values(void **state)
     struct bytes file = gguf_build_end(&b);
     struct gguf *g = parse(&file);
     struct span s;
-    assert_int_equal(gguf_value_count(g), 21);
+    assert_int_equal(g->value_count, 21);
     assert_int_equal(gguf_tensor_count(g), 0);
     assert_int_equal(gguf_file_size(g), file.size);
     assert_string_equal(gguf_path(g), "");
-    assert_memory_equal(gguf_value_at(g, 0)->key.data, "u8", 2); /* file order */
-    assert_null(gguf_value_at(g, 21));
+    assert_memory_equal(g->values[0].key.data, "u8", 2); /* file order */
     assert_null(gguf_find(g, "absent"));
     assert_null(gguf_find(g, "u"));
     assert_null(gguf_find(g, "u88"));
@@ -424,7 +424,7 @@ static void test_limits_at_their_edge(void **state)
     struct bytes file = gguf_build_end(&b);
     struct gguf *g = parse(&file);
     uint32_t value;
-    assert_int_equal(gguf_value_count(g), GGUF_KEYS_MAX);
+    assert_int_equal(g->value_count, GGUF_KEYS_MAX);
     assert_int_equal(gguf_tensor_count(g), GGUF_TENSORS_MAX);
     assert_int_equal(gguf_find(g, "array")->count, GGUF_ARRAY_MAX);
     snprintf(name, sizeof name, "k%u", 40000 * 2654435761u);

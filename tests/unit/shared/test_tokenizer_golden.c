@@ -104,9 +104,10 @@ static void test_golden_smollm(void **state)
     if (!model_path())
         skip();
     struct tokenizer *t = load(model_path(), NULL);
+    int32_t first = -1;
     assert_int_equal(tokenizer_vocab_count(t), 49152);
-    assert_int_equal(tokenizer_bos(t), 1);
-    assert_int_equal(tokenizer_eos(t), 2);
+    assert_int_equal(tokenizer_encode(t, "", 0, NULL, 0, true, &first, 1), 1);
+    assert_int_equal(first, 1);
     assert_false(tokenizer_add_bos(t));
     assert_true(tokenizer_is_end(t, 2) && tokenizer_is_end(t, 0) && !tokenizer_is_end(t, 1));
     check_golden(t, "smollm", false, 10000);
