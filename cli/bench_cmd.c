@@ -128,7 +128,7 @@ static void print_families(const char *title, const struct bench_family *familie
     for (uint32_t i = 0; i < count; i++) {
         const struct bench_family *f = &families[i];
         printf("%-14s %10.2f %6.1f%%", f->name, f->ms, 100 * f->share);
-        if (f->gop_s > 0)
+        if (f->gop_s > 0 || f->gb_s > 0)
             printf(" %9.1f %7.0f%% %7.1f %7.0f%%", f->gop_s, 100 * f->of_peak, f->gb_s, 100 * f->of_read);
         printf("\n");
     }
@@ -144,6 +144,18 @@ static json_t *families_json(const struct bench_family *families, uint32_t count
                                               "of_peak", f->of_peak, "of_read", f->of_read));
     }
     return list;
+}
+
+/* Of a ceiling; 0 where nothing was measured. */
+static double share(double floor, double measured)
+{
+    return measured > 0 ? floor / measured : 0;
+}
+
+static double swap_in_share(const struct bench_engine_result *r)
+{
+    const double gb = r->swap_gib * (double)(1u << 30) / 1e9;
+    return r->to_device_gb_s > 0 ? share(gb / r->to_device_gb_s, r->swap_in_s) : 0;
 }
 
 static int engine(const struct bench_settings *s)
@@ -169,37 +181,44 @@ static int engine(const struct bench_settings *s)
         return cli_fail("bench engine", &err);
     if (s->json)
         return cli_print_json(json_pack(
-            "{s:f,s:f,s:f,s:i,s:s,s:f,s:f,s:f,s:f,s:f,s:f,s:f,s:f,s:f,s:f,s:f,s:f,s:f,s:f,s:o,s:o}",
+            "{s:f,s:f,s:f,s:i,s:s,s:f,s:f,s:f,s:f,s:f,s:f,s:f,s:f,s:f,s:f,s:f,s:f,s:f,s:f,s:f,s:f,s:f,s:f,s:"
+            "f,s:o,s:o}",
             "prefill_tps", r.prefill_tps, "decode_tps", r.decode_tps, "load_s", r.load_s, "threads",
             (int)r.threads, "isa", r.isa, "prefill_ms", r.prefill_ms, "decode_step_ms", r.decode_step_ms,
             "read_gb_s", r.read_gb_s, "copy_gb_s", r.copy_gb_s, "matmul_tflop_s", r.matmul_tflop_s,
             "to_device_gb_s", r.to_device_gb_s, "decode_floor_ms", r.decode_floor_ms, "prefill_floor_ms",
-            r.prefill_floor_ms, "swap_gib", r.swap_gib, "swap_out_s", r.swap_out_s, "swap_in_s", r.swap_in_s,
-            "first_token_s", r.first_token_s, "dot_gop_s", r.dot_gop_s, "fma_gflop_s", r.fma_gflop_s,
-            "prefill_families", families_json(r.prefill_families, r.prefill_family_count), "decode_families",
+            r.prefill_floor_ms, "decode_of_floor", share(r.decode_floor_ms, r.decode_step_ms),
+            "prefill_of_floor", share(r.prefill_floor_ms, r.prefill_ms), "swap_in_of_bus", swap_in_share(&r),
+            "host_ms", r.host_ms, "host_of_step", share(r.host_ms, r.decode_step_ms), "swap_gib", r.swap_gib,
+            "swap_out_s", r.swap_out_s, "swap_in_s", r.swap_in_s, "first_token_s", r.first_token_s,
+            "dot_gop_s", r.dot_gop_s, "fma_gflop_s", r.fma_gflop_s, "prefill_families",
+            families_json(r.prefill_families, r.prefill_family_count), "decode_families",
             families_json(r.decode_families, r.decode_family_count)));
     printf("%-10s %8lld tokens  %9.1f tokens/s\n", "prefill", (long long)s->prompt, r.prefill_tps);
     printf("%-10s %8lld tokens  %9.1f tokens/s\n", "decode", (long long)s->gen, r.decode_tps);
     printf("%-10s %.3f s, %.3f s to the first token, %u threads, %s\n", "load", r.load_s, r.first_token_s,
            r.threads, r.isa);
-    if (r.prefill_family_count > 0) {
-        printf("%-10s int8 %.0f GOP/s, f32 %.0f GFLOP/s, read %.1f GB/s\n", "ceilings", r.dot_gop_s,
-               r.fma_gflop_s, r.read_gb_s);
-        print_families("prefill", r.prefill_families, r.prefill_family_count);
-        print_families("decode", r.decode_families, r.decode_family_count);
-    } else if (r.read_gb_s > 0) {
+    if (r.matmul_tflop_s > 0) {
         printf("%-10s %9.2f ms  %5.1f %% of the floor %.2f ms\n", "prefill", r.prefill_ms,
-               100 * r.prefill_floor_ms / r.prefill_ms, r.prefill_floor_ms);
+               100 * share(r.prefill_floor_ms, r.prefill_ms), r.prefill_floor_ms);
         if (r.decode_step_ms > 0)
             printf("%-10s %9.3f ms  %5.1f %% of the floor %.2f ms, %lld sequences\n", "step",
-                   r.decode_step_ms, 100 * r.decode_floor_ms / r.decode_step_ms, r.decode_floor_ms,
+                   r.decode_step_ms, 100 * share(r.decode_floor_ms, r.decode_step_ms), r.decode_floor_ms,
                    (long long)s->batch);
+        if (r.host_ms > 0)
+            printf("%-10s %9.3f ms  %5.1f %% of a step\n", "host", r.host_ms,
+                   100 * share(r.host_ms, r.decode_step_ms));
         printf("%-10s read %.0f GB/s, copy %.0f GB/s, products %.0f TFLOP/s, from the host %.1f GB/s\n",
                "ceilings", r.read_gb_s, r.copy_gb_s, r.matmul_tflop_s, r.to_device_gb_s);
+    } else if (r.prefill_family_count > 0) {
+        printf("%-10s int8 %.0f GOP/s, f32 %.0f GFLOP/s, read %.1f GB/s\n", "ceilings", r.dot_gop_s,
+               r.fma_gflop_s, r.read_gb_s);
     }
+    print_families("prefill", r.prefill_families, r.prefill_family_count);
+    print_families("decode", r.decode_families, r.decode_family_count);
     if (r.swap_gib > 0)
-        printf("%-10s %.2f GiB to the host %.3f s, back into scattered pages %.3f s\n", "swap", r.swap_gib,
-               r.swap_out_s, r.swap_in_s);
+        printf("%-10s %.2f GiB to the host %.3f s, back into scattered pages %.3f s, %.1f %% of the bus\n",
+               "swap", r.swap_gib, r.swap_out_s, r.swap_in_s, 100 * swap_in_share(&r));
     return CLI_OK;
 }
 

@@ -7,6 +7,7 @@
 #include "kernels/cuda/cuda.h"
 #include "kernels/sampler.h"
 #include "kernels/kv_layout.h"
+#include <stdio.h>
 #include <stdlib.h>
 
 #define CHUNK_TOKENS_DEFAULT 512
@@ -276,22 +277,123 @@ static int bench_swap(struct bench *b, struct bench_engine_result *r, struct td_
     return rc ? td_fail(err, rc, "cannot measure swapping %zu MiB: %s", size >> 20, td_status_text(rc)) : 0;
 }
 
-/* What a step must read, and a prompt compute, over what the device can do. */
-static void fill_floors(const struct bench *b, struct bench_engine_result *r)
+/* What a step must read, and a prompt compute. */
+struct bench_work {
+    double product_flops, attention_flops, weight_bytes, kv_bytes;
+};
+
+static struct bench_work prefill_work(const struct bench *b)
 {
     const struct model_params *p = &b->model->params;
-    double prompt = b->options->prompt_tokens, context = prompt + b->options->gen_tokens * 0.5;
-    double kv = 4.0 * p->layer_count * p->kv_head_count * p->head_dim * context * b->seq_count;
-    double bytes = (double)model_weight_bytes(b->model, 0, p->layer_count) + kv;
     double q = (double)p->head_count * p->head_dim, kv_size = (double)p->kv_head_count * p->head_dim;
-    double weights = p->embd_size * (2.0 * q + 2.0 * kv_size + 3.0 * p->ffn_size);
-    double flops = p->layer_count * (2.0 * weights * prompt + 2.0 * q * prompt * prompt);
+    double weights = p->embd_size * (2.0 * q + 2.0 * kv_size + 3.0 * p->ffn_size),
+           prompt = b->options->prompt_tokens;
+    return (struct bench_work){.product_flops = p->layer_count * 2.0 * weights * prompt,
+                               .attention_flops = p->layer_count * 2.0 * q * prompt * prompt};
+}
+
+static struct bench_work decode_work(const struct bench *b)
+{
+    const struct model_params *p = &b->model->params;
+    double context = b->options->prompt_tokens + b->options->gen_tokens * 0.5;
+    return (struct bench_work){.weight_bytes = (double)model_weight_bytes(b->model, 0, p->layer_count),
+                               .kv_bytes = 4.0 * p->layer_count * p->kv_head_count * p->head_dim * context *
+                                           b->seq_count};
+}
+
+/* That over what the device can do. */
+static void fill_floors(const struct bench *b, struct bench_engine_result *r)
+{
+    struct bench_work prompt = prefill_work(b), step = decode_work(b);
+    double bytes = step.weight_bytes + step.kv_bytes, flops = prompt.product_flops + prompt.attention_flops;
     r->read_gb_s = b->ceilings.read_gb_s, r->copy_gb_s = b->ceilings.copy_gb_s;
     r->matmul_tflop_s = b->ceilings.matmul_tflop_s, r->to_device_gb_s = b->ceilings.to_device_gb_s;
     if (r->read_gb_s > 0)
         r->decode_floor_ms = bytes / r->read_gb_s * 1e-6;
     if (r->matmul_tflop_s > 0)
         r->prefill_floor_ms = flops / r->matmul_tflop_s * 1e-9;
+}
+
+/* ---- where a GPU's time goes ---- */
+
+#define LOOKED_STEPS 8
+
+static const char *const part_names[CUDA_PARTS] = {"layers", "products", "attention",
+                                                   "other",  "sampling", "copies"};
+
+/* One part's `seconds` of all, and what it computed and read in them; 0: not told. */
+static struct bench_family part_family(const struct bench *b, enum cuda_part part, double seconds, double all,
+                                       double flops, double bytes)
+{
+    struct bench_family f = {.ms = seconds * 1e3, .share = seconds / all};
+    snprintf(f.name, sizeof f.name, "%s", part_names[part]);
+    f.gop_s = flops / seconds * 1e-9, f.gb_s = bytes / seconds * 1e-9;
+    if (b->ceilings.matmul_tflop_s > 0)
+        f.of_peak = f.gop_s / (1e3 * b->ceilings.matmul_tflop_s);
+    if (b->ceilings.read_gb_s > 0)
+        f.of_read = f.gb_s / b->ceilings.read_gb_s;
+    return f;
+}
+
+/* The same prompt, or the last token `runs` times, with every pass looked at. */
+static int look(struct bench *b, bool decodes, uint32_t runs, double seconds[CUDA_PARTS],
+                struct td_error *err)
+{
+    struct cuda_profile before, after;
+    int rc = 0;
+    cuda_profile_read(b->backend, &before);
+    cuda_profile_every(b->backend, true);
+    for (uint32_t i = 0; i < runs && !rc; i++)
+        rc = decodes ? decode(b, b->total_tokens - 1, err) : prefill(b, 0, err);
+    cuda_profile_every(b->backend, false);
+    cuda_profile_read(b->backend, &after);
+    for (int i = 0; i < CUDA_PARTS; i++)
+        seconds[i] = (after.part_s[i] - before.part_s[i]) / runs;
+    return rc;
+}
+
+static uint32_t fill_parts(const struct bench *b, const double seconds[CUDA_PARTS],
+                           const struct bench_work *w, struct bench_family *families)
+{
+    double all = 0;
+    uint32_t count = 0;
+    for (int i = 0; i < CUDA_PARTS; i++)
+        all += seconds[i];
+    bool apart = seconds[CUDA_PART_LAYERS] == 0; /* else a kernel of all layers has most of the work */
+    for (int i = 0; i < CUDA_PARTS; i++) {
+        bool products = apart && i == CUDA_PART_PRODUCTS, attention = apart && i == CUDA_PART_ATTENTION;
+        if (seconds[i] > 0)
+            families[count++] = part_family(b, i, seconds[i], all,
+                                            products    ? w->product_flops
+                                            : attention ? w->attention_flops
+                                                        : 0,
+                                            products    ? w->weight_bytes
+                                            : attention ? w->kv_bytes
+                                                        : 0);
+    }
+    return count;
+}
+
+static int look_at_parts(struct bench *b, struct bench_engine_result *r, struct td_error *err)
+{
+    double seconds[CUDA_PARTS], same_s[64];
+    struct bench_work prompt = prefill_work(b), step = decode_work(b);
+    int rc = look(b, false, 1, seconds, err);
+    if (rc)
+        return rc;
+    r->prefill_family_count = fill_parts(b, seconds, &prompt, r->prefill_families);
+    if (b->options->gen_tokens == 0 || (rc = look(b, true, LOOKED_STEPS, seconds, err)))
+        return rc;
+    r->decode_family_count = fill_parts(b, seconds, &step, r->decode_families);
+    for (uint32_t i = 0; i < TD_COUNT(same_s) && !rc; i++) {
+        uint64_t begun = clock_mono_us();
+        rc = decode(b, b->total_tokens - 1, err);
+        same_s[i] = seconds_since(begun);
+    }
+    double device_ms = rc ? 0 : cuda_replay_ms(b->backend, TD_COUNT(same_s));
+    if (device_ms > 0) /* of the same step */
+        r->host_ms = TD_MAX(bench_median(same_s, TD_COUNT(same_s)) * 1e3 - device_ms, 0.0);
+    return rc;
 }
 
 static int fill_result(struct bench *b, struct bench_engine_result *r, struct td_error *err)
@@ -308,7 +410,7 @@ static int fill_result(struct bench *b, struct bench_engine_result *r, struct td
     if (on_gpu(b)) {
         r->isa = b->backend->ops->name;
         fill_floors(b, r);
-        return 0;
+        return look_at_parts(b, r, err);
     }
     const struct cpu_backend *cpu = (const struct cpu_backend *)b->backend;
     r->isa = cpu->ops->name;

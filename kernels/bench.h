@@ -24,7 +24,7 @@ struct bench_engine_options {
 
 #define BENCH_FAMILIES_MAX 12
 
-/* One family of operations of the CPU engine's steps (kernels/cpu/profile.h). */
+/* One family of operations of an engine's steps (kernels/cpu/profile.h, enum cuda_part). */
 struct bench_family {
     char name[24];
     double ms, share;        /* of one run; of all families' time */
@@ -44,13 +44,14 @@ struct bench_engine_result {
     double decode_step_ms;
     /* Of the CPU, measured between the runs, all threads; medians. 0 where the table has no measure. */
     double dot_gop_s, fma_gflop_s; /* int8 dot products, f32 */
+    /* Of both; a GPU's in some more steps behind the runs, in which nothing overlaps. */
     struct bench_family prefill_families[BENCH_FAMILIES_MAX], decode_families[BENCH_FAMILIES_MAX];
     uint32_t prefill_family_count, decode_family_count;
-    /* Of both. */
     double read_gb_s;
     /* Of a GPU, measured in the same run; 0 on the CPU. What a step cannot do without, over the ceilings: */
     double copy_gb_s, matmul_tflop_s, to_device_gb_s;
     double decode_floor_ms, prefill_floor_ms;
+    double host_ms; /* of a decode step, what the device does not take; 0 where no step is recorded */
     double swap_gib, swap_out_s, swap_in_s; /* medians; until the pages can be used */
 };
 

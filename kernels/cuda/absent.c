@@ -32,6 +32,17 @@ void cuda_profile_read(const struct backend *backend, struct cuda_profile *out)
     *out = (struct cuda_profile){0};
 }
 
+void cuda_profile_every(struct backend *backend, bool every)
+{
+    (void)backend, (void)every;
+}
+
+double cuda_replay_ms(struct backend *backend, uint32_t count)
+{
+    (void)backend, (void)count;
+    return 0;
+}
+
 int cuda_device_number(const char *name)
 {
     (void)name;

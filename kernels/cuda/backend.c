@@ -191,11 +191,13 @@ static int choose_pages(struct cuda_backend *b, const struct plan *plan, struct 
         return td_fail(
             err, -TD_ERR_NOMEM,
             "cannot start the engine on cuda:%d: weights (%llu MiB) and working memory (%llu MiB for "
-            "steps of %u rows) leave no room for KV pages in the %llu MiB that may be used; use a "
-            "smaller model, smaller steps (--token-budget) or more of the memory "
+            "steps of %u rows) leave no room for KV pages in the %llu MiB that may be used; it takes %llu "
+            "MiB: "
+            "use a smaller model, smaller steps (--token-budget) or more of the memory "
             "(--gpu-memory-utilization)",
             b->device, (unsigned long long)(plan->weights / MIB), (unsigned long long)(plan->work / MIB),
-            b->rows_max, (unsigned long long)(left / MIB));
+            b->rows_max, (unsigned long long)(left / MIB),
+            (unsigned long long)((fixed + plan->page) / MIB + 1));
     if (b->base.page_count > fits)
         return td_fail(err, -TD_ERR_NOMEM,
                        "cannot start the engine on cuda:%d: %u KV pages of %llu KiB do not fit beside the "

@@ -555,6 +555,28 @@ static int enqueue_decode(struct cuda_backend *b)
     return rc ? rc : cuda_note(b, cudaGraphLaunch(g->exec, b->stream), "starting a step");
 }
 
+double cuda_replay_ms(struct backend *base, uint32_t count)
+{
+    struct cuda_backend *b = (struct cuda_backend *)base;
+    const struct cuda_graph *newest = &b->graphs[0];
+    for (const struct cuda_graph *g = b->graphs; g < b->graphs + GRAPHS; g++)
+        if (g->exec && (!newest->exec || g->used_at > newest->used_at))
+            newest = g;
+    cudaEvent_t begin = NULL, end = NULL;
+    float ms = 0;
+    bool ok = newest->exec && count > 0 && !cudaEventCreate(&begin) && !cudaEventCreate(&end) &&
+              !cudaGraphLaunch(newest->exec, b->stream) && !cudaEventRecord(begin, b->stream);
+    for (uint32_t i = 0; ok && i < count; i++)
+        ok = !cudaGraphLaunch(newest->exec, b->stream);
+    ok = ok && !cudaEventRecord(end, b->stream) && !cudaStreamSynchronize(b->stream) &&
+         !cudaEventElapsedTime(&ms, begin, end);
+    if (begin)
+        cudaEventDestroy(begin);
+    if (end)
+        cudaEventDestroy(end);
+    return ok ? (double)ms / count : 0;
+}
+
 /* --- the step --------------------------------------------------------------------------------- */
 
 static int run_pass(struct cuda_backend *b)

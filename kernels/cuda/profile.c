@@ -10,6 +10,7 @@
 
 struct cuda_profiler {
     bool looks; /* at the pass in progress */
+    bool every; /* and at all others */
     uint64_t passes, begun_us, ended_us;
     uint32_t count;
     enum cuda_part parts[MARKS_MAX]; /* what ends at an event; the first begins the pass */
@@ -60,7 +61,8 @@ static bool has_events(struct cuda_profiler *f)
 bool cuda_profile_begin(struct cuda_backend *b)
 {
     struct cuda_profiler *f = b->profiler;
-    f->looks = ++f->passes % PROFILE_EVERY == PROFILE_FIRST && has_events(f);
+    bool is_due = ++f->passes % PROFILE_EVERY == PROFILE_FIRST || f->every;
+    f->looks = is_due && has_events(f);
     f->count = 0;
     cuda_profile_mark(b, CUDA_PART_OTHER);
     return f->looks;
@@ -106,4 +108,9 @@ void cuda_profile_read(const struct backend *base, struct cuda_profile *out)
                                  .idle_s = (double)now_at(&f->idle_us) * 1e-6};
     for (int i = 0; i < CUDA_PARTS; i++)
         out->part_s[i] = (double)now_at(&f->part_ns[i]) * 1e-9;
+}
+
+void cuda_profile_every(struct backend *base, bool every)
+{
+    ((struct cuda_backend *)base)->profiler->every = every;
 }

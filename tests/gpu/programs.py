@@ -127,6 +127,26 @@ def kills(cloud, edge, strict):
           f"{whole} whole, {same} as undisturbed; alone {took:.2f} s")
 
 
+def kill_under_streams(cloud, edge, strict, count, alone):
+    """All of them are cut off in the middle, and each goes on where it was."""
+    def made():
+        return cloud.metrics().get("tandem_generated_tokens_total", 0)
+
+    before = made()
+    with concurrent.futures.ProcessPoolExecutor(count) as pool:
+        list(pool.map(time.sleep, [0.2] * count))
+        replies = pool.map(ask_one, [(edge.port, i) for i in range(count)])
+        while (killed_at := made() - before) < count * TOKENS / 8:
+            time.sleep(0.01)
+        cloud.kill()
+        cloud.start()
+        replies = list(replies)
+    same = sum(r[0] == a for r, a in zip(replies, alone))
+    whole = sum(r[1]["completion_tokens"] == TOKENS for r in replies)
+    check(f"a kill under {count} streams", killed_at < count * TOKENS and whole == count and (same == count or not strict),
+          f"{whole} whole, {same} as alone; killed after {killed_at:g} of {count * TOKENS} tokens")
+
+
 def exact(edge):
     try:
         ask(edge.port, "Hello", fidelity="exact")
@@ -156,6 +176,7 @@ def everything(cloud, edge, strict):
     by_the_gpu(cloud)
     metrics_of_the_gpu(cloud)
     kills(cloud, edge, strict)
+    kill_under_streams(cloud, edge, strict, STREAMS, alone)
     exact(edge)
 
 

@@ -46,6 +46,12 @@ static void a_shape_on_the_gpu(void **state)
     assert_int_equal(rc, 0);
     assert_string_equal(r.isa, "cuda");
     assert_true(r.read_gb_s > 0 && r.decode_floor_ms > 0 && r.decode_floor_ms < r.decode_step_ms);
+    assert_true(r.prefill_family_count > 2 && r.decode_family_count > 1);
+    for (uint32_t i = 0; i < r.prefill_family_count; i++)
+        assert_true(r.prefill_families[i].ms > 0 && r.prefill_families[i].of_peak < 1);
+    o.gen_tokens = 9; /* a step is recorded the second time that it is seen */
+    assert_int_equal(bench_engine(&o, &r, &err), 0);
+    assert_true(r.host_ms > 0 && r.host_ms < r.decode_step_ms);
     o.device = "cuda:x";
     assert_int_equal(bench_engine(&o, &r, &err), -TD_ERR_ARG);
 }

@@ -480,8 +480,42 @@ static void what_is_wrong_is_a_code(void **state)
     assert_int_equal(cuda_backend_create(r.model, &huge, "cuda", &b, &err), -TD_ERR_NOMEM);
     assert_non_null(strstr(err.text, "at most"));
     huge.page_count = 4;
+    huge.memory_share = 1e-6; /* less than the weights take */
+    assert_int_equal(cuda_backend_create(r.model, &huge, "cuda", &b, &err), -TD_ERR_NOMEM);
+    assert_non_null(strstr(err.text, "it takes"));
+    assert_non_null(strstr(err.text, "--gpu-memory-utilization"));
+    huge.memory_share = 0;
     assert_int_equal(cuda_backend_create(r.model, &huge, "cuda:900", &b, &err), -TD_ERR_NOTFOUND);
     assert_int_equal(cuda_backend_create(r.model, &huge, "cuda:x", &b, &err), -TD_ERR_ARG);
+    run_close(&r);
+}
+
+struct seen_progress {
+    uint64_t calls, done, total;
+    bool back;
+};
+
+static void see_progress(void *ctx, uint64_t done, uint64_t total)
+{
+    struct seen_progress *s = ctx;
+    s->back |= done < s->done || done > total || (s->calls > 0 && total != s->total);
+    s->calls++, s->done = done, s->total = total;
+}
+
+static void the_load_tells_how_far_it_is(void **state)
+{
+    (void)state;
+    struct run r;
+    cuda_run_open(&r, "llama-gqa-untied", 8);
+    struct seen_progress seen = {0};
+    struct backend_config config = {
+        .page_count = 4, .layers_paged = 2, .rows_max = 8, .progress = see_progress, .progress_ctx = &seen};
+    struct backend *b;
+    struct td_error err = {0};
+    assert_int_equal(cuda_backend_create(r.model, &config, "cuda", &b, &err), 0);
+    assert_true(seen.calls > 2 && !seen.back);
+    assert_int_equal(seen.done, seen.total);
+    b->ops->destroy(b);
     run_close(&r);
 }
 
@@ -515,6 +549,7 @@ int main(void)
         cmocka_unit_test(a_crowd),
         cmocka_unit_test(a_step_looked_at),
         cmocka_unit_test(pages_keep_their_bytes),
+        cmocka_unit_test(the_load_tells_how_far_it_is),
         cmocka_unit_test(what_is_wrong_is_a_code),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
