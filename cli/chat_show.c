@@ -59,10 +59,13 @@ static void print_estimates(const json_t *e)
 static void print_decision(const json_t *plan, const json_t *e)
 {
     char layers[48], tokens[48];
-    fprintf(stderr, "[plan: %s here of %s from token %.0f on; KV of %.0f of them sent%s]\n",
+    const char *codec = json_string_value(json_object_get(plan, "codec")),
+               *hidden = json_string_value(json_object_get(plan, "hidden"));
+    fprintf(stderr, "[plan: %s here of %s from token %.0f on; KV of %.0f of them sent%s%s%s%s%s]\n",
             counted(member(plan, "layers"), "layer", layers),
             counted(member(plan, "tokens"), "prompt token", tokens), member(plan, "first_token"),
-            member(plan, "kv_tokens"), e ? "" : "; the number of layers was given");
+            member(plan, "kv_tokens"), codec ? " in " : "", codec ? codec : "", hidden ? ", rows in " : "",
+            hidden ? hidden : "", e ? "" : "; the number of layers was given");
     if (member(plan, "restored_tokens") > 0)
         fprintf(stderr, "[restored: KV of %s that the cloud had lost, as this device held it]\n",
                 counted(member(plan, "restored_tokens"), "token", tokens));

@@ -355,9 +355,14 @@ static int sink_event(void *ctx, struct pipeline_event *e)
 
 /* ---- creation: model ---- */
 
-static int check_codec(const struct agent *a, struct td_error *err)
+/* What was asked for, if the model's quality record lets it; or what that does let. */
+static int choose_codec(struct agent *a, struct td_error *err)
 {
     struct td_error why = {0};
+    if (!a->config.codec)
+        return kv_level_choose(a->config.model_path, a->model->fingerprint, &a->config.codec, err);
+    if (a->config.codec_unchecked)
+        return 0;
     int rc = kv_level_allowed(a->config.codec, a->config.model_path, a->model->fingerprint, &why);
     return rc < 0 ? td_fail(err, rc, "%s, or add --codec-unchecked", why.text) : 0;
 }
@@ -372,7 +377,7 @@ static int open_model(struct agent *a, struct td_error *err)
         (rc = gguf_fingerprint(a->file, a->model->fingerprint, a->config.progress, a->config.progress_ctx,
                                err)) < 0)
         return rc;
-    if (!a->config.codec_unchecked && (rc = check_codec(a, err)) < 0)
+    if ((rc = choose_codec(a, err)) < 0)
         return rc;
     if (a->config.model_name)
         snprintf(a->model_name, sizeof a->model_name, "%s", a->config.model_name);

@@ -33,11 +33,11 @@ struct agent_config { /* strings are borrowed for the agent's life */
     uint32_t edge_layers; /* k, or PLANNER_AUTO */
     enum planner_local local;
     enum planner_prefer prefer;
-    bool prefer_private;         /* for requests that name no preference */
-    uint32_t private_min_layers; /* of private prompts, computed here */
-    double cloud_price;          /* planner.h */
-    const struct kv_level *codec;
-    bool codec_unchecked; /* whatever the model's quality record says */
+    bool prefer_private;          /* for requests that name no preference */
+    uint32_t private_min_layers;  /* of private prompts, computed here */
+    double cloud_price;           /* planner.h */
+    const struct kv_level *codec; /* NULL: the smallest that the model's quality record allows */
+    bool codec_unchecked;         /* whatever the model's quality record says */
     uint8_t hidden_dtype;
     enum kv_accept accept; /* for requests that name none */
     uint32_t chunk_tokens; /* a multiple of KV_BLOCK_TOKENS */

@@ -400,9 +400,20 @@ static int carry_plan_out(struct flight *f, uint32_t rows_begin, uint32_t kv_beg
     return 0;
 }
 
+/* Of a range's KV: the agent's level, or one that a request's fidelity or the cloud asked for instead. */
+static const char *codec_name(const struct agent *a, uint8_t codec)
+{
+    static const char *const others[] = {[KV_RAW] = "raw", [KV_L0] = "l0", [KV_L1] = "l1"};
+    return codec == a->config.codec->codec ? a->config.codec->name
+           : codec < TD_COUNT(others)      ? others[codec]
+                                           : NULL;
+}
+
 /* What the client is told of a plan, should it ask. */
 static void show_plan(struct flight *f)
 {
+    static const char *const dtype_names[] = {
+        [HIDDEN_F32] = "f32", [HIDDEN_F16] = "f16", [HIDDEN_INT8] = "int8"};
     const struct plan *p = &f->plan;
     struct api_plan *shown = &f->shown;
     *shown = (struct api_plan){.chosen = p->chosen,
@@ -415,7 +426,13 @@ static void show_plan(struct flight *f)
     for (uint32_t i = 0; i < p->range_count; i++) {
         const struct plan_range *r = &p->ranges[i];
         shown->token_count += r->count;
-        shown->kv_tokens += r->layers > 0 && r->codec != PLAN_CODEC_NONE ? r->count : 0;
+        if (r->layers == 0)
+            continue;
+        shown->hidden_dtype = dtype_names[r->hidden_dtype];
+        if (r->codec != PLAN_CODEC_NONE) {
+            shown->kv_tokens += r->count;
+            shown->codec = codec_name(f->agent, r->codec);
+        }
     }
     if (!p->chosen)
         return;

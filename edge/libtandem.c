@@ -406,8 +406,8 @@ static int take_credential(struct tandem *t, const struct tandem_options *o, str
 static int take_names(struct tandem *t, const struct tandem_options *o, struct td_error *err)
 {
     struct agent_config *c = &t->config;
-    if (edge_codec_parse(o->codec ? o->codec : "l1", &c->codec) < 0)
-        return td_fail(err, -TD_ERR_ARG, "codec: want " KV_LEVEL_NAMES);
+    if (edge_codec_parse(o->codec ? o->codec : "auto", &c->codec) < 0)
+        return td_fail(err, -TD_ERR_ARG, "codec: want auto, " KV_LEVEL_NAMES);
     if (edge_hidden_parse(o->hidden ? o->hidden : "f16", &c->hidden_dtype) < 0)
         return td_fail(err, -TD_ERR_ARG, "hidden: want f32, f16 or int8");
     if (edge_accept_parse(o->fidelity ? o->fidelity : "visible-lossless", &c->accept) < 0)

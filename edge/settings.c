@@ -25,7 +25,7 @@ static const struct config_option options[] = {
     {.name = "prefer", OPTION(prefer, CONFIG_STRING), .fallback = "latency", .metavar = "WISH", .help = "of requests that name none: latency (the soonest reply), cloud-cost (the least computing in the cloud, for a first token up to a quarter later), both with auto; or private (the cloud is not sent the prompt's token ids)"},
     {.name = "private-min-layers", OPTION(private_min_layers, CONFIG_INT), .fallback = "8", .min = 1, .max = KV_LAYERS_MAX, .metavar = "K", .help = "layers that this device computes of a private prompt, at least"},
     {.name = "cloud-price", OPTION(cloud_price, CONFIG_FLOAT), .fallback = "0", .max = EDGE_PRICE_MAX, .metavar = "S", .help = "with auto: seconds of waiting that a second of computing in the cloud is worth"},
-    {.name = "codec", OPTION(codec, CONFIG_STRING), .fallback = "l1", .metavar = "CODEC", .help = "of KV on the wire: raw, l0 (lossless), l1 (8 bits); for requests that accept any fidelity also l2 (4 bits), l2-k5 (K: 5 bits), l2-5bit: the others get l1 then"},
+    {.name = "codec", OPTION(codec, CONFIG_STRING), .fallback = "auto", .metavar = "CODEC", .help = "of KV on the wire: auto (the smallest that the model's quality record lets pass; l1 without one), raw, l0 (lossless), l1 (8 bits); for requests that accept any fidelity also l2 (4 bits), l2-k5 (K: 5 bits), l2-5bit: the others get l1 then"},
     {.name = "codec-unchecked", OPTION(codec_unchecked, CONFIG_BOOL), .help = "use --codec also where the model has no quality record (tandem bench codec) that shows no visible loss"},
     {.name = "hidden", OPTION(hidden, CONFIG_STRING), .fallback = "f16", .metavar = "TYPE", .help = "of hidden states on the wire: f32, f16, int8"},
     {.name = "fidelity", OPTION(fidelity, CONFIG_STRING), .fallback = "visible-lossless", .metavar = "LEVEL", .help = "for requests that name none: exact, visible-lossless, any"},
@@ -83,7 +83,7 @@ static int find_name(const struct named *list, size_t count, const char *text, i
 int edge_codec_parse(const char *text, const struct kv_level **out)
 {
     *out = kv_level_find(text);
-    return *out ? 0 : -TD_ERR_ARG;
+    return *out || !strcmp(text, "auto") ? 0 : -TD_ERR_ARG;
 }
 
 int edge_hidden_parse(const char *text, uint8_t *out)
@@ -160,7 +160,7 @@ static int check_names(struct edge_settings *s, struct td_error *err)
     if (edge_prefer_parse(s->prefer, &s->prefer_id, &s->prefer_private) < 0)
         return td_fail(err, -TD_ERR_ARG, "--prefer %s: want latency, cloud-cost or private", s->prefer);
     if (edge_codec_parse(s->codec, &s->level_kv) < 0)
-        return td_fail(err, -TD_ERR_ARG, "--codec %s: want %s", s->codec, KV_LEVEL_NAMES);
+        return td_fail(err, -TD_ERR_ARG, "--codec %s: want auto, %s", s->codec, KV_LEVEL_NAMES);
     if (edge_hidden_parse(s->hidden, &s->hidden_id) < 0)
         return td_fail(err, -TD_ERR_ARG, "--hidden %s: want f32, f16 or int8", s->hidden);
     if (edge_accept_parse(s->fidelity, &s->accept) < 0)

@@ -36,7 +36,7 @@ struct edge_settings {
     enum planner_local local_id;
     enum agent_offline offline_id;
     enum planner_prefer prefer_id;
-    const struct kv_level *level_kv; /* --codec */
+    const struct kv_level *level_kv; /* --codec; NULL: auto */
     uint8_t hidden_id;
     enum kv_accept accept;
     enum log_level level;

@@ -66,8 +66,9 @@ struct tandem_options {
     const char *data_dir;                           /* conversations, keys; NULL: as tandem-edge */
     const char *words_path;                         /* word list; NULL: none */
     const char *chat_template;                      /* "chatml", "llama3", ...; NULL: the one in the file */
-    int32_t edge_layers;      /* layers to run here; -1: as many as pay for each prompt */
-    const char *codec;        /* "raw", "l0", "l1", "l2", "l2-k5", "l2-5bit"; NULL: "l1" */
+    int32_t edge_layers; /* layers to run here; -1: as many as pay for each prompt */
+    const char *
+        codec; /* "auto" (the smallest that the model's quality record lets pass), "raw", "l0", "l1", "l2", "l2-k5", "l2-5bit"; NULL: "auto" */
     const char *hidden;       /* "f32", "f16", "int8"; NULL: "f16" */
     const char *fidelity;     /* "exact", "visible-lossless", "any"; NULL: "visible-lossless" */
     int32_t threads;          /* 0: all cores */

@@ -159,6 +159,10 @@ static json_t *plan_of(const struct api_plan *p)
     put(o, "plans", json_integer(p->plan_count));
     put(o, "left_to_cloud_tokens", json_integer(p->left_tokens));
     put(o, "local", json_boolean(p->local));
+    if (p->codec)
+        put(o, "codec", json_string(p->codec));
+    if (p->hidden_dtype)
+        put(o, "hidden", json_string(p->hidden_dtype));
     if (!p->chosen)
         return o;
     const struct {

@@ -86,6 +86,21 @@ int kv_level_allowed(const struct kv_level *level, const char *model_path,
     return 0;
 }
 
+int kv_level_choose(const char *model_path, const uint8_t fingerprint[TD_HASH_SIZE],
+                    const struct kv_level **out, struct td_error *err)
+{
+    static const char *const by_size[] = {"l2", "l2-k5", "l2-5bit", "l1", "l0"};
+    int rc = -TD_ERR_BLOCKED;
+    for (size_t i = 0; i < TD_COUNT(by_size) && rc == -TD_ERR_BLOCKED; i++) {
+        struct td_error why = {0};
+        *out = kv_level_find(by_size[i]);
+        rc = kv_level_allowed(*out, model_path, fingerprint, &why);
+        if (rc < 0 && rc != -TD_ERR_BLOCKED)
+            return td_fail(err, rc, "%s", why.text);
+    }
+    return rc;
+}
+
 /* ---- file -------------------------------------------------------------------------------------------------
  */
 

@@ -67,5 +67,8 @@ const char *kv_gate(const struct kv_record *r, const struct kv_level *level);
  * Lossier ones need a record and must pass. -TD_ERR_BLOCKED with a line that says what to do. */
 int kv_level_allowed(const struct kv_level *level, const char *model_path,
                      const uint8_t fingerprint[TD_HASH_SIZE], struct td_error *err);
+/* The smallest that a program may use. Returns 0, or what a record that cannot be read gives. */
+int kv_level_choose(const char *model_path, const uint8_t fingerprint[TD_HASH_SIZE],
+                    const struct kv_level **out, struct td_error *err);
 
 #endif

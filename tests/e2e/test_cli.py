@@ -96,7 +96,7 @@ def test_chat_explains_the_plan(cloud, edge, tmp_path):
     finally:
         assert chosen.stop() == 0
     said = tandem("chat", "--url", edge.url, "--explain", "--max-tokens", "4", "Of lakes. " + text).stderr
-    assert "[plan: 8 layers here" in said and "was given" in said and "[estimates" not in said
+    assert "[plan: 8 layers here" in said and " sent in l1, rows in f16; the number of layers was given" in said and "[estimates" not in said
     assert "16th" not in said and re.search(r"; 1 plan, ", said) and "1 plans" not in said, said  # there was no sixteenth token
     assert "; 1 token; uplink" in tandem("chat", "--url", edge.url, "--stats", "--max-tokens", "1", "Hi.").stderr
 

@@ -80,5 +80,11 @@ def test_a_record_decides(tmp_path, cloud):
     e = start("l2-k5")
     e.wait_ready()
     assert e.stop() == 0
+    e = start("auto")  # takes it, the smallest that passes
+    e.wait_ready()
+    reply = client_of(e).chat.completions.create(model="default", messages=[{"role": "user", "content": "Tell me about bees. " * 30}], max_tokens=2,
+                                                 extra_body={"fidelity": "any", "timings": True})
+    assert reply.timings["plan"]["codec"] == "l2-k5"
+    assert e.stop() == 0
     record.write_text(record.read_text().replace(json.loads(record.read_text())["fingerprint"], 64 * "0"))
     assert "another model" in refusal("l2-k5")

@@ -253,7 +253,7 @@ static void bad_arguments_are_refused(void **state)
     assert_string_equal(tandem_version(), TANDEM_VERSION);
     o.codec = "l7";
     assert_int_equal(tandem_open(&o, &none, error, sizeof error), -TANDEM_ERR_ARG);
-    assert_string_equal(error, "codec: want raw, l0, l1, l2, l2-k5 or l2-5bit");
+    assert_string_equal(error, "codec: want auto, raw, l0, l1, l2, l2-k5 or l2-5bit");
     o = l.options;
     o.cloud_timeout_s = EDGE_TIMEOUT_MAX + 1;
     assert_int_equal(tandem_open(&o, &none, error, sizeof error), -TANDEM_ERR_ARG);

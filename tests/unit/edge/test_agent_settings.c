@@ -42,7 +42,7 @@ static void defaults_are_the_documented_ones(void **state)
     assert_null(a.ca_path);
     assert_string_equal(a.token, "the-secret");
     assert_int_equal(a.edge_layers, PLANNER_AUTO);
-    assert_int_equal(a.codec->codec, KV_L1);
+    assert_null(a.codec); /* auto */
     assert_int_equal(a.hidden_dtype, HIDDEN_F16);
     assert_int_equal(a.accept, KV_ACCEPT_VISIBLE_LOSSLESS);
     assert_int_equal(a.chunk_tokens, 64);
@@ -88,7 +88,7 @@ static void mistakes_get_one_line(void **state)
     static const struct {
         const char *flag, *says;
     } cases[] = {
-        {"--codec=l9", "--codec l9: want raw, l0, l1, l2, l2-k5 or l2-5bit"},
+        {"--codec=l9", "--codec l9: want auto, raw, l0, l1, l2, l2-k5 or l2-5bit"},
         {"--hidden=f8", "--hidden f8: want f32, f16 or int8"},
         {"--fidelity=best", "--fidelity best: want exact, visible-lossless or any"},
         {"--log-level=loud", "--log-level loud: want info, warn or error"},

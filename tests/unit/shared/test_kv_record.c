@@ -169,6 +169,38 @@ static int allowed(const char *level)
     return rc;
 }
 
+static const char *chosen(void)
+{
+    struct td_error err = {0};
+    const struct kv_level *level;
+    int rc = kv_level_choose(model_path, fingerprint, &level, &err);
+    return rc == 0 ? level->name : td_status_text(rc);
+}
+
+static void test_the_smallest_that_passes(void **state)
+{
+    (void)state;
+    enum { L1 = 2, L2_K5 = 4 };
+    struct td_error err = {0};
+    struct kv_record r = perfect();
+    unlink(record_path);
+    assert_string_equal(chosen(), "l1");
+    assert_int_equal(kv_record_save(&r, record_path, &err), 0);
+    assert_string_equal(chosen(), "l2");
+    r.levels[L2_K5] = r.levels[L1] = r.levels[L2];
+    r.levels[L2].kl_mean = 1;
+    assert_int_equal(kv_record_save(&r, record_path, &err), 0);
+    assert_string_equal(chosen(), "l2-k5");
+    r.levels[L2_K5].kl_mean = 1;
+    assert_int_equal(kv_record_save(&r, record_path, &err), 0);
+    assert_string_equal(chosen(), "l1");
+    r.levels[L1].kl_mean = 1;
+    assert_int_equal(kv_record_save(&r, record_path, &err), 0);
+    assert_string_equal(chosen(), "l0");
+    write_text("{");
+    assert_string_equal(chosen(), td_status_text(-TD_ERR_FORMAT));
+}
+
 static void test_who_may_use_what(void **state)
 {
     (void)state;
@@ -210,7 +242,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_levels_have_names),   cmocka_unit_test(test_each_limit_of_the_gate),
         cmocka_unit_test(test_a_record_comes_back), cmocka_unit_test(test_files_that_are_none),
-        cmocka_unit_test(test_who_may_use_what),
+        cmocka_unit_test(test_who_may_use_what),    cmocka_unit_test(test_the_smallest_that_passes),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }
