@@ -7,6 +7,7 @@
 #include <netinet/in.h>
 #include <poll.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/socket.h>
@@ -28,6 +29,14 @@ struct response {
     char *body; /* de-chunked, NUL-terminated; the test's to free */
     size_t size;
 };
+
+/* Does a counter that another thread changes come to this value? */
+static inline bool reaches(atomic_int *counter, int value)
+{
+    for (int i = 0; i < CLIENT_WAIT_MS && atomic_load(counter) < value; i++)
+        usleep(1000);
+    return atomic_load(counter) >= value;
+}
 
 static inline struct client client_open(uint16_t port)
 {

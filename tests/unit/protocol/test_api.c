@@ -510,10 +510,10 @@ static void leave_after(const char *message, const char *more, const char *seen)
     if (seen)
         assert_true(client_wait_for(&c, seen));
     else
-        assert_true(toy_reaches(&toy.starts, started + 1));
+        assert_true(reaches(&toy.starts, started + 1));
     assert_int_equal(atomic_load(&toy.cancels), before);
     client_close(&c);
-    assert_true(toy_reaches(&toy.cancels, before + 1));
+    assert_true(reaches(&toy.cancels, before + 1));
 }
 
 static void test_disconnect_cancels(void **state)
@@ -587,7 +587,7 @@ static void test_client_that_does_not_read(void **state)
     struct client c = client_open(toy.port);
     client_request(&c, "POST", "/v1/chat/completions", JSON,
                    "{\"stream\":true,\"messages\":[{\"role\":\"user\",\"content\":\"flood\"}]}");
-    assert_true(toy_reaches(&toy.cancels, 1));
+    assert_true(reaches(&toy.cancels, 1));
     assert_true(atomic_load(&toy.flooded) < 64ul << 20);
     client_close(&c);
 }
@@ -619,7 +619,7 @@ static void test_keep_alive_comments(void **state)
     int before = atomic_load(&toy.starts);
     client_request(&c, "POST", "/v1/chat/completions", JSON,
                    "{\"stream\":true,\"messages\":[{\"role\":\"user\",\"content\":\"hang\"}]}");
-    assert_true(toy_reaches(&toy.starts, before + 1));
+    assert_true(reaches(&toy.starts, before + 1));
     net_loop_post(toy.loop, let_time_pass, NULL);
     assert_true(client_wait_for(&c, "\"role\":\"assistant\""));
     client_close(&c);
@@ -634,12 +634,12 @@ static void test_too_many_calls(void **state)
         client_request(&waiting[i], "POST", "/v1/chat/completions", JSON,
                        "{\"messages\":[{\"role\":\"user\",\"content\":\"hang\"}]}");
     }
-    assert_true(toy_reaches(&toy.starts, 4));
+    assert_true(reaches(&toy.starts, 4));
     struct response r = chat("say x", "", JSON);
     assert_true(response_has(&r, "Retry-After: 1\r\n"));
     assert_error(&r, 429, "rate_limit_error", "rate_limit_exceeded");
     client_close(&waiting[0]);
-    assert_true(toy_reaches(&toy.cancels, 1));
+    assert_true(reaches(&toy.cancels, 1));
     r = chat("say x", "", JSON);
     assert_int_equal(r.status, 200);
     free(r.body);

@@ -124,9 +124,9 @@ static void test_owner_ends_after_stop(void **state)
     struct client c = client_open(toy.port);
     client_request(&c, "POST", "/v1/chat/completions", JSON,
                    "{\"stop\":\"STOP\",\"messages\":[{\"role\":\"user\",\"content\":\"late one STOP\"}]}");
-    assert_true(toy_reaches(&toy.finishes, 2));
+    assert_true(reaches(&toy.finishes, 2));
     client_close(&c);
-    assert_true(toy_reaches(&toy.ends, 2));
+    assert_true(reaches(&toy.ends, 2));
     assert_int_equal(atomic_load(&toy.cancels), 0);
     /* Whatever the owner says, a stop string is the reason. */
     r = chat("length one STOP", ",\"stop\":\"STOP\"", JSON);

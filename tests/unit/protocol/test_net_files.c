@@ -1,12 +1,7 @@
 /* Connections leave descriptors to the rest of the process: what a store reads and writes is opened however many clients there are. */
-#include "http_client.h"
-#include "protocol/net.h"
+#include "net_rig.h"
 #include <fcntl.h>
-#include <pthread.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <sys/resource.h>
-#include <cmocka.h>
 
 #define FILES 200 /* that this process may have: a quarter of them is kept */
 
@@ -15,41 +10,13 @@ static uint16_t port, operators_port;
 static pthread_t thread;
 static struct rlimit before;
 
-static void on_request(void *ctx, struct http_exchange *x, const struct http_request *r)
-{
-    (void)ctx;
-    if (strcmp(r->path, "/held") != 0) {
-        http_respond(x, 200, "text/plain", NULL, 0, "yes", 3);
-        return;
-    }
-    http_stream_begin(x, 200, "text/plain", NULL, 0);
-    http_stream_write(x, "held", 4);
-}
-
-static void on_client_gone(void *ctx, struct http_exchange *x)
-{
-    (void)ctx, (void)x;
-}
-
-static const struct http_handler handler = {on_request, on_client_gone, NULL};
-
-static void *run(void *arg)
-{
-    net_loop_run(arg);
-    return NULL;
-}
-
 static int set_up(void **state)
 {
     (void)state;
-    struct td_error err = {0};
-    loop = net_loop_create(&err);
-    assert_non_null(loop);
-    assert_int_equal(net_listen(loop, &(struct net_listen){.http = &handler}, &port, &err), 0);
-    assert_int_equal(net_listen(loop, &(struct net_listen){.http = &handler, .takes_all_files = true},
-                                &operators_port, &err),
-                     0);
-    pthread_create(&thread, NULL, run, loop);
+    loop = loop_make();
+    port = loop_listen(loop, &(struct net_listen){.http = &answering});
+    operators_port = loop_listen(loop, &(struct net_listen){.http = &answering, .takes_all_files = true});
+    thread = loop_begin(loop);
     assert_int_equal(getrlimit(RLIMIT_NOFILE, &before), 0);
     assert_int_equal(setrlimit(RLIMIT_NOFILE, &(struct rlimit){FILES, before.rlim_max}), 0);
     return 0;
@@ -58,9 +25,7 @@ static int set_up(void **state)
 static int tear_down(void **state)
 {
     (void)state;
-    net_loop_stop(loop);
-    pthread_join(thread, NULL);
-    net_loop_destroy(loop);
+    loop_end(loop, thread);
     return setrlimit(RLIMIT_NOFILE, &before);
 }
 

@@ -1,13 +1,8 @@
 /* The HTTP server over real sockets: what it refuses and how, connections that serve several requests, bodies at their limit, slow
  * clients, and listeners that cannot be. */
-#include "http_client.h"
-#include "protocol/net_internal.h"
+#include "net_rig.h"
 #include <fcntl.h>
-#include <pthread.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <sys/stat.h>
-#include <cmocka.h>
 
 static struct server {
     struct net_loop *loop;
@@ -69,24 +64,15 @@ static void on_client_gone(void *ctx, struct http_exchange *x)
 
 static const struct http_handler handler = {on_request, on_client_gone, NULL};
 
-static void *run(void *arg)
-{
-    net_loop_run(arg);
-    return NULL;
-}
-
 static void serve(const struct net_listen *listen, uint64_t idle_us)
 {
-    struct td_error err = {0};
     struct net_listen l = *listen;
-    server = (struct server){.loop = net_loop_create(&err)};
-    assert_non_null(server.loop);
+    server = (struct server){.loop = loop_make()};
     if (idle_us)
         server.loop->idle_us = idle_us;
     l.http = l.http ? l.http : &handler;
-    if (net_listen(server.loop, &l, &server.port, &err))
-        fail_msg("%s", err.text);
-    pthread_create(&server.thread, NULL, run, server.loop);
+    server.port = loop_listen(server.loop, &l);
+    server.thread = loop_begin(server.loop);
 }
 
 static int set_up(void **state)
@@ -99,17 +85,8 @@ static int set_up(void **state)
 static int tear_down(void **state)
 {
     (void)state;
-    net_loop_stop(server.loop);
-    pthread_join(server.thread, NULL);
-    net_loop_destroy(server.loop);
+    loop_end(server.loop, server.thread);
     return 0;
-}
-
-static bool reaches(atomic_int *counter, int value)
-{
-    for (int i = 0; i < CLIENT_WAIT_MS && atomic_load(counter) < value; i++)
-        usleep(1000);
-    return atomic_load(counter) >= value;
 }
 
 static void assert_response(struct response r, int status, const char *body)
@@ -388,8 +365,7 @@ static void test_post_without_length(void **state)
     assert_int_equal(atomic_load(&server.requests), 1);
     c = client_open(server.port); /* one that takes a while */
     client_request(&c, "POST", "/hold", "", NULL);
-    for (int i = 0; i < CLIENT_WAIT_MS && atomic_load(&server.requests) < 2; i++)
-        usleep(1000);
+    assert_true(reaches(&server.requests, 2));
     client_send(&c, "x", 1);
     net_loop_post(server.loop, release, NULL);
     assert_response(client_response(&c, false), 200, "released");
@@ -442,8 +418,8 @@ static void test_broken_requests(void **state)
         "NONSENSE\r\n\r\n",
         "GET\r\n\r\n",
         "CONNECT x:1 HTTP/1.1\r\nHost: x\r\n\r\nzzz",
-        "GET / HTTP/1.1\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
-        "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nHost: x\r\n\r\n",
+        ("GET / HTTP/1.1\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
+         "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nHost: x\r\n\r\n"),
         "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
         "\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03 not TLS"};
     for (size_t i = 0; i < TD_COUNT(texts); i++) {

@@ -1,38 +1,18 @@
 /* The network loop by itself: posts from other threads, timers, and the end. */
-#include "protocol/net_internal.h"
-#include <pthread.h>
+#include "net_rig.h"
 #include <semaphore.h>
-#include <setjmp.h>
 #include <signal.h>
 #include <time.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <unistd.h>
-#include <cmocka.h>
 
 static struct net_loop *loop;
 static pthread_t thread;
 
-static void *run(void *arg)
-{
-    net_loop_run(arg);
-    return NULL;
-}
-
 static int set_up(void **state)
 {
     (void)state;
-    struct td_error err = {0};
-    loop = net_loop_create(&err);
-    assert_non_null(loop);
-    return pthread_create(&thread, NULL, run, loop);
-}
-
-static bool reaches(atomic_int *counter, int value)
-{
-    for (int i = 0; i < 60000 && atomic_load(counter) < value; i++)
-        usleep(1000);
-    return atomic_load(counter) >= value;
+    loop = loop_make();
+    thread = loop_begin(loop);
+    return 0;
 }
 
 static atomic_int posted, fired;
@@ -115,9 +95,7 @@ static void test_what_must_not_get_lost_waits_for_room(void **state)
     pthread_join(waiter, &code);
     assert_int_equal((intptr_t)code, 0);
     assert_true(reaches(&posted, 1000000 + count));
-    net_loop_stop(loop);
-    pthread_join(thread, NULL);
-    net_loop_destroy(loop);
+    loop_end(loop, thread);
     sem_destroy(&gate);
 }
 
@@ -148,9 +126,7 @@ static void test_stopped_by_a_signal(void **state)
 static void test_never_run(void **state)
 {
     (void)state;
-    struct td_error err = {0};
-    struct net_loop *l = net_loop_create(&err);
-    net_loop_destroy(l);
+    net_loop_destroy(loop_make());
     net_loop_destroy(NULL);
 }
 

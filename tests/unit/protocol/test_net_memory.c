@@ -1,11 +1,6 @@
 /* The network loop's thread, and who posts to it, without memory: nothing that must arrive is lost, and nothing is looked at after it was freed. Linked so
  * that allocations come here first (tests/CMakeLists.txt); those of libwebsockets, which uses neither calloc nor strdup, do not fail. */
-#include "http_client.h"
-#include "protocol/net_internal.h"
-#include <pthread.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <cmocka.h>
+#include "net_rig.h"
 
 /* ---- memory ------------------------------------------------------------------------------------------------- */
 
@@ -69,50 +64,28 @@ char *__wrap_strdup(const char *text)
 static struct net_loop *loop;
 static pthread_t thread;
 static uint16_t port;
-static atomic_int served;
 
-static void on_request(void *ctx, struct http_exchange *x, const struct http_request *r)
-{
-    (void)ctx, (void)r;
-    atomic_fetch_add(&served, 1);
-    http_respond(x, 200, "text/plain", NULL, 0, "good", 4);
-}
-
-static void on_client_gone(void *ctx, struct http_exchange *x)
-{
-    (void)ctx, (void)x;
-}
-
-static const struct http_handler handler = {on_request, on_client_gone, NULL};
-
-static void *run(void *arg)
+static void *run_watched(void *arg)
 {
     is_watched = true;
-    net_loop_run(arg);
-    return NULL;
+    return loop_main(arg);
 }
 
 static int set_up(void **state)
 {
     (void)state;
-    struct td_error err = {0};
     const struct net_listen listen = {
-        .bind_address = "127.0.0.1", .http = &handler, .loopback_hosts_only = true};
+        .bind_address = "127.0.0.1", .http = &answering, .loopback_hosts_only = true};
     fail_from(0, 0);
-    atomic_store(&served, 0);
-    loop = net_loop_create(&err);
-    assert_non_null(loop);
-    if (net_listen(loop, &listen, &port, &err))
-        fail_msg("%s", err.text);
-    return pthread_create(&thread, NULL, run, loop);
+    loop = loop_make();
+    port = loop_listen(loop, &listen);
+    return pthread_create(&thread, NULL, run_watched, loop);
 }
 
 static int tear_down(void **state)
 {
     (void)state;
-    net_loop_stop(loop);
-    pthread_join(thread, NULL);
-    net_loop_destroy(loop);
+    loop_end(loop, thread);
     return 0;
 }
 
@@ -162,9 +135,7 @@ static void test_what_must_arrive_waits_for_memory(void **state)
     assert_int_equal(poster.code, -TD_ERR_NOMEM); /* may be lost: its caller hears of it */
     assert_int_equal(poster.wait_code, 0);
     assert_int_equal(atomic_load(&failed), TRIES);
-    for (int i = 0; i < CLIENT_WAIT_MS && atomic_load(&posted) == 0; i++)
-        usleep(1000);
-    assert_int_equal(atomic_load(&posted), 1);
+    assert_true(reaches(&posted, 1));
 }
 
 static int late_code;
@@ -178,8 +149,7 @@ static void post_late(void *arg)
 static void test_a_loop_that_has_ended_takes_nothing(void **state)
 {
     (void)state;
-    struct td_error err = {0};
-    struct net_loop *l = net_loop_create(&err);
+    struct net_loop *l = loop_make();
     assert_int_equal(net_loop_post(l, post_late, l), 0);
     atomic_store(&posted, 0);
     net_loop_destroy(l); /* what was posted runs, and finds it closed */

@@ -1,57 +1,23 @@
 /* A listener without room for another request, a loop without room for another connection: who makes room, and who is not dropped for it. */
-#include "http_client.h"
-#include "protocol/net_internal.h"
-#include <pthread.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <cmocka.h>
+#include "net_rig.h"
 
 static struct net_loop *loop;
 static pthread_t thread;
 static uint16_t port;
 
-static void on_request(void *ctx, struct http_exchange *x, const struct http_request *r)
-{
-    (void)ctx;
-    if (strcmp(r->path, "/held") == 0) {
-        http_stream_begin(x, 200, "text/plain", NULL, 0);
-        http_stream_write(x, "yes", 3);
-        return;
-    }
-    bool sent = r->body_size > 0;
-    http_respond(x, 200, "text/plain", NULL, 0, sent ? r->body : "yes", sent ? r->body_size : 3);
-}
-
-static void on_client_gone(void *ctx, struct http_exchange *x)
-{
-    (void)ctx, (void)x;
-}
-
-static const struct http_handler handler = {on_request, on_client_gone, NULL};
-
-static void *run(void *arg)
-{
-    net_loop_run(arg);
-    return NULL;
-}
-
 static int set_up(void **state)
 {
     (void)state;
-    struct td_error err = {0};
-    loop = net_loop_create(&err);
-    assert_non_null(loop);
-    assert_int_equal(net_listen(loop, &(struct net_listen){.http = &handler}, &port, &err), 0);
-    pthread_create(&thread, NULL, run, loop);
+    loop = loop_make();
+    port = loop_listen(loop, &(struct net_listen){.http = &answering});
+    thread = loop_begin(loop);
     return 0;
 }
 
 static int tear_down(void **state)
 {
     (void)state;
-    net_loop_stop(loop);
-    pthread_join(thread, NULL);
-    net_loop_destroy(loop);
+    loop_end(loop, thread);
     return 0;
 }
 
@@ -148,7 +114,7 @@ static void the_idle_make_room(void **state)
     assert_int_equal(loop->idle_max, NET_IDLE_MAX);
     change(on_idle_max, 2);
     client_request(&held, "GET", "/held", "", NULL);
-    assert_true(client_wait_for(&held, "yes"));
+    assert_true(client_wait_for(&held, "held"));
     first = client_open(port);
     assert_served(&first);
     second = client_open(port);

@@ -1,14 +1,10 @@
 /* WebSocket between two real loops: messages of every size, the reasons for which a connection is refused or ends, and TLS with
  * authorities, names and client certificates that are right and wrong. Certificates come from deploy/certs.sh. */
-#include "http_client.h"
+#include "net_rig.h"
 #include "protocol/ws_internal.h"
 #include <signal.h>
 #include <netinet/tcp.h>
-#include <pthread.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <sys/wait.h>
-#include <cmocka.h>
 
 /* ---- peers: echo server, scripted client ----------------------------------------------------------------------- */
 
@@ -134,32 +130,21 @@ static char *cert(const char *name)
     return paths[n];
 }
 
-static void *run(void *arg)
-{
-    net_loop_run(arg);
-    return NULL;
-}
-
 /* The server alone; the client connects on the same loop, later. */
 static void serve(const struct net_listen *config)
 {
-    struct td_error err = {0};
-    net = (struct net){.loop = net_loop_create(&err)};
-    net.server.echo = true;
-    assert_non_null(net.loop);
     struct net_listen l = *config;
+    net = (struct net){.loop = loop_make()};
+    net.server.echo = true;
     l.bind_address = "127.0.0.1";
     l.ws = &server_handler;
-    if (net_listen(net.loop, &l, &net.port, &err))
-        fail_msg("%s", err.text);
-    pthread_create(&net.thread, NULL, run, net.loop);
+    net.port = loop_listen(net.loop, &l);
+    net.thread = loop_begin(net.loop);
 }
 
 static void stop(void)
 {
-    net_loop_stop(net.loop);
-    pthread_join(net.thread, NULL);
-    net_loop_destroy(net.loop);
+    loop_end(net.loop, net.thread);
     while (net.client.out || net.server.out) {
         struct message **m = net.client.out ? &net.client.out : &net.server.out, *rest = (*m)->next;
         free(*m);
@@ -178,13 +163,6 @@ static void do_connect(void *arg)
     if (code)
         snprintf(net.client.why, sizeof net.client.why, "%s", err.text);
     atomic_store(&connect_code, code ? code : 1);
-}
-
-static bool reaches(atomic_int *counter, int value)
-{
-    for (int i = 0; i < CLIENT_WAIT_MS && atomic_load(counter) < value; i++)
-        usleep(1000);
-    return atomic_load(counter) >= value;
 }
 
 static void start_connecting(const struct net_connect *config)

@@ -383,12 +383,4 @@ static inline void toy_tear_down(void)
     free(toy.file.data);
 }
 
-/* Wait for a counter that the loop's thread changes. */
-static inline bool toy_reaches(atomic_int *counter, int value)
-{
-    for (int i = 0; i < CLIENT_WAIT_MS && atomic_load(counter) < value; i++)
-        usleep(1000);
-    return atomic_load(counter) >= value;
-}
-
 #endif
