@@ -30,10 +30,8 @@ static struct store_config config_for(const char *directory, bool evict)
 static void child(struct shared *sh, const char *directory, bool evict)
 {
     struct store_config c = config_for(directory, evict);
-    struct store_demotion_tenant tenants[] = {{.name = "acme"}};
-    struct store_demotion demotion = fixture_demotion(tenants, 1);
     struct store *s;
-    c.demotion = &demotion;
+    c.demotion = fixture_demotion("acme");
     if (store_open(&c, &s, NULL) < 0)
         _exit(1);
     atomic_store(&sh->opened, true);

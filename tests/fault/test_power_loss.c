@@ -61,8 +61,6 @@ static bool making_room(void *store)
 static struct store *open_store(struct model *m, struct sim *sim, const struct scenario *c,
                                 const char *index_directory)
 {
-    struct store_demotion_tenant tenants[] = {{.name = "acme"}};
-    struct store_demotion demotion = fixture_demotion(tenants, 1);
     struct store_config config = fixture_config("/disk/store");
     /* Threads make a seed say less of what happens, so only some have them. */
     struct store_env env = {.io = &sim->io,
@@ -71,7 +69,7 @@ static struct store *open_store(struct model *m, struct sim *sim, const struct s
                             .direct_size = c->seed % 2 ? 1 : UINT64_MAX};
     struct store *s = NULL;
     struct td_error err = {0};
-    config.demotion = m->demotes ? &demotion : NULL;
+    config.demotion = m->demotes ? fixture_demotion("acme") : NULL;
     config.segment_size = 256 << 10;
     config.limit_size = c->limit_size ? c->limit_size : 1 << 30;
     config.commit_interval_ms =

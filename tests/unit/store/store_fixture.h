@@ -96,12 +96,15 @@ static inline void fixture_block_demoted(const struct fixture_block *f, const ch
     kv_codec_scratch_destroy(scratch);
 }
 
-/* Tenants that allow it, at L1. */
-static inline struct store_demotion fixture_demotion(struct store_demotion_tenant *tenants, size_t count)
+/* This tenant allows it, at L1; until the next call. */
+static inline struct store_demotion *fixture_demotion(const char *tenant)
 {
-    for (size_t i = 0; i < count; i++)
-        tenants[i].level = kv_level_find("l1");
-    return (struct store_demotion){.shape = {FIXTURE_LAYERS, 2, 8}, .tenants = tenants, .count = count};
+    static struct store_demotion_tenant tenants[1];
+    static struct store_demotion demotion;
+    tenants[0].level = kv_level_find("l1");
+    snprintf(tenants[0].name, sizeof tenants[0].name, "%s", tenant);
+    demotion = (struct store_demotion){.shape = {FIXTURE_LAYERS, 2, 8}, .tenants = tenants, .count = 1};
+    return &demotion;
 }
 
 /* In memory where that is possible: these tests are about what is written, not about waiting for a disk. */

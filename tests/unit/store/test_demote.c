@@ -68,15 +68,13 @@ static void nobodys_blocks_are_demoted_unasked(void **state)
 {
     (void)state;
     char *dir = fixture_directory();
-    struct store_demotion_tenant tenants[] = {{.name = "other"}};
-    struct store_demotion demotion = fixture_demotion(tenants, 1);
     struct store_config c = fixture_config(dir);
     for (int life = 0; life < 2; life++) {
         struct store *s = fixture_open(&c);
         put_chain(s, "acme", 4);
         assert_int_equal(collect(s, "acme", 4), 0);
         store_close(s);
-        c.demotion = &demotion; /* others allow it */
+        c.demotion = fixture_demotion("other");
     }
     fixture_remove(dir);
 }
@@ -85,12 +83,10 @@ static void a_demoted_block_says_so_and_is_what_the_codec_gives(void **state)
 {
     (void)state;
     char *dir = fixture_directory();
-    struct store_demotion_tenant tenants[] = {{.name = "acme"}};
-    struct store_demotion demotion = fixture_demotion(tenants, 1);
     struct store_config c = fixture_config(dir);
     struct store_stats stats;
     struct tiers *t;
-    c.demotion = &demotion;
+    c.demotion = fixture_demotion("acme");
     struct store *s = fixture_open(&c);
     put_chain(s, "acme", 4);
     put_chain(s, "bank", 4);
@@ -132,15 +128,14 @@ static void what_may_not_be_demoted_stays_as_it_is(void **state)
 {
     (void)state;
     char *dir = fixture_directory();
-    struct store_demotion_tenant tenants[] = {{.name = "acme"}};
-    struct store_demotion demotion = fixture_demotion(tenants, 1);
+    struct store_demotion *demotion = fixture_demotion("acme");
     struct store_config c = fixture_config(dir);
     struct fixture_block lossy, few, endless, fine;
     uint16_t values[FIXTURE_VALUES] = {0x7c00}; /* infinity */
-    struct kv_codec_scratch *scratch = kv_codec_scratch_create(&demotion.shape);
+    struct kv_codec_scratch *scratch = kv_codec_scratch_create(&demotion->shape);
     struct kv_piece_head h;
     struct span payload;
-    c.demotion = &demotion;
+    c.demotion = demotion;
     struct store *s = fixture_open(&c);
     fixture_block_of(&lossy, 1, quality_lossy, 0, FIXTURE_LAYERS);
     fixture_block_of(&few, 2, quality_exact, 0, FIXTURE_LAYERS - 1);
@@ -164,8 +159,8 @@ static void what_may_not_be_demoted_stays_as_it_is(void **state)
     assert_true(fixture_block_reads(s, "acme", &endless));
     assert_int_equal(fidelity_of(s, "acme", &fine), KV_L1);
     store_close(s);
-    demotion.shape.head_dim = 4; /* another model is served now */
-    demotion.shape.kv_head_count = 4;
+    demotion->shape.head_dim = 4; /* another model is served now */
+    demotion->shape.kv_head_count = 4;
     s = fixture_open(&c);
     fixture_block_make(&fine, 5);
     assert_int_equal(fixture_put(s, "acme", &fine), 0);
@@ -178,12 +173,11 @@ static void levels_and_exceptions_are_by_tenant(void **state)
 {
     (void)state;
     char *dir = fixture_directory();
-    struct store_demotion_tenant tenants[] = {{.name = "two"}, {.name = "not"}};
-    struct store_demotion demotion = fixture_demotion(tenants, 2);
+    const struct store_demotion_tenant tenants[] = {{"two", kv_level_find("l2")}, {"not", NULL}};
+    struct store_demotion demotion = *fixture_demotion("any");
     struct store_config c = fixture_config(dir);
     struct fixture_block two[4];
-    tenants[0].level = kv_level_find("l2");
-    tenants[1].level = NULL;
+    demotion.tenants = tenants, demotion.count = TD_COUNT(tenants);
     demotion.others = kv_level_find("l1");
     c.demotion = &demotion;
     struct store *s = fixture_open(&c);
@@ -208,10 +202,8 @@ static void a_better_copy_replaces_it_and_never_the_reverse(void **state)
 {
     (void)state;
     char *dir = fixture_directory();
-    struct store_demotion_tenant tenants[] = {{.name = "acme"}};
-    struct store_demotion demotion = fixture_demotion(tenants, 1);
     struct store_config c = fixture_config(dir);
-    c.demotion = &demotion;
+    c.demotion = fixture_demotion("acme");
     struct store *s = fixture_open(&c);
     put_chain(s, "acme", 2);
     assert_int_equal(collect(s, "acme", 2), 2);
@@ -384,12 +376,10 @@ static void a_damaged_record_is_a_miss(void **state)
 {
     (void)state;
     char *dir = fixture_directory(), path[300];
-    struct store_demotion_tenant tenants[] = {{.name = "acme"}};
-    struct store_demotion demotion = fixture_demotion(tenants, 1);
     struct store_config c = fixture_config(dir);
     struct store_stats stats;
     uint8_t byte = 0;
-    c.demotion = &demotion;
+    c.demotion = fixture_demotion("acme");
     struct store *s = fixture_open(&c);
     put_chain(s, "acme", 2);
     snprintf(path, sizeof path, "%s/seg-%016x.td", dir, 1);
@@ -423,12 +413,10 @@ static void a_writer_that_is_behind_is_come_back_to(void **state)
 {
     (void)state;
     char *dir = fixture_directory();
-    struct store_demotion_tenant tenants[] = {{.name = "acme"}};
-    struct store_demotion demotion = fixture_demotion(tenants, 1);
     struct store_config c = fixture_config(dir);
     uint64_t gone, freed;
     struct store_stats stats;
-    c.demotion = &demotion;
+    c.demotion = fixture_demotion("acme");
     struct store *s = fixture_open(&c);
     put_chain(s, "acme", 1);
     store_stats(s, &stats);
@@ -497,11 +485,9 @@ static void troubles_of_the_moment_are_come_back_to(void **state)
                                                        replace};
     for (size_t i = 0; i < TD_COUNT(troubles); i++) {
         char *dir = fixture_directory();
-        struct store_demotion_tenant tenants[] = {{.name = "acme"}};
-        struct store_demotion demotion = fixture_demotion(tenants, 1);
         struct store_config c = fixture_config(dir);
         struct store_stats stats;
-        c.demotion = &demotion;
+        c.demotion = fixture_demotion("acme");
         struct store *s = open_watched(&c);
         put_chain(s, "acme", 1);
         store_stats(s, &stats);
@@ -557,13 +543,11 @@ static void collecting_ends_while_blocks_come(void **state)
 {
     (void)state;
     char *dir = fixture_directory();
-    struct store_demotion_tenant tenants[] = {{.name = "acme"}};
-    struct store_demotion demotion = fixture_demotion(tenants, 1);
     struct store_config c = fixture_config(dir);
     struct store_stats stats;
     pthread_t thread;
     struct store *s;
-    c.demotion = &demotion;
+    c.demotion = fixture_demotion("acme");
     slow = io_posix;
     slow.pread = slow_pread; /* demotion is always behind */
     assert_int_equal(store_open_with(&c, &(struct store_env){.io = &slow}, &s, NULL), 0);
@@ -625,16 +609,15 @@ static void put_wide(struct store *s, uint64_t seed, const struct kv_block_id *p
 static int leading_run(bool demotes, uint64_t *demotions)
 {
     char *dir = fixture_directory();
-    struct store_demotion_tenant tenants[] = {{.name = "acme"}};
-    struct store_demotion demotion = fixture_demotion(tenants, 1);
+    struct store_demotion *demotion = fixture_demotion("acme");
     struct store_config c = fixture_config(dir);
     struct store_stats stats;
     struct kv_block_id parent = {{0}}, ids[CHAIN];
-    demotion.shape.head_dim = WIDE;
+    demotion->shape.head_dim = WIDE;
     c.segment_size = 512 << 10;
     c.limit_size = 20 * 104 << 10;
     if (demotes)
-        c.demotion = &demotion;
+        c.demotion = demotion;
     struct store *s = fixture_open(&c);
     for (int i = 0; i < CHAIN; i++) {
         put_wide(s, 500 + (uint64_t)i, &parent, &ids[i]);

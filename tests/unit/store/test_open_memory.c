@@ -66,10 +66,8 @@ static void opening_without_memory_loses_nothing(void **state)
 {
     (void)state;
     char *dir = fixture_directory();
-    struct store_demotion_tenant tenants[] = {{.name = "acme"}};
-    struct store_demotion demotion = fixture_demotion(tenants, 1);
     struct store_config c = fixture_config(dir);
-    c.demotion = &demotion;
+    c.demotion = fixture_demotion("acme");
     c.segment_size = STORE_SEGMENT_SIZE_MIN; /* several */
     fill(&c);
     int with_index = open_without(&c, false), without = open_without(&c, true);
