@@ -43,9 +43,7 @@ static void test_full_closed_and_bad(void **state)
     assert_ptr_equal(queue_pop(q, 0), &items[0]);
     assert_int_equal(queue_push(q, &items[2]), -TD_ERR_CLOSED);
     assert_ptr_equal(queue_pop(q, 1000000), &items[1]);
-    uint64_t before = clock_mono_us();
-    assert_null(queue_pop(q, 10000000)); /* closed and empty: no waiting */
-    assert_true(clock_mono_us() - before < 5000000);
+    assert_null(queue_pop(q, UINT64_MAX)); /* closed and empty: no waiting */
     queue_destroy(q);
     queue_destroy(NULL);
     assert_null(queue_create(0));
