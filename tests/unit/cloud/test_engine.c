@@ -332,7 +332,7 @@ static void preemption_changes_no_reply(void **state)
 
 static uint64_t ticking_clock(void) /* time passes whenever somebody looks */
 {
-    return rig_now += 10;
+    return atomic_fetch_add(&rig_now, 10) + 10;
 }
 
 static double counter(const char *name)

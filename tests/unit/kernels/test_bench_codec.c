@@ -118,7 +118,7 @@ static void test_widened_weights_are_the_same_model(void **state)
     (void)state;
     struct td_error err = {0};
     struct gguf *small;
-    struct model *m;
+    struct model *m = NULL;
     float *memory = NULL;
     if (gguf_open(TEST_DATA "/tiny/type-q4_1.gguf", &small, &err) || model_load(small, &m, &err))
         fail_msg("%s", err.text);

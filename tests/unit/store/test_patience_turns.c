@@ -217,7 +217,7 @@ static void speaker_init(struct speaker *p)
 {
     static const uint8_t key[32] = {9};
     struct td_error err = {0};
-    struct tokenizer *tokenizer;
+    struct tokenizer *tokenizer = NULL;
     if (gguf_open(TEST_DATA "/tiny/qwen2.gguf", &p->file, &err) != 0 ||
         tokenizer_create(p->file, NULL, &tokenizer, &err) != 0)
         fail_msg("%s", err.text);

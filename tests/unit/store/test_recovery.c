@@ -32,7 +32,7 @@ static void copy_file(const char *dir, const char *from, const char *to)
 static void flip(const char *dir, const char *name, off_t at)
 {
     char path[512];
-    uint8_t byte;
+    uint8_t byte = 0;
     path_in(dir, name, path);
     int fd = open(path, O_RDWR);
     assert_true(fd >= 0 && pread(fd, &byte, 1, at) == 1);

@@ -23,7 +23,7 @@ static const uint8_t principal_key[32] = {9};
 static struct tokenizer *load(const char *name, const char *pre, struct gguf **g)
 {
     char path[512];
-    struct tokenizer *t;
+    struct tokenizer *t = NULL;
     struct td_error err = {0};
     snprintf(path, sizeof path, "%s/tiny/%s.gguf", TEST_DATA, name);
     if (gguf_open(path, g, &err) != 0 || tokenizer_create(*g, pre, &t, &err) != 0)
