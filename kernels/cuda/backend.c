@@ -128,6 +128,14 @@ static int open_device(struct cuda_backend *b, const char *name, struct td_error
 
 /* --- memory ----------------------------------------------------------------------------------- */
 
+/* Zeroed once. */
+static uint64_t counters_size(const struct cuda_backend *b)
+{
+    const struct model_params *p = &b->base.model->params;
+    struct cuda_attention a = {.head_count = p->head_count, .kv_head_count = p->kv_head_count};
+    return b->deterministic ? sizeof(uint32_t) * CUDA_DET_COUNTERS : cuda_counters_size(&a, b->rows_max);
+}
+
 static void carve_work(struct cuda_backend *b, struct cuda_carver *c, uint64_t scratch_size)
 {
     const struct model_params *p = &b->base.model->params;
@@ -143,7 +151,7 @@ static void carve_work(struct cuda_backend *b, struct cuda_carver *c, uint64_t s
     b->q = cuda_carve(c, 2 * rows * q);
     b->logits = cuda_carve(c, b->has_head ? 4 * TD_MIN(rows, (uint64_t)LOGIT_ROWS) * p->vocab_count : 0);
     b->partial = cuda_carve(c, cuda_partial_size(&a, cuda_splits_max(b)));
-    b->counters = cuda_carve(c, cuda_counters_size(&a, b->rows_max));
+    b->counters = cuda_carve(c, counters_size(b));
     struct cuda_step step = {
         .rows = TD_MIN(b->rows_max, (uint32_t)CUDA_STEP_ROWS),
         .embd = p->embd_size,
@@ -262,10 +270,9 @@ static int take_memory(struct cuda_backend *b, const struct plan *plan, struct t
     if (!rc)
         rc = cudaMallocHost((void **)&b->sampled, sizeof *b->sampled * LOGIT_ROWS);
     if (!rc) {
-        struct cuda_attention a = {.head_count = p->head_count, .kv_head_count = p->kv_head_count};
         struct cuda_carver c = {b->work, 0};
         carve_work(b, &c, plan->scratch);
-        rc = cudaMemset(b->counters, 0, cuda_counters_size(&a, b->rows_max));
+        rc = cudaMemset(b->counters, 0, counters_size(b));
     }
     if (!rc)
         rc = fill_frequencies(b);

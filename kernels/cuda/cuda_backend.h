@@ -66,7 +66,7 @@ struct cuda_backend {
     uint32_t rows_max, step_rows;        /* a step of more rows is run layer by layer */
     /* products of 16-bit weights with more rows are product_hopper's, or the library's */
     uint32_t matvec_rows_16;
-    bool deterministic; /* products by det_product.cu, attention by tiles alone */
+    bool deterministic; /* products by det_product.cu; attention by tiles, and det_attention.cu */
     int failed;         /* a code, once the device has failed: nothing works after it; atomic */
 
     struct cuda_layer *layers; /* [layers_paged] */

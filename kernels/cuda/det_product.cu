@@ -3,7 +3,7 @@
  * One rule for every size. Columns are taken in spans of 128 (the last filled up with zeros), and the spans of a row are cut into
  * eight runs, [T * i / 8, T * (i + 1) / 8) of T. A run's sum is one chain of tensor-core instructions (m16n8k16, f32), span by span,
  * eight a span; the instruction j of a span adds columns 32 * q + 4 * j + {0, 1, 2, 3} of q = 0..3. The runs' sums are added in order
- * to 0. Three kernels keep to it:
+ * to 0. Four kernels keep to it:
  *
  *   few    up to 64 rows. A block has 16 rows of W, a warp each run; weights go from memory to registers as in matvec.cu: a lane's
  *          32 columns of a span lie together. Memory-bound: W once for all rows.
@@ -11,15 +11,16 @@
  *          of 128 x 128, 8 warps of 64 x 32, four stages of 64 columns in shared memory; at the end of a run the sums so far are
  *          added up and begin again from zero.
  *   wide   as `many`, on sm_90a, with wgmma: its instruction adds the same 16 columns to the same bits.
+ *   stream det_stream.cu, on sm_90a: 2 rows and more of 16-bit weights of act's kind, with wgmma, without opening them.
  * No size, device or library chooses another order. Predicted for `wide`: a tile of 128 x 128 reads 32 KB for each 64 columns from L2,
- * so 6 TB/s give 390 TFLOP/s. Measured on an H200, Llama-3-8B shape: prompts of 1K in 43.6 ms and 8K in 299 ms, with `many` (whose
+ * so 6 TB/s give 390 TFLOP/s. Measured on an H200, Llama-3-8B shape, bf16: prompts of 1K in 43.6 ms and 8K in 299 ms, with `many` (whose
  * mma.sync reaches 60 % of wgmma's rate at best) 73.9 and 520. */
 #include "det_kernels.h"
-#include "device.cuh"
+#include "early.cuh"
 #include "wgmma_product.cuh"
 
-#define SPAN 128
-#define RUNS 8
+#define SPAN CUDA_DET_SPAN
+#define RUNS CUDA_DET_RUNS
 
 /* --- opening ---------------------------------------------------------------------------------- */
 
@@ -218,6 +219,8 @@ __global__ void permute_kernel(const uint16_t *act, uint32_t columns, uint32_t s
                                uint32_t spans, uint16_t *out)
 {
     uint64_t at = (uint64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    early_start();
+    early_wait();
     if (at >= chunks)
         return;
     uint64_t row = at / (4 * spans);
@@ -470,13 +473,16 @@ static void open_rows(cudaStream_t s, const cuda_matrix &m, uint32_t first, uint
 template <cuda_form F, bool BF16>
 static void run_form(cudaStream_t s, const cuda_product &p, const cuda_det_buffers &b)
 {
-    if (p.rows <= CUDA_DET_FEW)
+    bool streams = p.rows > 1 && cuda_det_streams(&p);
+    if (p.rows <= CUDA_DET_FEW && !streams)
         return launch_few<F, BF16>(s, p);
     uint32_t spans = (p.m.columns + SPAN - 1) / SPAN,
              step = (uint32_t)min((uint64_t)p.m.rows, b.w_size / (2 * (uint64_t)spans * SPAN) / TILE * TILE);
     uint64_t chunks = (uint64_t)p.rows * spans * 4;
-    launch(permute_kernel, dim3((unsigned)((chunks + 255) / 256)), dim3(256), 0, s, (const uint16_t *)p.act,
-           p.m.columns, p.act_stride, chunks, spans, (uint16_t *)b.act);
+    launch_early(permute_kernel, dim3((unsigned)((chunks + 255) / 256)), dim3(256), 0, s, 1,
+                 (const uint16_t *)p.act, p.m.columns, p.act_stride, chunks, spans, (uint16_t *)b.act);
+    if (streams && cuda_det_stream(s, &p, &b))
+        return;
     cudaFuncSetAttribute(many_kernel<BF16>, cudaFuncAttributeMaxDynamicSharedMemorySize,
                          (int)sizeof(many_shared));
     for (uint32_t first = 0; first < p.m.rows; first += step) {

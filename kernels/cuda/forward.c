@@ -70,7 +70,7 @@ static int product_many(struct cuda_backend *b, const struct cuda_product *p, ui
 /* For cuda-det-v1: nothing depends on how many rows there are. */
 static void product_fixed(struct cuda_backend *b, struct cuda_product p, uint32_t rows)
 {
-    struct cuda_det_buffers buffers = {b->scratch, b->scratch_rows_size, b->det_act};
+    struct cuda_det_buffers buffers = {b->scratch, b->scratch_rows_size, b->det_act, b->counters};
     p.rows = rows;
     cuda_det_product(b->stream, &p, &buffers);
 }
@@ -182,7 +182,9 @@ static void attend(struct cuda_backend *b, const struct cuda_layer *l, const str
                              b->counters);
         return;
     }
-    if (w->split_grid)
+    if (w->split_grid && b->deterministic)
+        cuda_det_attention(b->stream, &a, cuda_staged(b, w->splits), w->split_grid);
+    else if (w->split_grid)
         cuda_attention_decode(b->stream, &a, cuda_staged(b, w->splits), w->split_grid, b->partial,
                               b->counters);
     if (w->tile_count)

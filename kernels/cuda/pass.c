@@ -2,8 +2,11 @@
  * buffers, and every layer runs all of them, but the last, where only rows that somebody wants to see go on behind K and V.
  * The batch has been checked (kernels/batch.h). */
 #include "kernels/cuda/cuda_backend.h"
+#include "kernels/cuda/det_kernels.h"
 #include "kernels/sampler.h"
 #include <stdlib.h>
+
+#define PAGES_ALL (UINT32_MAX / 2) /* more than a row has */
 
 /* --- the lists -------------------------------------------------------------------------------- */
 
@@ -90,10 +93,12 @@ static uint32_t pages_of_turns(const struct lists *l, uint64_t total, uint64_t b
     return (uint32_t)best;
 }
 
-/* Pages a split: as few as give every SM its blocks. */
+/* Pages a split: as few as give every SM its blocks; for cuda-det-v1 all of a row. */
 static uint32_t pages_per_split(const struct lists *l)
 {
     const struct model_params *m = &l->b->base.model->params;
+    if (l->b->deterministic)
+        return PAGES_ALL;
     uint64_t total = 0, blocks = (uint64_t)l->b->sm_count * SPLITS_PER_SM;
     uint32_t ring = cuda_attention_ring_blocks(m->head_dim, m->head_count / m->kv_head_count);
     for (uint32_t i = 0; i < l->p->seq_count; i++)
@@ -113,18 +118,32 @@ static int by_position(const void *x, const void *y)
     return a->position < b->position ? 1 : a->position > b->position ? -1 : 0;
 }
 
+static int by_pages(const void *x, const void *y)
+{
+    const struct cuda_split *a = x, *b = y;
+    return a->page_count < b->page_count ? 1 : a->page_count > b->page_count ? -1 : 0;
+}
+
+/* Are rows that are alone in their sequence split, and not tiles? */
+static bool splits_rows(const struct cuda_backend *b)
+{
+    const struct model_params *m = &b->base.model->params;
+    return !b->deterministic || cuda_det_attention_has(m->head_dim, m->head_count / m->kv_head_count);
+}
+
 static void fill_work(const struct lists *l, struct cuda_work *w, struct cuda_carver *c)
 {
     const struct model_params *m = &l->b->base.model->params;
     uint32_t tile_rows = cuda_tile_rows(m->head_count, m->kv_head_count), pages = pages_per_split(l), row = 0,
              table = 0, splits = 0;
+    bool splits_one = splits_rows(l->b);
     *w = (struct cuda_work){0};
     w->tiles = cuda_carve(c, sizeof *w->tiles * (l->p->row_count / tile_rows + l->p->seq_count));
     w->splits = cuda_carve(c, 0);
     for (uint32_t i = 0; i < l->p->seq_count; i++) {
         const struct batch_seq *s = l->p->seqs[i];
         uint32_t count = rows_of(l, s), position = s->position + s->row_count - count;
-        bool split = count == 1 && !l->b->deterministic;
+        bool split = count == 1 && splits_one;
         if (split)
             splits = add_splits(w->splits, splits, row, table, position, pages);
         for (uint32_t at = 0; !split && at < count; at += tile_rows)
@@ -134,6 +153,8 @@ static void fill_work(const struct lists *l, struct cuda_work *w, struct cuda_ca
         table += seq_pages(l->p, s);
     }
     qsort(w->tiles, w->tile_count, sizeof *w->tiles, by_position);
+    if (l->b->deterministic) /* each is its row's only one */
+        qsort(w->splits, splits, sizeof *w->splits, by_pages);
     w->split_grid = splits ? next_power(splits) : 0;
     memset(w->splits + splits, 0, sizeof *w->splits * (w->split_grid - splits));
     cuda_carve(c, sizeof *w->splits * w->split_grid);

@@ -1,5 +1,5 @@
 /* wgmma_product: as wgmma.cuh, for products of bf16 or f16: D[64][N] += A[64][16] * B[16][N], both operands from shared
- * memory with rows along M and N, D in N / 2 registers of a thread. */
+ * memory with rows along M and N, or A from registers; D in N / 2 registers of a thread. */
 #pragma once
 #include "wgmma.cuh"
 
@@ -69,5 +69,39 @@ PRODUCT("64", 32, "32", "33", "34")
 PRODUCT("128", 64, "64", "65", "66")
 PRODUCT("224", 112, "112", "113", "114")
 PRODUCT("256", 128, "128", "129", "130")
+#undef PRODUCT
+#undef WGMMA
+
+/* a0 to p: the numbers of the operands behind D. A register of A may be changed once the instruction has been waited for. */
+#define WGMMA(n, count, type, a0, a1, a2, a3, b, p)                                                          \
+    asm volatile("{ .reg .pred p; setp.ne.b32 p, %" p ", 0; wgmma.mma_async.sync.aligned.m64n" n             \
+                 "k16.f32." type "." type " {" NAMES##count "}, {%" a0 ", %" a1 ", %" a2 ", %" a3 "}, %" b   \
+                 ", p, 1, 1, 0; }"                                                                           \
+                 : D##count(0)                                                                               \
+                 : "r"(w0), "r"(w1), "r"(w2), "r"(w3), "l"(x), "r"(adds))
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+#define PRODUCT(n, count, a0, a1, a2, a3, b, p)                                                              \
+    template <bool BF16>                                                                                     \
+    __device__ __forceinline__ void wgmma_product(float(&d)[count], uint32_t w0, uint32_t w1, uint32_t w2,   \
+                                                  uint32_t w3, uint64_t x, int adds)                         \
+    {                                                                                                        \
+        if (BF16)                                                                                            \
+            WGMMA(n, count, "bf16", a0, a1, a2, a3, b, p);                                                   \
+        else                                                                                                 \
+            WGMMA(n, count, "f16", a0, a1, a2, a3, b, p);                                                    \
+    }
+#else
+#define PRODUCT(n, count, a0, a1, a2, a3, b, p)                                                              \
+    template <bool BF16>                                                                                     \
+    __device__ __forceinline__ void wgmma_product(float(&)[count], uint32_t, uint32_t, uint32_t, uint32_t,   \
+                                                  uint64_t, int)                                             \
+    {                                                                                                        \
+    }
+#endif
+PRODUCT("16", 8, "8", "9", "10", "11", "12", "13")
+PRODUCT("32", 16, "16", "17", "18", "19", "20", "21")
+PRODUCT("64", 32, "32", "33", "34", "35", "36", "37")
+PRODUCT("128", 64, "64", "65", "66", "67", "68", "69")
 #undef PRODUCT
 #undef WGMMA

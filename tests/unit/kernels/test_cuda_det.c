@@ -1,5 +1,5 @@
-/* cuda_det: numerics cuda-det-v1: the bits of a row depend on nothing beside it. Products with any number of rows, whole models however
- * the work is cut: chunks, batches, layer ranges, pages carried over. Skipped where no GPU is. */
+/* cuda_det: numerics cuda-det-v1: the bits of a row depend on nothing beside it. Products with any number of rows, attention, whole models
+ * however the work is cut: chunks, batches, layer ranges, pages carried over. Skipped where no GPU is. */
 #include "kernels/cpu/blocks.h"
 #include "kernels/cuda/cuda.h"
 #include "tests/unit/kernels/models.h"
@@ -86,27 +86,40 @@ static void unmake(struct made *p)
     cudaFree(p->act_device), free(p->act);
 }
 
-/* Rows [first, first + rows) of act, into out [rows][n]. */
-static void run_product(const struct made *p, uint32_t first, uint32_t rows, float *out)
+static size_t out_width(enum cuda_epilogue epilogue)
 {
+    return epilogue == CUDA_STORE16 ? 2 : 4;
+}
+
+/* Rows [first, first + rows) of act, into out [rows][n]; with CUDA_ADD_F32 added to 0.747. w_size: 0 for 128 rows of W at a time. */
+static void run_product(const struct made *p, enum cuda_epilogue epilogue, uint32_t first, uint32_t rows,
+                        size_t w_size, void *out)
+{
+    static uint32_t *counters; /* go on from product to product */
+    if (!counters) {
+        assert_int_equal(cudaMalloc((void **)&counters, sizeof *counters * CUDA_DET_COUNTERS), cudaSuccess);
+        assert_int_equal(cudaMemset(counters, 0, sizeof *counters * CUDA_DET_COUNTERS), cudaSuccess);
+    }
     uint32_t n = p->m.rows, k = p->m.columns;
-    struct cuda_det_buffers buffers = {.w_size = (size_t)2 * 128 * (k + 128)}; /* 128 rows of W at a time */
+    size_t size = out_width(epilogue) * rows * n;
+    struct cuda_det_buffers buffers = {.w_size = w_size ? w_size : (size_t)2 * 128 * (k + 128),
+                                       .counters = counters};
     void *result;
     assert_int_equal(cudaMalloc(&buffers.w, buffers.w_size), cudaSuccess);
     assert_int_equal(cudaMalloc(&buffers.act, cuda_det_act_size(rows, k)), cudaSuccess);
-    assert_int_equal(cudaMalloc(&result, sizeof(float) * rows * n), cudaSuccess);
-    assert_int_equal(cudaMemset(result, 0xff, sizeof(float) * rows * n), cudaSuccess);
+    assert_int_equal(cudaMalloc(&result, size), cudaSuccess);
+    assert_int_equal(cudaMemset(result, epilogue == CUDA_ADD_F32 ? 0x3f : 0xff, size), cudaSuccess);
     struct cuda_product q = {.m = p->m,
                              .act = (const uint16_t *)p->act_device + (size_t)first * k,
                              .act_bf16 = p->bf16,
                              .rows = rows,
                              .act_stride = k,
-                             .epilogue = CUDA_STORE_F32,
+                             .epilogue = epilogue,
                              .out = result,
                              .out_stride = n};
     cuda_det_product(NULL, &q, &buffers);
     assert_int_equal(cuda_launch_error(), cudaSuccess);
-    assert_int_equal(cudaMemcpy(out, result, sizeof(float) * rows * n, cudaMemcpyDeviceToHost), cudaSuccess);
+    assert_int_equal(cudaMemcpy(out, result, size, cudaMemcpyDeviceToHost), cudaSuccess);
     cudaFree(buffers.w), cudaFree(buffers.act), cudaFree(result);
 }
 
@@ -142,7 +155,7 @@ static void rows_beside_a_row_change_nothing(void **state)
     } kinds[] = {{CUDA_BF16, true},  {CUDA_W4, false}, {CUDA_F32, false},   {CUDA_F16, false},
                  {CUDA_BF16, false}, {CUDA_W8, false}, {CUDA_W8G16, false}, {CUDA_W8D, false}};
     static const uint32_t counts[] = {2, 33, 129, 8, 9, 16, 17, 32, 64, 65, 128, ROWS_MAX};
-    static const uint32_t sizes[][2] = {{16, 32}, {300, 608}, {130, 2336}};
+    static const uint32_t sizes[][2] = {{16, 32}, {300, 1056}, {130, 2336}, {300, 608}};
     uint32_t rows_max = (uint32_t)small_or(130, ROWS_MAX);
     for (size_t f = 0; f < small_or(2, TD_COUNT(kinds)); f++)
         for (size_t s = 0; s < small_or(2, TD_COUNT(sizes)); s++) {
@@ -151,18 +164,149 @@ static void rows_beside_a_row_change_nothing(void **state)
             make(&p, kinds[f].form, kinds[f].bf16, n, sizes[s][1]);
             float *alone = malloc(sizeof *alone * ROWS_MAX * n), *got = malloc(sizeof *got * ROWS_MAX * n);
             for (uint32_t r = 0; r < rows_max; r++)
-                run_product(&p, r, 1, alone + (size_t)r * n);
+                run_product(&p, CUDA_STORE_F32, r, 1, 0, alone + (size_t)r * n);
             double error = error_of(&p, alone, 20);
             if (!(error <= 1e-3))
                 fail_msg("form %d, %u x %u: relative error %.2e", kinds[f].form, n, sizes[s][1], error);
             for (size_t c = 0; c < small_or(3, TD_COUNT(counts)); c++) {
-                run_product(&p, 0, counts[c], got);
+                run_product(&p, CUDA_STORE_F32, 0, counts[c], 0, got);
                 if (memcmp(got, alone, sizeof *got * counts[c] * n) != 0)
                     fail_msg("form %d, %u x %u: with %u rows the bits are others", kinds[f].form, n,
                              sizes[s][1], counts[c]);
             }
             free(alone), free(got), unmake(&p);
         }
+}
+
+enum { SHARING = 64 << 20 }; /* bytes, that are enough for blocks to share a tile */
+
+/* More tiles than a device has SMs, in turns; tiles that blocks share; what is stored in 16 bits, or added. */
+static void large_products_and_every_epilogue(void **state)
+{
+    (void)state;
+    static const uint32_t sizes[][2] = {{260, 1280}, {258, 96}, {3000, 4128}, {17000, 160}},
+                          counts[] = {100, 200, 40, 12};
+    static const enum cuda_epilogue epilogues[] = {CUDA_STORE16, CUDA_ADD_F32, CUDA_STORE_F32};
+    for (size_t s = 0; s < small_or(1, TD_COUNT(sizes)); s++)
+        for (size_t e = 0; e < TD_COUNT(epilogues); e++) {
+            struct made p;
+            uint32_t n = sizes[s][0], most = (uint32_t)small_or(100, ROWS_MAX);
+            size_t row = out_width(epilogues[e]) * n;
+            uint8_t *alone = malloc(row * most), *got = malloc(row * most);
+            make(&p, CUDA_BF16, true, n, sizes[s][1]);
+            for (uint32_t r = 0; r < most; r++)
+                run_product(&p, epilogues[e], r, 1, 0, alone + row * r);
+            for (size_t c = 0; c < small_or(1, TD_COUNT(counts)); c++) {
+                run_product(&p, epilogues[e], 0, counts[c], SHARING, got);
+                if (memcmp(got, alone, row * counts[c]) != 0)
+                    fail_msg("%u x %u, epilogue %d: with %u rows the bits are others", n, sizes[s][1],
+                             epilogues[e], counts[c]);
+            }
+            free(alone), free(got), unmake(&p);
+        }
+}
+
+/* --- attention -------------------------------------------------------------------------------- */
+
+enum { PAGES = 19, KV_HEADS = 2, TILED = 200 };
+
+struct tiled { /* the last TILED rows of `tokens`, on the device */
+    struct cuda_attention a;
+    uint32_t tokens;
+    size_t size; /* of a.out */
+};
+
+static void *random_f16(size_t count, float scale)
+{
+    uint16_t *x = malloc(sizeof *x * count);
+    for (size_t i = 0; i < count; i++)
+        x[i] = f32_to_f16(uniform() * scale);
+    void *p = device_copy(x, sizeof *x * count);
+    free(x);
+    return p;
+}
+
+static void make_tiled(struct tiled *t, uint32_t head_dim, uint32_t group, uint32_t tokens)
+{
+    uint32_t table[PAGES];
+    size_t page = (size_t)2 * KV_HEADS * 64 * head_dim, values = (size_t)TILED * KV_HEADS * group * head_dim;
+    void *out;
+    for (uint32_t i = 0; i < PAGES; i++)
+        table[i] = (i * 7 + 3) % PAGES;
+    assert_int_equal(cudaMalloc(&out, 2 * values), cudaSuccess);
+    t->a = (struct cuda_attention){.q = random_f16(values, 2.0f),
+                                   .out = out,
+                                   .out_bf16 = group % 2 == 0,
+                                   .head_count = KV_HEADS * group,
+                                   .kv_head_count = KV_HEADS,
+                                   .head_dim = head_dim,
+                                   .kv = random_f16(page * PAGES, 1.0f),
+                                   .page_values = page,
+                                   .tables = device_copy(table, sizeof table)};
+    t->tokens = tokens, t->size = 2 * values;
+}
+
+static void unmake_tiled(struct tiled *t)
+{
+    cudaFree((void *)(uintptr_t)t->a.q), cudaFree(t->a.out), cudaFree((void *)(uintptr_t)t->a.kv);
+    cudaFree((void *)(uintptr_t)t->a.tables);
+}
+
+static void fetch_out(const struct tiled *t, void *out)
+{
+    assert_int_equal(cuda_launch_error(), cudaSuccess);
+    assert_int_equal(cudaMemcpy(out, t->a.out, t->size, cudaMemcpyDeviceToHost), cudaSuccess);
+    assert_int_equal(cudaMemset(t->a.out, 0xff, t->size), cudaSuccess);
+}
+
+static void attend_in_tiles(struct tiled *t, void *out)
+{
+    struct cuda_tile tiles[TILED];
+    uint32_t rows = cuda_tile_rows(t->a.head_count, KV_HEADS), count = 0;
+    for (uint32_t at = 0; at < TILED; at += rows)
+        tiles[count++] = (struct cuda_tile){at, TD_MIN(rows, TILED - at), t->tokens - TILED + at, 0};
+    void *list = device_copy(tiles, sizeof tiles);
+    cuda_attention_prefill(NULL, &t->a, list, count);
+    fetch_out(t, out);
+    cudaFree(list);
+}
+
+static void attend_alone(struct tiled *t, bool old_pages, void *out)
+{
+    struct cuda_split splits[256] = {{0}}; /* those behind the last row are empty */
+    for (uint32_t r = 0; r < TILED; r++) {
+        uint32_t row = TILED - 1 - r, tokens = t->tokens - r;
+        splits[r] = (struct cuda_split){
+            .row = row, .page_count = (tokens + 63) / 64, .token_count = tokens, .split_count = 1};
+    }
+    void *list = device_copy(splits, sizeof splits);
+    t->a.old_pages = old_pages;
+    cuda_det_attention(NULL, &t->a, list, TD_COUNT(splits));
+    fetch_out(t, out);
+    cudaFree(list);
+}
+
+static void a_row_alone_attends_as_in_a_tile(void **state)
+{
+    (void)state;
+    static const uint32_t dims[] = {128, 64}, groups[] = {4, 1, 3, 8}, tokens[] = {330, 200, 1200, 513};
+    for (size_t d = 0; d < TD_COUNT(dims); d++)
+        for (size_t g = 0; g < small_or(1, TD_COUNT(groups)); g++)
+            for (size_t n = 0; n < small_or(1, TD_COUNT(tokens)); n++) {
+                struct tiled t;
+                if (!cuda_det_attention_has(dims[d], groups[g]))
+                    continue;
+                make_tiled(&t, dims[d], groups[g], tokens[n]);
+                uint8_t *tiled = malloc(t.size), *alone = malloc(t.size);
+                attend_in_tiles(&t, tiled);
+                for (int old_pages = 0; old_pages < 2; old_pages++) {
+                    attend_alone(&t, old_pages, alone);
+                    if (memcmp(tiled, alone, t.size) != 0)
+                        fail_msg("heads of %u, %u a KV head, %u tokens: alone the bits are others", dims[d],
+                                 groups[g], tokens[n]);
+                }
+                free(tiled), free(alone), unmake_tiled(&t);
+            }
 }
 #endif
 
@@ -335,6 +479,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
 #ifdef TANDEM_HAS_CUDA
         cmocka_unit_test(rows_beside_a_row_change_nothing),
+        cmocka_unit_test(large_products_and_every_epilogue),
+        cmocka_unit_test(a_row_alone_attends_as_in_a_tile),
 #endif
         cmocka_unit_test(chunks_change_nothing),
         cmocka_unit_test(a_crowd_changes_nothing),
