@@ -290,7 +290,6 @@ static int take_row(void *ctx, const struct index_row *row)
         }
     }
     if (rc == 0) {
-        entry_count(s, e, false);
         entry_set_place(s, e, row->segment_id, row->offset, row->lsn, row->stored_size);
         memcpy(e->parent, row->principal, sizeof e->parent);
         e->quality = row->quality;

@@ -13,7 +13,8 @@ static struct bench {
     struct net_loop *loop;
     struct inbox *inbox;
     struct io_worker *worker;
-    sem_t gate; /* holds the first job */
+    sem_t gate;  /* holds the first job, and others that are to be held */
+    sem_t begun; /* such a job is at work */
     uint32_t worked, finished;
     uint32_t told; /* calls of done */
     pthread_t loop_thread;
@@ -23,6 +24,7 @@ struct job {
     uint32_t before; /* something that is not the job */
     struct io_job io;
     uint32_t number;
+    bool held;
 };
 
 static struct job *job_of(struct io_job *io)
@@ -32,8 +34,10 @@ static struct job *job_of(struct io_job *io)
 
 static void work(struct io_job *io)
 {
-    if (job_of(io)->number == 0)
+    if (job_of(io)->number == 0 || job_of(io)->held) {
+        sem_post(&b.begun);
         sem_wait(&b.gate);
+    }
     if (job_of(io)->number == b.worked)
         b.worked++;
 }
@@ -53,6 +57,7 @@ static int set_up(void **state)
     (void)state;
     b = (struct bench){.loop_thread = pthread_self()};
     sem_init(&b.gate, 0, 0);
+    sem_init(&b.begun, 0, 0);
     b.loop = net_loop_create(&err);
     if (!b.loop)
         return -1;
@@ -111,27 +116,57 @@ static void a_stopped_worker_has_finished_and_takes_no_more(void **state)
     free(jobs);
 }
 
+static void submit(struct job *job, uint64_t owner, uint32_t number, bool held)
+{
+    *job = (struct job){.io = {.work = work, .done = done, .owner = owner}, .number = number, .held = held};
+    assert_int_equal(io_worker_submit(b.worker, &job->io), 0);
+    if (number == 0)
+        sem_wait(&b.begun);
+}
+
+static void all_came_in_their_turn(uint32_t count)
+{
+    sem_post(&b.gate);
+    io_worker_stop(b.worker);
+    inbox_drain(b.inbox);
+    assert_int_equal(b.worked, count);
+    assert_int_equal(b.told, count);
+}
+
 /* Each owner's next before anybody's next but one; nobody's behind all that was there. Numbers say what is to come when. */
 static void owners_take_turns(void **state)
 {
     (void)state;
-    uint64_t a = io_owner("t", "a"), b_ = io_owner("t", "b"), c = io_owner("ta", "");
-    assert_true(a && a != b_ && a != c);
-    const struct {
-        uint64_t owner;
-        uint32_t number;
-    } order[] = {{a, 0}, {a, 3}, {a, 4}, {b_, 1}, {0, 5}, {c, 2}, {a, 6}};
-    struct job jobs[TD_COUNT(order)];
-    for (size_t i = 0; i < TD_COUNT(order); i++) {
-        jobs[i] = (struct job){.io = {.work = work, .done = done, .owner = order[i].owner},
-                               .number = order[i].number};
-        assert_int_equal(io_worker_submit(b.worker, &jobs[i].io), 0);
-    }
+    struct job jobs[7];
+    uint64_t ann = io_owner("t", "ann"), bob = io_owner("t", "bob"), cat = io_owner("tcat", "");
+    assert_true(ann && ann != bob && ann != cat && cat != io_owner("t", "cat"));
+    submit(&jobs[0], ann, 0, true);
+    submit(&jobs[1], ann, 3, false);
+    submit(&jobs[2], ann, 4, false);
+    submit(&jobs[3], bob, 1, false);
+    submit(&jobs[4], 0, 5, false);
+    submit(&jobs[5], cat, 2, false);
+    submit(&jobs[6], ann, 6, false);
+    all_came_in_their_turn(7);
+}
+
+/* Who asks again as soon as the last is at work has no more turns than who asks for much at once. */
+static void who_asks_one_by_one_takes_turns_as_well(void **state)
+{
+    (void)state;
+    struct job jobs[6];
+    uint64_t ann = io_owner("t", "ann"), bob = io_owner("t", "bob");
+    submit(&jobs[0], ann, 0, true);
+    submit(&jobs[1], ann, 2, false);
+    submit(&jobs[2], ann, 4, false);
+    submit(&jobs[3], bob, 1, true);
     sem_post(&b.gate);
-    io_worker_stop(b.worker);
-    inbox_drain(b.inbox);
-    assert_int_equal(b.worked, TD_COUNT(order));
-    assert_int_equal(b.told, TD_COUNT(order));
+    sem_wait(&b.begun);
+    submit(&jobs[4], bob, 3, true);
+    sem_post(&b.gate);
+    sem_wait(&b.begun);
+    submit(&jobs[5], bob, 5, false);
+    all_came_in_their_turn(6);
 }
 
 int main(void)
@@ -140,6 +175,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(jobs_come_back_in_their_order, set_up, tear_down),
         cmocka_unit_test_setup_teardown(a_stopped_worker_has_finished_and_takes_no_more, set_up, tear_down),
         cmocka_unit_test_setup_teardown(owners_take_turns, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(who_asks_one_by_one_takes_turns_as_well, set_up, tear_down),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

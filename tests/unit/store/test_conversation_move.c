@@ -209,8 +209,10 @@ static void test_messages_of_plain_marks(void **state)
     (void)state;
     static const char *const said[] = {"Name a river.", "The Rhine.", "Another?", "The Elbe."};
     struct conversation c = talk(&inst, CHAT_LLAMA2, "c", said, 4);
-    json_t *messages = conversation_messages_json(&c, inst.tokenizer, as_it_is, NULL);
+    uint32_t counts[2];
+    json_t *messages = conversation_messages_json(&c, inst.tokenizer, as_it_is, counts);
     assert_int_equal(json_array_size(messages), 4);
+    assert_true(counts[0] == 2 && counts[1] == 4);
     for (size_t i = 0; i < 4; i++) {
         const char *text = json_string_value(json_object_get(json_array_get(messages, i), "content"));
         assert_non_null(strstr(text, said[i]));
@@ -447,6 +449,41 @@ static void test_histories_after_import(void **state)
     conv_free(&c);
 }
 
+/* A boundary that is behind no reply, or before anything was said, is no history of this principal's. */
+static void test_boundaries_without_a_reply(void **state)
+{
+    (void)state;
+    struct conversation c = talk(&chatml, CHAT_CHATML, "odd", SAID, 2), copy;
+    struct conv_boundary boundaries[3] = {{.ids_count = 1}, {.ids_count = 5}, {.ids_count = c.ids_count + 1}};
+    int32_t ids[300] = {c.ids[c.ids_count - 1]}; /* a line's end before all else */
+    uint8_t said_nothing[TD_HASH_SIZE], said_half[TD_HASH_SIZE];
+    char *file, *json;
+    uint64_t version;
+    memcpy(ids + 1, c.ids, c.ids_count * sizeof *ids);
+    struct conversation odd = c;
+    odd.ids = ids;
+    odd.ids_count++;
+    odd.boundaries = boundaries;
+    odd.boundary_count = 3;
+    save(&odd);
+    json_t *messages = conversation_messages_json(&odd, chatml.tokenizer, as_it_is, NULL);
+    json_t *half = json_object_get(json_array_get(messages, 0), "content");
+    conv_history_start(bobs_key, CHAT_CHATML, said_nothing);
+    conv_history_next(bobs_key, said_nothing, "user", json_string_value(half), json_string_length(half),
+                      said_half);
+    assert_int_equal(
+        conversation_export_json(conversations, chatml.tokenizer, "acme", "ann", "odd", as_it_is, &file), 0);
+    assert_int_equal(import(&chatml, file, false, &json), 0);
+    assert_int_equal(conv_load(conversations, "acme", "bob", "odd", &version, &copy), 0);
+    assert_memory_not_equal(copy.boundaries[0].history, said_nothing, TD_HASH_SIZE);
+    assert_memory_not_equal(copy.boundaries[1].history, said_half, TD_HASH_SIZE);
+    json_decref(messages);
+    free(file);
+    free(json);
+    conv_free(&copy);
+    conv_free(&c);
+}
+
 /* Every member of a good file replaced by each of these, or taken away: refused, or it makes no difference. */
 static void test_hostile_import(void **state)
 {
@@ -510,6 +547,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_move, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_export_is_whole_or_none, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_histories_after_import, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_boundaries_without_a_reply, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_hostile_import, set_up, tear_down),
     };
     return cmocka_run_group_tests(tests, load_all, free_all);

@@ -167,6 +167,7 @@ static void stop_while(enum call held)
     store->answer_us = IMPATIENT_US;
     while (disk.inside[held] == 0)
         held == CALL_READ ? (int)version_of("old") : save("late", 0);
+    store->answer_us = PATIENT_US;
     stop_begins("test", 1000, 0, false);
     store_close(store);
 }

@@ -16,6 +16,7 @@ static void a_turn_is_given_up(int status)
     only_the_writer_waits();
     assert_int_equal(version_of("late"), 1);
     assert_false(conv_is_durable(conversations, "acme", "ann", "late", 1));
+    assert_int_equal(conv_delete(conversations, "acme", "ann", "late"), -TD_ERR_TIMEOUT); /* not even begun */
     assert_true(conv_has_lost(conversations, "acme", "ann", "late", ""));
     assert_int_equal(save("late", 1), -TD_ERR_TIMEOUT);
     let_go();
@@ -267,6 +268,36 @@ static int commit(const struct speaker *p)
     return rc;
 }
 
+/* A pin that is given up is kept later as well. held: as for a chain. */
+static void a_pin_is_given_up(bool held)
+{
+    struct td_error err;
+    assert_int_equal(fixture_put(store, "acme", &blocks[0]), 0);
+    hold(CALL_SYNC, 0);
+    store->answer_us = IMPATIENT_US;
+    assert_int_equal(held ? store_pin_held(store, "acme", &blocks[0].id, 1, true, &err)
+                          : store_pin(store, "acme", &blocks[0].id, true, &err),
+                     -TD_ERR_TIMEOUT);
+    store->answer_us = PATIENT_US;
+    assert_false(store_is_pinned(store, "acme", &blocks[0].id));
+    wait_until_inside(CALL_SYNC);
+    let_go();
+    wait_until_it_answers();
+    assert_true(store_is_pinned(store, "acme", &blocks[0].id));
+}
+
+static void a_pin_is_given_up_and_kept_later(void **state)
+{
+    (void)state;
+    a_pin_is_given_up(false);
+}
+
+static void a_chains_pin_is_given_up_and_kept_later(void **state)
+{
+    (void)state;
+    a_pin_is_given_up(true);
+}
+
 /* The same request again is the same turn, and is kept once that is. */
 static void a_repeated_turn_is_kept_with_the_first(void **state)
 {
@@ -327,6 +358,8 @@ int main(void)
         TEST(a_turn_behind_a_segment_that_is_rewritten_is_waited_for),
         TEST(a_later_turn_stays_lost),
         TEST(a_deletion_is_given_up_and_happens_later),
+        TEST(a_pin_is_given_up_and_kept_later),
+        TEST(a_chains_pin_is_given_up_and_kept_later),
         TEST(a_deletion_is_given_up_and_fails),
         TEST(a_repeated_turn_is_kept_with_the_first),
         TEST(a_turn_whose_history_is_not_read),

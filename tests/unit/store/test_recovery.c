@@ -317,6 +317,30 @@ static void test_index_from_an_old_backup(void **state)
 }
 
 /* Rows of an index that no longer says how far they reach: the scan decides, and what it does not find leaves the index. */
+/* The later record of a block counts, and alone, also if the power went before the earlier one was voided. */
+static void test_a_void_that_was_lost(void **state)
+{
+    (void)state;
+    static const char name[] = "seg-0000000000000001.td";
+    char *dir = fixture_directory();
+    struct store_config c = fixture_config(dir);
+    struct store *s = fixture_open(&c);
+    struct fixture_block f;
+    fixture_block_of(&f, 200, quality_lossy, 0, FIXTURE_LAYERS);
+    assert_int_equal(fixture_put(s, "acme", &f), 0);
+    store_close(s);
+    copy_file(dir, name, "before");
+    s = fixture_open(&c);
+    fill_store(s, 200, 1);
+    store_close(s);
+    copy_file(dir, "before", name);
+    remove_index(dir);
+    s = fixture_open(&c);
+    assert_int_equal(count_blocks(s, 200, 1), 1);
+    store_close(s);
+    fixture_remove(dir);
+}
+
 static void test_rows_without_their_segments(void **state)
 {
     (void)state;
@@ -676,6 +700,7 @@ int main(void)
         cmocka_unit_test(test_index_given_up_under_way),
         cmocka_unit_test(test_index_locked_by_another_program),
         cmocka_unit_test(test_index_from_an_old_backup),
+        cmocka_unit_test(test_a_void_that_was_lost),
         cmocka_unit_test(test_rows_without_their_segments),
         cmocka_unit_test(test_a_row_that_points_elsewhere),
         cmocka_unit_test(test_any_damaged_page_costs_one_record),
