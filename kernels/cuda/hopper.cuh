@@ -167,7 +167,7 @@ __device__ __forceinline__ void add_two(float *to, float x, float y)
     asm volatile("red.relaxed.gpu.global.add.v2.f32 [%0], {%1, %2};" ::"l"(to), "f"(x), "f"(y) : "memory");
 #endif
 }
-/* `bytes` of floats from shared memory, which must last until adds_done; multiples of 16. fence_async comes first. */
+/* `bytes` of floats from shared memory, which must last until adds_read; multiples of 16. fence_async comes first. */
 __device__ __forceinline__ void add_bulk(float *to, const float *shared, uint32_t bytes)
 {
 #if __CUDA_ARCH__ >= 900
@@ -176,10 +176,10 @@ __device__ __forceinline__ void add_bulk(float *to, const float *shared, uint32_
                  : "memory");
 #endif
 }
-__device__ __forceinline__ void adds_done() /* the thread's own */
+__device__ __forceinline__ void adds_read() /* the thread's own; they are done when the kernel is */
 {
 #if __CUDA_ARCH__ >= 900
-    asm volatile("cp.async.bulk.commit_group; cp.async.bulk.wait_group 0;" ::: "memory");
+    asm volatile("cp.async.bulk.commit_group; cp.async.bulk.wait_group.read 0;" ::: "memory");
 #endif
 }
 

@@ -15,7 +15,7 @@
 #include <string.h>
 
 #define ROWS CUDA_STREAM_ROWS
-#define GAP  12 /* columns of out behind the product's */
+#define GAP  16 /* columns of out behind the product's */
 
 static uint64_t seed = 0x9e3779b97f4a7c15u;
 
@@ -181,6 +181,20 @@ static void products_of_many_tiles(void **state)
     scene_free(&s);
 }
 
+/* What is added by more than 64 rows has tiles of its own, as wide as lets the SMs share the columns. */
+static void sums_of_many_rows(void **state)
+{
+    (void)state;
+    static const uint32_t rows[] = {128, 65, 100}, splits[] = {5, 4, 8, 0, 3};
+    struct scene s = scene_new(4096, 648, true), t = scene_new(4112, 72, false);
+    for (size_t r = 0; r < small_or(1, TD_COUNT(rows)); r++)
+        for (size_t i = 0; i < small_or(2, TD_COUNT(splits)); i++) {
+            check_product(&s, rows[r], CUDA_ADD_F32, splits[i]);
+            check_product(&t, rows[r], CUDA_ADD_F32, splits[i]);
+        }
+    scene_free(&s), scene_free(&t);
+}
+
 static void what_it_is_not_for(void **state)
 {
     (void)state;
@@ -191,7 +205,7 @@ static void what_it_is_not_for(void **state)
                              .out_stride = 64};
     struct cuda_product q[] = {p, p, p, p, p};
     q[0].m.form = CUDA_F16, q[1].rows = CUDA_STREAM_ROWS + 1, q[2].m.rows = 72, q[3].m.columns = 60,
-    q[4].out_stride = 66;
+    q[4].out_stride = 68;
     for (size_t i = 0; i < TD_COUNT(q); i++)
         assert_false(cuda_product_hopper(0, &q[i], 0));
     assert_int_equal(cuda_launch_error(), cudaSuccess);
@@ -209,6 +223,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(products_of_many_rows),
         cmocka_unit_test(products_of_many_tiles),
+        cmocka_unit_test(sums_of_many_rows),
         cmocka_unit_test(what_it_is_not_for),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
