@@ -86,7 +86,7 @@ uint64_t cuda_partial_size(const struct cuda_attention *a, uint32_t splits)
 
 uint64_t cuda_counters_size(const struct cuda_attention *a, uint32_t rows)
 {
-    return (uint64_t)rows * head_parts(a) * sizeof(uint32_t);
+    return (DECODE_TURNS + (uint64_t)rows * head_parts(a)) * sizeof(uint32_t);
 }
 
 template <int HD> static void launch_decode(cudaStream_t s, const decode_args &d, uint32_t grid_splits)
@@ -100,7 +100,7 @@ template <int HD> static void launch_decode(cudaStream_t s, const decode_args &d
 void cuda_attention_decode(cudaStream_t s, const struct cuda_attention *a, const struct cuda_split *splits,
                            uint32_t grid_splits, void *partial, uint32_t *counters)
 {
-    decode_args d = {*a, splits, (float *)partial, counters, head_parts(a)};
+    decode_args d = {*a, splits, (float *)partial, counters + DECODE_TURNS, head_parts(a)};
     if (cuda_attention_ring(s, a, splits, grid_splits, partial, counters))
         return;
     switch (a->head_dim) {

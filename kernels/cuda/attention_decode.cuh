@@ -6,7 +6,8 @@
 #include "kernels.h"
 #include <math_constants.h>
 
-#define HEADS 8 /* of a block */
+#define HEADS        8 /* of a block */
+#define DECODE_TURNS 2 /* counters that lie before those of rows: attention_decode_hopper.cu's */
 
 struct decode_args {
     cuda_attention a;

@@ -524,6 +524,76 @@ static void check_attention(const struct attention_case *c)
     free(pages), free(q), free(out), free(got), free(want);
 }
 
+/* More splits and heads than two for each block of the kernel with the copy engine, so that blocks take what is left in turns; every
+ * third row is split. All rows see the same pages, each up to its own position. */
+#define TURN_ROWS 80
+
+static void check_turns(uint32_t head_dim)
+{
+    struct attention_case c = {.head_dim = head_dim, .kv_heads = 8, .group = 2, .count = TURN_ROWS};
+    uint32_t heads = c.kv_heads * c.group, table[PAGES] = {5, 2, 7, 0, 3, 6, 1, 4}, tokens[TURN_ROWS],
+             count = 0;
+    size_t page = (size_t)2 * c.kv_heads * 64 * head_dim, values = (size_t)TURN_ROWS * heads * head_dim;
+    struct cuda_split splits[128] = {{0}};
+    uint16_t *pages = malloc(2 * page * PAGES), *q = malloc(2 * values), *out = malloc(2 * values);
+    float *got = malloc(sizeof(float) * values);
+    double *want = malloc(sizeof(double) * values);
+    uint32_t zero[2 + TURN_ROWS * 8] = {0};
+    for (size_t i = 0; i < page * PAGES; i++)
+        pages[i] = f32_to_f16(uniform());
+    for (size_t i = 0; i < values; i++)
+        q[i] = f32_to_f16(uniform());
+    for (uint32_t r = 0; r < TURN_ROWS; r++) {
+        tokens[r] = 1 + r * 37 % (64 * (uint32_t)small_or(3, PAGES));
+        uint32_t all = (tokens[r] + 63) / 64, parts = r % 3 == 0 && all > 1 ? 2 : 1, first = count;
+        for (uint32_t i = 0; i < parts; i++) {
+            uint32_t begin = all * i / parts;
+            splits[count++] = (struct cuda_split){.row = r,
+                                                  .page_begin = begin,
+                                                  .page_count = all * (i + 1) / parts - begin,
+                                                  .token_count = tokens[r] - begin * 64,
+                                                  .first_split = first,
+                                                  .split_count = parts};
+        }
+    }
+    void *dpages = device_copy(pages, 2 * page * PAGES), *dq = device_copy(q, 2 * values),
+         *dout = device_new(2 * values), *dtable = device_copy(table, sizeof table),
+         *list = device_copy(splits, sizeof splits), *counters = device_copy(zero, sizeof zero);
+    struct cuda_attention a = {.q = dq,
+                               .out = dout,
+                               .head_count = heads,
+                               .kv_head_count = c.kv_heads,
+                               .head_dim = head_dim,
+                               .kv = dpages,
+                               .page_values = page,
+                               .tables = dtable};
+    void *partial = device_new(cuda_partial_size(&a, count));
+    assert_true(cuda_counters_size(&a, TURN_ROWS) <= sizeof zero);
+    for (uint32_t r = 0; r < TURN_ROWS; r++)
+        for (uint32_t h = 0; h < heads; h++)
+            reference_row(&c, q + ((size_t)r * heads + h) * head_dim, pages, table, tokens[r] - 1,
+                          h / c.group, want + ((size_t)r * heads + h) * head_dim);
+    for (int run = 0; run < 3; run++) { /* counters are left as they were */
+        assert_int_equal(cudaMemset(dout, 0xff, 2 * values), cudaSuccess);
+        cuda_attention_decode(0, &a, list, TD_COUNT(splits), partial, counters);
+        assert_int_equal(cudaDeviceSynchronize(), cudaSuccess);
+        fetch(out, dout, 2 * values);
+        for (size_t i = 0; i < values; i++)
+            got[i] = from16(out[i], false);
+        check(got, want, values, 1.5e-3, "decode attention in turns", head_dim, (uint32_t)run);
+    }
+    cudaFree(dpages), cudaFree(dq), cudaFree(dout), cudaFree(dtable), cudaFree(list), cudaFree(counters),
+        cudaFree(partial);
+    free(pages), free(q), free(out), free(got), free(want);
+}
+
+static void decode_attention_in_turns(void **state)
+{
+    (void)state;
+    check_turns(128);
+    check_turns(64);
+}
+
 static void attention_of_every_head_size(void **state)
 {
     (void)state;
@@ -575,6 +645,7 @@ int main(void)
         cmocka_unit_test(rope_of_every_head_size),
         cmocka_unit_test(attention_of_every_head_size),
         cmocka_unit_test(decode_attention_at_its_edges),
+        cmocka_unit_test(decode_attention_in_turns),
         cmocka_unit_test(prefill_attention_at_its_edges),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
