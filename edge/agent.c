@@ -120,7 +120,7 @@ static void probe_link(struct agent *a)
 {
     bool busy = somebody_computes(a);
     if (wants_probes(a) && link_is_idle(a) && estimates_wants_probe(&a->estimates, busy, clock_mono_us()))
-        uplink_probe(a->uplink);
+        uplink_probe(a->uplink, estimates_probe_size(&a->estimates));
 }
 
 static void take_welcome(struct agent *a);

@@ -81,6 +81,12 @@ bool estimates_wants_probe(struct estimates *e, bool busy, uint64_t now_us)
     return true;
 }
 
+size_t estimates_probe_size(const struct estimates *e)
+{
+    bool small_tells = e->rate < ESTIMATES_RATE_UNKNOWN / 3;
+    return small_tells ? 0 : (size_t)(2 * TD_MIN(e->rate, ESTIMATES_RATE_UNKNOWN) * ESTIMATES_PROBE_SPAN_US);
+}
+
 /* The link has shown its limit with bulk. */
 static void take_rate(struct estimates *e, double rate, uint64_t now_us)
 {

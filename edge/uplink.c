@@ -451,11 +451,11 @@ void uplink_restart(struct uplink *u, uint64_t rate_bytes_per_s)
     ws_abort(u->conn, "too slow");
 }
 
-void uplink_probe(struct uplink *u)
+void uplink_probe(struct uplink *u, size_t size)
 {
     if (u->state != UPLINK_READY)
         return;
-    link_probe(u->link);
+    link_probe(u->link, size);
     schedule(u);
 }
 

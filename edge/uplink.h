@@ -74,7 +74,7 @@ void uplink_void(struct uplink *u, uint32_t stream, uint32_t epoch);
  * is believed to do now. */
 void uplink_restart(struct uplink *u, uint64_t rate_bytes_per_s);
 /* Find out what the idle link carries: link_probe. */
-void uplink_probe(struct uplink *u);
+void uplink_probe(struct uplink *u, size_t size);
 /* Somebody waits for the cloud, and has something better to do after so much silence; 0: nobody does. For the connection at hand: link_set_patience. */
 void uplink_set_patience(struct uplink *u, uint64_t patience_us);
 void uplink_set_owner(struct uplink *u, uint32_t stream, void *owner);

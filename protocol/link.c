@@ -262,8 +262,9 @@ uint64_t link_wait_us(const struct link *l, uint64_t now_us)
     uint64_t wait_us = until_us(gone_us(l), now_us);
     if (l->state != LINK_READY)
         return wait_us;
-    if (frame_queue_first_size(&l->tokens) > 0 || link_bulk_ready(l))
+    if (frame_queue_first_size(&l->tokens) > 0)
         return 0;
+    wait_us = TD_MIN(wait_us, link_bulk_wait_us(l, now_us));
     if (l->partial_count > 0)
         wait_us = TD_MIN(wait_us, until_us(l->bulk_heard_us + LIMIT_UPLOAD_IDLE_MS * UINT64_C(1000), now_us));
     return TD_MIN(wait_us, link_own_wait_us(l, now_us));

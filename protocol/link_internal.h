@@ -22,7 +22,9 @@
 #define LINK_BULK_OVERHEAD    64u    /* head and header of a bulk frame, at most */
 #define LINK_ARENA_KEEP       (256u << 10) /* a warm arena above this is given back */
 #define LINK_RATE_SAMPLES     256u
-#define LINK_PROBE_SIZE       12000u /* goes out at once: TCP begins with ten packets of 1,448 bytes */
+#define LINK_PROBE_SIZE       12000u   /* goes out at once: TCP begins with ten packets of 1,448 bytes */
+#define LINK_PROBE_FRAMES_MAX 21u      /* of that size; of a probe */
+#define LINK_FAST             6250000u /* bytes/s: a padded ping takes 2 ms */
 
 /* ---- frames that wait, in order: u32le size, bytes ---- */
 struct frame_queue {
@@ -76,7 +78,9 @@ struct rate {
     bool draining; /* bulk pauses so that a ping sees the empty path */
     uint64_t drain_since_us;
     uint32_t probe_count;
-    uint64_t probe_rate; /* bytes/s, of the last probe */
+    uint64_t probe_rate;           /* bytes/s, of the last probe */
+    uint64_t paced_size, paced_us; /* sent and not yet let through by the pace; as of when */
+    uint64_t pace_rate;            /* bytes/s: the best, forgotten more slowly than for the window */
 };
 void rate_init(struct rate *r, uint64_t hint_bytes_per_s);
 uint64_t rate_estimate(const struct rate *r); /* bytes/s, 0: unknown */
@@ -87,6 +91,8 @@ void rate_wake(struct rate *r, uint64_t now_us);
 size_t rate_frame_size(const struct rate *r);
 uint64_t rate_window(const struct rate *r); /* bytes that may be unacknowledged */
 bool rate_allows(const struct rate *r, size_t size);
+/* Until the pace lets the next frame go; 0: it does. */
+uint64_t rate_pace_wait_us(const struct rate *r, uint64_t now_us);
 void rate_sent(struct rate *r, size_t size, uint64_t now_us);
 void rate_acked(struct rate *r, uint64_t acked_size, uint64_t now_us);
 void rate_limited(struct rate *r);  /* there is nothing to send, or no credit */
@@ -191,6 +197,8 @@ struct link {
 
     uint64_t ping_id, ping_us; /* the last one sent */
     bool ping_open, ping_clean, ping_padded, probe_wanted;
+    uint32_t probe_frames, probe_left; /* of the probe at hand: all, and those that are still to go */
+    uint64_t probe_us;                 /* when its first went */
     /* a stream has been opened: the minimum round trip should be of now before bulk goes */
     bool confirm_wanted;
     uint64_t probe_sent_size; /* bulk when the padded ping left: it must have the path for itself */
@@ -208,7 +216,7 @@ int link_ready(struct link *l, uint32_t peer_connection_window, uint32_t peer_st
                uint32_t stream_count_max);
 /* What the link itself wants to say: -1: nothing now; else microseconds until it does (0: now). */
 uint64_t link_own_wait_us(const struct link *l, uint64_t now_us);
-bool link_bulk_ready(const struct link *l);
+uint64_t link_bulk_wait_us(const struct link *l, uint64_t now_us); /* UINT64_MAX: none may go */
 /* When a peer that somebody waits for is asked whether it is still there; UINT64_MAX: it need not be, or was. */
 uint64_t link_ask_us(const struct link *l);
 /* Fail with a reason of at most a line; returns code. */

@@ -19,6 +19,10 @@
  * On the way at most: rate x (min RTT + LIMIT_UNACKED_MARGIN_US). The margin lets a faster link show itself, and bounds the
  * queue that bulk builds in front of a CANCEL. Until the rate has stopped growing, twice the round trip is allowed, as long as nothing queues.
  *
+ * What is on the way at most may become free at once, as after a stall of the path or of either end. Sent at once it would be lost where the path's queue is shorter than a
+ * round trip, and all behind it would wait for two more. So bulk is paced: beyond RATE_BURST_US of the rate at once no faster than one and a half of it; but
+ * not while what is on the way doubles each round trip, which a pace would slow down.
+ *
  * The minimum RTT must be seen with an empty path, yet may not live for ever (paths change, and a minimum that is too small
  * would starve the link). So when it is old, bulk pauses until all is acknowledged and a ping is sent first; that costs one
  * round trip in RATE_MIN_RTT_AGE_US. Where nothing waits, one late answer is as well a machine that stumbled: the second tells. In mid-prompt it would be rows that stay away, so a new stream on an idle link has the minimum confirmed first.
@@ -53,6 +57,7 @@
 #define RATE_EMPTY_US         8000u  /* some answer is no later: nothing does */
 #define RATE_QUEUE_UNKNOWN_US 10000u /* neither */
 #define RATE_SEARCH_SIZE      (4u << 20) /* acknowledged: from then on the search goes in small steps */
+#define RATE_BURST_US         LIMIT_UNACKED_MARGIN_US
 
 void rate_init(struct rate *r, uint64_t hint_bytes_per_s)
 {
@@ -151,6 +156,27 @@ static uint64_t search_us(const struct rate *r)
     return rate_mean(r) == 0 && r->queue_us <= RATE_EMPTY_US ? r->min_rtt_us / 4 : 0;
 }
 
+/* Bytes/s; 0: none. */
+static uint64_t pace(const struct rate *r)
+{
+    uint64_t believed = TD_MAX(rate_believed(r), r->pace_rate);
+    return search_us(r) == r->min_rtt_us ? 0 : believed + believed / 2;
+}
+
+static uint64_t ahead_of_pace(const struct rate *r, uint64_t now_us)
+{
+    uint64_t through = bytes_in(pace(r), now_us - TD_MIN(r->paced_us, now_us));
+    return r->paced_size - TD_MIN(through, r->paced_size);
+}
+
+uint64_t rate_pace_wait_us(const struct rate *r, uint64_t now_us)
+{
+    uint64_t burst = bytes_in(rate_believed(r), RATE_BURST_US), frame = rate_frame_size(r),
+             bytes_per_s = pace(r);
+    uint64_t ahead = ahead_of_pace(r, now_us), may = burst - TD_MIN(frame, burst);
+    return bytes_per_s == 0 || ahead <= may ? 0 : (ahead - may) * 1000000 / bytes_per_s + 1;
+}
+
 uint64_t rate_window(const struct rate *r)
 {
     uint64_t believed = rate_believed(r);
@@ -181,6 +207,8 @@ void rate_sent(struct rate *r, size_t size, uint64_t now_us)
 {
     if (r->sent_size == r->acked_size) /* a new flight */
         r->first_sent_us = r->acked_us = now_us, r->flight_acked = false;
+    r->paced_size = pace(r) > 0 ? ahead_of_pace(r, now_us) + size : 0;
+    r->paced_us = now_us;
     r->sent_size += size;
     if (r->sample_count == LINK_RATE_SAMPLES)
         return; /* enough are on the way; this frame's bytes count, its own times do not */
@@ -216,10 +244,12 @@ static void rate_take_busy(struct rate *r, uint64_t rate, uint64_t now_us)
     r->last_busy_us = now_us;
     if (r->busy_us >= TD_MAX((uint64_t)RATE_INTERVAL_US, 2 * r->min_rtt_us)) {
         r->busy_us = 0;
+        r->pace_rate -= r->pace_rate / 16;
         r->best_before = r->best;
         r->best = 0;
     }
     r->best = TD_MAX(r->best, rate);
+    r->pace_rate = TD_MAX(r->pace_rate, rate);
     rate_round(r);
 }
 

@@ -166,9 +166,10 @@ static int receive_ping(struct link *l, const Tandem__Ping *m, uint64_t now_us)
         l->pong_due = true;
         l->pong_id = m->id;
     } else if (l->ping_open && m->id == l->ping_id) {
-        l->ping_open = false;
-        if (l->ping_padded && l->rate.sent_size == l->probe_sent_size)
-            rate_probed(&l->rate, LINK_PROBE_SIZE, now_us - l->ping_us);
+        bool alone = l->ping_padded && l->rate.sent_size == l->probe_sent_size;
+        l->ping_open = alone && l->probe_left > 0; /* the rest of the probe has not gone yet */
+        if (alone && !l->ping_open)
+            rate_probed(&l->rate, (size_t)l->probe_frames * LINK_PROBE_SIZE, now_us - l->probe_us);
         else if (!l->ping_padded)
             rate_ping(&l->rate, now_us - l->ping_us, l->ping_clean, now_us);
     }

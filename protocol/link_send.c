@@ -267,10 +267,11 @@ static bool bulk_choose(const struct link *l, struct bulk_choice *out)
     return false;
 }
 
-bool link_bulk_ready(const struct link *l)
+uint64_t link_bulk_wait_us(const struct link *l, uint64_t now_us)
 {
     struct bulk_choice choice;
-    return bulk_choose(l, &choice) && rate_allows(&l->rate, choice.part);
+    return bulk_choose(l, &choice) && rate_allows(&l->rate, choice.part) ? rate_pace_wait_us(&l->rate, now_us)
+                                                                         : UINT64_MAX;
 }
 
 static void bulk_account(struct link *l, struct stream *s, struct bulk_queue *q, uint32_t part,
@@ -306,6 +307,10 @@ static int64_t next_bulk(struct link *l, uint8_t *dst, size_t capacity, uint64_t
     }
     if (!rate_allows(&l->rate, choice.part)) {
         rate_windowed(&l->rate);
+        return 0;
+    }
+    if (rate_pace_wait_us(&l->rate, now_us) > 0) { /* the link is not kept full meanwhile */
+        rate_limited(&l->rate);
         return 0;
     }
     if (capacity < LINK_BULK_OVERHEAD + choice.part)
@@ -355,14 +360,29 @@ static bool probe_due(const struct link *l)
            l->rate.sent_size == l->rate.acked_size;
 }
 
-void link_probe(struct link *l)
+/* The first of a probe's frames has gone, and nothing else of bulk since. */
+static bool probe_goes_on(const struct link *l)
 {
+    return l->probe_left > 0 && l->ping_padded && l->rate.sent_size == l->probe_sent_size;
+}
+
+void link_probe(struct link *l, size_t size)
+{
+    size_t frames = (size + LINK_PROBE_SIZE - 1) / LINK_PROBE_SIZE;
     l->probe_wanted = true;
+    l->probe_frames = (uint32_t)TD_MIN(TD_MAX(frames, (size_t)1), (size_t)LINK_PROBE_FRAMES_MAX);
 }
 
 static bool confirm_due(const struct link *l, uint64_t now_us)
 {
     return l->confirm_wanted && !l->ping_open && rate_wants_confirming(&l->rate, now_us);
+}
+
+/* To TCP the answer to a lone small packet is no round trip, as it may have been put off. BBR, whose minimum is 10 s old, then empties the path to see it: three round
+ * trips in which hardly anything goes, at the beginning of a prompt. So what wakes a fast link is a ping of more than a packet. */
+static bool wakes_padded(const struct link *l, uint64_t now_us)
+{
+    return confirm_due(l, now_us) && rate_estimate(&l->rate) >= LINK_FAST;
 }
 
 /* Is a peer to be asked whether it is still there? */
@@ -373,7 +393,7 @@ static bool ask_due(const struct link *l, uint64_t now_us)
 
 static uint64_t ping_wait_us(const struct link *l, uint64_t now_us)
 {
-    if (probe_due(l) || confirm_due(l, now_us) || ask_due(l, now_us))
+    if (probe_due(l) || probe_goes_on(l) || confirm_due(l, now_us) || ask_due(l, now_us))
         return 0;
     uint64_t due_us = l->ping_us + LIMIT_PING_INTERVAL_MS * UINT64_C(1000);
     due_us = TD_MIN(due_us, link_ask_us(l));
@@ -417,16 +437,24 @@ static int64_t next_ping(struct link *l, uint8_t *dst, size_t capacity, uint64_t
     }
     bool measure = !l->ping_open && rate_wants_ping(&l->rate, now_us);
     measure |= confirm_due(l, now_us);
+    if (wakes_padded(l, now_us))
+        ping.padding = (ProtobufCBinaryData){sizeof padding, padding};
     l->confirm_wanted = false;
     bool regular = l->ping_us == 0 || now_us - l->ping_us >= LIMIT_PING_INTERVAL_MS * UINT64_C(1000) ||
                    ask_due(l, now_us);
-    bool padded = !measure && !regular && probe_due(l);
+    bool begins = !measure && !regular && probe_due(l);
+    bool padded = begins || (!measure && !regular && probe_goes_on(l));
     if (!measure && !regular && !padded)
         return 0;
-    if (padded) {
-        ping.padding = (ProtobufCBinaryData){sizeof padding, padding};
+    if (begins) {
         l->probe_wanted = false;
         l->probe_sent_size = l->rate.sent_size;
+        l->probe_left = l->probe_frames;
+        l->probe_us = now_us;
+    }
+    if (padded) {
+        ping.padding = (ProtobufCBinaryData){sizeof padding, padding};
+        l->probe_left--;
     }
     if (link_ask_us(l) <= now_us)
         l->asked_us = now_us;
@@ -508,7 +536,10 @@ static int64_t next_queued(struct frame_queue *q, uint8_t *dst, size_t capacity)
 
 int64_t link_next(struct link *l, uint8_t *dst, size_t capacity, uint64_t now_us)
 {
-    int64_t size = next_queued(&l->control, dst, capacity);
+    bool wakes = l->state == LINK_READY && wakes_padded(l, now_us);
+    int64_t size = wakes ? next_own(l, dst, capacity, now_us) : 0;
+    if (size == 0)
+        size = next_queued(&l->control, dst, capacity);
     if (size == 0 && l->state == LINK_CLOSED)
         return -TD_ERR_CLOSED;
     if (size == 0 && l->state == LINK_READY) {

@@ -233,6 +233,20 @@ static void a_rate_that_bulk_has_lowered_is_probed_at_once_and_raised(void **sta
     assert_false(estimates_wants_probe(&e, false, UINT64_MAX / 2)); /* a fast link finds out by itself */
 }
 
+/* A small probe goes through any link of 32 Mbit/s and more in the same time, so it could never raise a belief of 30. */
+static void what_is_believed_says_how_large_a_probe_must_be(void **state)
+{
+    (void)state;
+    struct estimates e = {0};
+    assert_int_equal(estimates_probe_size(&e), 0);
+    estimates_set_rate(&e, 2); /* 16 Mbit/s */
+    assert_int_equal(estimates_probe_size(&e), 0);
+    estimates_set_rate(&e, 4);
+    assert_int_equal(estimates_probe_size(&e), 160000);
+    estimates_set_rate(&e, 60);
+    assert_int_equal(estimates_probe_size(&e), 250000);
+}
+
 /* How long after the n-th vain probe the next is due: a few soon, in case something passing made them late. */
 static uint64_t pause_us(uint32_t vain)
 {
@@ -368,6 +382,7 @@ int main(void)
         cmocka_unit_test(an_idle_link_is_not_silent),
         cmocka_unit_test(the_first_probe_tells_a_slow_link_from_the_unknown),
         cmocka_unit_test(a_rate_that_bulk_has_lowered_is_probed_at_once_and_raised),
+        cmocka_unit_test(what_is_believed_says_how_large_a_probe_must_be),
         cmocka_unit_test(a_slow_link_is_probed_ever_more_rarely),
         cmocka_unit_test(a_late_probe_is_asked_again_soon),
         cmocka_unit_test(probes_that_promise_too_much_become_rare),

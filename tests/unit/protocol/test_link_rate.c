@@ -212,6 +212,35 @@ static void test_a_queue_ends_the_doubling(void **state)
     assert_int_equal(rate_window(&r), MBIT * 240 / 1000);
 }
 
+static uint64_t paced(struct rate *r, uint64_t *now_us, uint64_t for_us)
+{
+    uint64_t size = 0;
+    for (uint64_t end_us = *now_us + for_us; *now_us < end_us; *now_us += MS)
+        for (; rate_pace_wait_us(r, *now_us) == 0 && size < 200 * MBIT; size += rate_frame_size(r))
+            rate_sent(r, rate_frame_size(r), *now_us);
+    return size;
+}
+
+/* What a stall has held up may be two round trips: it is not sent at once, or half of it would be lost in front of a narrow place. */
+static void test_bulk_is_paced_but_not_while_it_doubles(void **state)
+{
+    (void)state;
+    struct rate r;
+    uint64_t now_us = SECOND;
+    rate_init(&r, 0);
+    r.min_rtt_us = r.rtt_us = 200 * MS;
+    assert_true(paced(&r, &now_us, MS) >= 100 * MBIT); /* nothing is known */
+    r.best = 80 * MBIT;
+    assert_true(paced(&r, &now_us, MS) >= 100 * MBIT);
+    r.startup = false, r.acked_size = 8 << 20;
+    now_us += SECOND;
+    uint64_t frame = rate_frame_size(&r);
+    assert_int_equal(frame, 80 * MBIT * LIMIT_BULK_FRAME_US / SECOND);
+    assert_int_equal(paced(&r, &now_us, MS), 2 * frame);
+    assert_in_range(paced(&r, &now_us, SECOND), 120 * MBIT - frame, 120 * MBIT + frame);
+    assert_int_equal(rate_pace_wait_us(&r, now_us + rate_pace_wait_us(&r, now_us)), 0);
+}
+
 /* A peer that computes acknowledges 25 ms late once it has something to do: that is no queue, and no limit of the link. */
 static void test_a_busy_peer_does_not_end_the_search(void **state)
 {
@@ -376,6 +405,31 @@ static void test_an_opened_stream_has_the_minimum_confirmed(void **state)
         assert_false(r->draining);
     }
     path_stop();
+}
+
+/* TCP takes no round trip from a lone small packet: a fast link is woken by a large one, in front of the OPEN. On a slow one that would take too long. */
+static void test_a_fast_link_is_woken_by_more_than_a_packet(void **state)
+{
+    (void)state;
+    static uint8_t bytes[LIMIT_FRAME_SIZE];
+    for (int fast = 0; fast < 2; fast++) {
+        path_start((fast ? 100 : 20) * MBIT, 40 * MS);
+        path.queued_target = 4 << 20;
+        path_run(3 * SECOND);
+        path.queued_target = 0;
+        path_run(6 * SECOND);
+        assert_int_equal(edge_open(&path.edge, 3), 0);
+        struct link *l = path.edge.link;
+        uint64_t id = l->ping_id;
+        int64_t size = link_next(l, bytes, sizeof bytes, path.now_us);
+        assert_int_equal(bytes[0], fast ? FRAME_PING : FRAME_OPEN);
+        assert_int_equal(size > LINK_PROBE_SIZE, fast);
+        pipe_put(&path.up, bytes, (size_t)size, path.now_us);
+        path_run(100 * MS);
+        assert_int_equal(l->ping_id, id + 1);
+        assert_true(path.now_us - l->rate.min_rtt_at_us < 100 * MS);
+        path_stop();
+    }
 }
 
 /* A machine that stumbles makes one answer late, and the next comes in time; a path that has become longer shows it twice. */
@@ -616,7 +670,7 @@ static void test_a_probe_finds_what_an_idle_path_carries(void **state)
         struct link_stats stats;
         path_start(paths[i].rate, paths[i].round_trip_us);
         path_run(2 * paths[i].round_trip_us);
-        link_probe(path.edge.link);
+        link_probe(path.edge.link, 0);
         path_run(2 * paths[i].round_trip_us + 200 * MS);
         link_stats(path.edge.link, &stats);
         assert_int_equal(stats.probe_count, 1);
@@ -629,6 +683,41 @@ static void test_a_probe_finds_what_an_idle_path_carries(void **state)
         assert_int_equal(stats.probe_count, 1);
         path_stop();
     }
+}
+
+/* What is through within a probe's slack looks alike; a larger one tells. It ends where bulk begins, and the next one is whole again. */
+static void test_a_larger_probe_shows_more(void **state)
+{
+    (void)state;
+    struct link_stats stats;
+    path_start(100 * MBIT, 200 * MS);
+    path_run(500 * MS);
+    for (uint64_t frames = 1; frames <= 15; frames += 14) {
+        link_probe(path.edge.link, (frames - 1) * LINK_PROBE_SIZE + 1);
+        path_run(500 * MS);
+        link_stats(path.edge.link, &stats);
+        uint64_t size = frames * LINK_PROBE_SIZE;
+        assert_about(stats.probe_bytes_per_s, size * SECOND / (size * SECOND / (100 * MBIT) + 3 * MS), 5);
+    }
+    uint64_t before = stats.bytes_out;
+    link_probe(path.edge.link, SIZE_MAX - LINK_PROBE_SIZE);
+    path_run(500 * MS);
+    link_stats(path.edge.link, &stats);
+    assert_about(stats.bytes_out - before, LINK_PROBE_FRAMES_MAX * LINK_PROBE_SIZE, 1);
+    static uint8_t bytes[LIMIT_FRAME_SIZE];
+    link_probe(path.edge.link, 4 * LINK_PROBE_SIZE);
+    int64_t size = link_next(path.edge.link, bytes, sizeof bytes, path.now_us);
+    pipe_put(&path.up, bytes, (size_t)size, path.now_us);
+    path.edge.link->rate.sent_size++; /* bulk has gone */
+    path_run(500 * MS);
+    path.edge.link->rate.acked_size++;
+    link_stats(path.edge.link, &stats);
+    assert_int_equal(stats.probe_count, 3);
+    link_probe(path.edge.link, 4 * LINK_PROBE_SIZE);
+    path_run(500 * MS);
+    link_stats(path.edge.link, &stats);
+    assert_int_equal(stats.probe_count, 4);
+    path_stop();
 }
 
 /* Before bulk has shown anything a search begins with what a probe has, as far as it may be trusted. */
@@ -645,7 +734,7 @@ static void test_a_search_begins_with_what_a_probe_has_shown(void **state)
         path_start(links[i].rate, links[i].round_trip_us);
         path_run(500 * MS);
         assert_int_equal(rate_window(&path.edge.link->rate), 16 << 10);
-        link_probe(path.edge.link);
+        link_probe(path.edge.link, 0);
         path_run(SECOND);
         assert_about(rate_window(&path.edge.link->rate), links[i].window, 5);
         path_stop();
@@ -658,11 +747,11 @@ static void test_a_probe_has_the_path_for_itself(void **state)
     (void)state;
     struct link_stats stats;
     path_start(5 * MBIT, 40 * MS);
-    link_probe(path.edge.link);
+    link_probe(path.edge.link, 0);
     path_run(42 * MS); /* the first ping has come back */
     path.queued_target = 200000;
     path_run(2 * SECOND);
-    link_probe(path.edge.link);
+    link_probe(path.edge.link, 0);
     path_run(2 * SECOND);
     link_stats(path.edge.link, &stats);
     assert_int_equal(stats.probe_count, 0);
@@ -680,6 +769,7 @@ int main(void)
         cmocka_unit_test(test_path_is_full_and_its_queue_short),
         cmocka_unit_test(test_search_is_quick),
         cmocka_unit_test(test_a_queue_ends_the_doubling),
+        cmocka_unit_test(test_bulk_is_paced_but_not_while_it_doubles),
         cmocka_unit_test(test_a_busy_peer_does_not_end_the_search),
         cmocka_unit_test(test_computing_at_both_ends_of_a_long_path_is_no_limit),
         cmocka_unit_test(test_cancel_arrives_soon),
@@ -689,6 +779,7 @@ int main(void)
         cmocka_unit_test(test_faster_link),
         cmocka_unit_test(test_longer_path),
         cmocka_unit_test(test_an_opened_stream_has_the_minimum_confirmed),
+        cmocka_unit_test(test_a_fast_link_is_woken_by_more_than_a_packet),
         cmocka_unit_test(test_one_late_answer_is_no_longer_path),
         cmocka_unit_test(test_minimum_does_not_creep),
         cmocka_unit_test(test_a_slow_link_shows_itself_by_its_queue),
@@ -698,6 +789,7 @@ int main(void)
         cmocka_unit_test(test_frames_begin_small_after_idleness),
         cmocka_unit_test(test_the_mean_is_of_a_full_link),
         cmocka_unit_test(test_a_probe_finds_what_an_idle_path_carries),
+        cmocka_unit_test(test_a_larger_probe_shows_more),
         cmocka_unit_test(test_a_search_begins_with_what_a_probe_has_shown),
         cmocka_unit_test(test_a_probe_has_the_path_for_itself),
         cmocka_unit_test(test_a_new_beginning_of_tcp_does_not_lower_the_estimate),
