@@ -5,12 +5,14 @@
  * libwebsockets carries our object in the connection's user pointer from the acceptance to the end, beside the opaque pointer for what is asked. */
 #include "protocol/net_internal.h"
 #include <stdlib.h>
+#include <sys/socket.h>
 
 struct net_idle {
     struct lws *wsi;
     struct net_loop *loop;
     struct net_idle *previous, *next; /* the loop's, while `listed` */
     bool listed;
+    bool dropped; /* it goes on the loop's next turn, whatever it sends */
 };
 
 static void leave_list(struct net_idle *i)
@@ -27,7 +29,6 @@ static void leave_list(struct net_idle *i)
 static void join_list(struct net_idle *i)
 {
     struct net_loop *l = i->loop;
-    leave_list(i);
     i->previous = l->last_idle, i->next = NULL;
     *(i->previous ? &i->previous->next : &l->first_idle) = i;
     l->last_idle = i;
@@ -53,14 +54,17 @@ void net_idle_free(struct net_idle *i)
     if (!i)
         return;
     leave_list(i);
+    i->loop->dropped_count -= i->dropped;
     free(i);
 }
 
 void net_idle_begin(struct lws *wsi)
 {
     struct net_idle *i = lws_wsi_user(wsi);
-    if (i)
-        join_list(i);
+    if (!i || i->dropped)
+        return;
+    leave_list(i);
+    join_list(i);
 }
 
 void net_idle_end(struct lws *wsi)
@@ -70,12 +74,15 @@ void net_idle_end(struct lws *wsi)
         leave_list(i);
 }
 
-/* It stays in the list until it has gone, as the last: what it sends meanwhile may yet save it. */
-void net_idle_drop(struct net_loop *l)
+/* Not net_kill: what comes in before the loop's next turn would let libwebsockets forget it. */
+bool net_idle_drop(struct net_loop *l)
 {
     struct net_idle *i = l->first_idle;
     if (!i)
-        return;
-    net_kill(i->wsi);
-    join_list(i);
+        return false;
+    leave_list(i);
+    i->dropped = true;
+    l->dropped_count++;
+    shutdown((int)lws_get_socket_fd(i->wsi), SHUT_RDWR);
+    return true;
 }

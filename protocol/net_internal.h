@@ -21,7 +21,7 @@
 #define NET_ADDRESSES_MAX 8u
 /* Connections on which nothing has been asked yet, a loop: with the requests of a listener they are as many as there are buffers for heads. */
 #define NET_IDLE_MAX 1024u
-/* Descriptors before NET_FILES_KEPT, a sixteenth at most, from which on whoever comes takes the place of one that can be spared. */
+/* Descriptors before NET_FILES_KEPT, a sixteenth at most, that are free again soon after they were taken: the idle make room. */
 #define NET_FILES_SHORT 64
 
 struct net_timer {
@@ -67,9 +67,9 @@ struct net_loop {
     struct net_timer *timers;
     struct listener *listeners;
     struct client_vhost *client_vhosts;
-    struct ws_conn *connecting;              /* clients that are not open yet */
-    struct net_idle *first_idle, *last_idle; /* in the order in which they became so */
-    uint32_t idle_count, idle_max;
+    struct ws_conn *connecting;                   /* clients that are not open yet */
+    struct net_idle *first_idle, *last_idle;      /* in the order in which they became so */
+    uint32_t idle_count, idle_max, dropped_count; /* dropped: no longer of these, but still there */
     unsigned vhost_serial;
     uint64_t idle_us, connect_timeout_us; /* the limits, which tests shorten, as idle_max */
     uint8_t *scratch; /* LWS_PRE, then room for one frame: libwebsockets masks what it is given in place */
@@ -101,7 +101,7 @@ void net_idle_free(struct net_idle *i);                   /* the connection has 
 /* From now on, as if it had not been before; a connection that was not accepted here is none of these. */
 void net_idle_begin(struct lws *wsi);
 void net_idle_end(struct lws *wsi);
-void net_idle_drop(struct net_loop *l); /* the one that is so for longest goes soon, if there is one */
+bool net_idle_drop(struct net_loop *l); /* the one that is so for longest goes; false: there is none */
 
 /* ---- the head of a request (http_head.c) ---- */
 

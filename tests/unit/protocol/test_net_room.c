@@ -40,12 +40,13 @@ static void on_idle_max(void *arg)
     atomic_store(&c->done, true);
 }
 
-static void change(void (*fn)(void *arg), int count)
+static int change(void (*fn)(void *arg), int count)
 {
     struct change c = {.count = count};
     assert_int_equal(net_loop_post(loop, fn, &c), 0);
     while (!atomic_load(&c.done))
         usleep(1000);
+    return c.count;
 }
 
 /* As if so many more were there, or no longer. */
@@ -128,6 +129,38 @@ static void the_idle_make_room(void **state)
     client_close(&held), client_close(&first), client_close(&second), client_close(&third);
 }
 
+static struct client victim, newcomer;
+
+static void on_both(void *arg)
+{
+    struct change *c = arg;
+    client_send(&victim, "GET / HT", 8);
+    newcomer = client_open(port);
+    atomic_store(&c->done, true);
+}
+
+static void on_dropped(void *arg)
+{
+    struct change *c = arg;
+    c->count = (int)loop->dropped_count;
+    atomic_store(&c->done, true);
+}
+
+/* What the one that has to go sends on the loop's same turn does not save it. */
+static void who_has_to_go_goes(void **state)
+{
+    (void)state;
+    victim = client_open(port);
+    assert_served(&victim);
+    change(on_idle_max, 1);
+    change(on_both, 0);
+    assert_served(&newcomer);
+    change(on_idle_max, 1);
+    assert_int_equal(change(on_dropped, 0), 0);
+    assert_true(client_at_end(&victim));
+    client_close(&victim), client_close(&newcomer);
+}
+
 /* A body that grows is no idleness, however long it takes. */
 static void growing_bodies_stay(void **state)
 {
@@ -158,6 +191,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(slow_bodies_keep_nobody_out, set_up, tear_down),
         cmocka_unit_test_setup_teardown(refused_bodies_drop_nobody, set_up, tear_down),
         cmocka_unit_test_setup_teardown(the_idle_make_room, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(who_has_to_go_goes, set_up, tear_down),
         cmocka_unit_test_setup_teardown(growing_bodies_stay, set_up, tear_down),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
