@@ -48,8 +48,8 @@ struct cuda_profile {
 void cuda_profile_read(const struct backend *backend, struct cuda_profile *out);
 /* Look at every pass from here on, or at one in 256 again. The engine's thread. */
 void cuda_profile_every(struct backend *backend, bool every);
-/* The newest recorded decode step, `count` times with nothing of the host in between: the milliseconds of one, 0 where none is recorded. What
- * it reads is what the last step left. The engine's thread. */
+/* The last step, a recorded one, `count` times with nothing of the host in between: the milliseconds of one; 0 where it is not recorded. A
+ * recorded step of another shape would take what the last one left for its lists. The engine's thread. */
 double cuda_replay_ms(struct backend *backend, uint32_t count);
 int cuda_device_number(const char *name); /* of "cuda" and "cuda:N"; -1: something else */
 

@@ -96,7 +96,8 @@ struct cuda_backend {
     struct cuda_profiler *profiler; /* profile.c's */
 
     struct cuda_graph graphs[GRAPHS];
-    uint64_t graph_clock, record_at_us; /* the second: 0, or when recording is tried again */
+    const struct cuda_graph *last_graph; /* of the last pass, whose lists are in stage; or NULL */
+    uint64_t graph_clock, record_at_us;  /* the second: 0, or when recording is tried again */
     struct cuda_pass pass;
 };
 

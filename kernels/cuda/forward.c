@@ -485,16 +485,24 @@ static int enqueue_plain(struct cuda_backend *b)
     return rc ? rc : cuda_note(b, cuda_launch_error(), "launching kernels");
 }
 
-static struct cuda_graph *find_graph(struct cuda_backend *b)
+/* Of the pass; NULL: it is seen for the first time. */
+static struct cuda_graph *known_graph(struct cuda_backend *b)
 {
-    struct cuda_graph *oldest = &b->graphs[0];
-    for (struct cuda_graph *g = b->graphs; g < b->graphs + GRAPHS; g++) {
+    for (struct cuda_graph *g = b->graphs; g < b->graphs + GRAPHS; g++)
         if (g->rows == b->pass.row_count && g->split_grid == b->pass.all.split_grid &&
             g->sample_count == b->pass.sample_count)
             return g;
+    return NULL;
+}
+
+static struct cuda_graph *find_graph(struct cuda_backend *b)
+{
+    struct cuda_graph *oldest = &b->graphs[0], *known = known_graph(b);
+    if (known)
+        return known;
+    for (struct cuda_graph *g = b->graphs; g < b->graphs + GRAPHS; g++)
         if (g->used_at < oldest->used_at)
             oldest = g;
-    }
     if (oldest->exec) {
         cudaGraphExecDestroy(oldest->exec);
         b->record_at_us = TD_MIN(b->record_at_us, (uint64_t)1); /* there may be room for another now */
@@ -560,16 +568,13 @@ static int enqueue_decode(struct cuda_backend *b)
 double cuda_replay_ms(struct backend *base, uint32_t count)
 {
     struct cuda_backend *b = (struct cuda_backend *)base;
-    const struct cuda_graph *newest = &b->graphs[0];
-    for (const struct cuda_graph *g = b->graphs; g < b->graphs + GRAPHS; g++)
-        if (g->exec && (!newest->exec || g->used_at > newest->used_at))
-            newest = g;
+    const struct cuda_graph *g = b->last_graph;
     cudaEvent_t begin = NULL, end = NULL;
     float ms = 0;
-    bool ok = newest->exec && count > 0 && !cudaEventCreate(&begin) && !cudaEventCreate(&end) &&
-              !cudaGraphLaunch(newest->exec, b->stream) && !cudaEventRecord(begin, b->stream);
+    bool ok = g && g->exec && count > 0 && !cudaEventCreate(&begin) && !cudaEventCreate(&end) &&
+              !cudaGraphLaunch(g->exec, b->stream) && !cudaEventRecord(begin, b->stream);
     for (uint32_t i = 0; ok && i < count; i++)
-        ok = !cudaGraphLaunch(newest->exec, b->stream);
+        ok = !cudaGraphLaunch(g->exec, b->stream);
     ok = ok && !cudaEventRecord(end, b->stream) && !cudaStreamSynchronize(b->stream) &&
          !cudaEventElapsedTime(&ms, begin, end);
     if (begin)
@@ -585,6 +590,7 @@ static int run_pass(struct cuda_backend *b)
 {
     const struct cuda_pass *s = &b->pass;
     bool looks = cuda_profile_begin(b);
+    b->last_graph = is_plain_decode(b) ? known_graph(b) : NULL;
     int rc = cuda_note(
         b, cudaMemcpyAsync(b->stage_device, b->stage, s->stage_size, cudaMemcpyHostToDevice, b->stream),
         "copying a step's lists");

@@ -49,6 +49,10 @@ static void a_shape_on_the_gpu(void **state)
     assert_true(r.prefill_family_count > 2 && r.decode_family_count > 1);
     for (uint32_t i = 0; i < r.prefill_family_count; i++)
         assert_true(r.prefill_families[i].ms > 0 && r.prefill_families[i].of_peak < 1);
+    o.prompt_tokens = 65, o.chunk_tokens = 64, o.batch_count = 130; /* prompts' ends are recorded, */
+    assert_int_equal(bench_engine(&o, &r, &err), 0);
+    assert_true(r.host_ms == 0); /* steps of so many rows are not */
+    o = small, o.device = "cuda";
     o.gen_tokens = 9; /* a step is recorded the second time that it is seen */
     assert_int_equal(bench_engine(&o, &r, &err), 0);
     assert_true(r.host_ms > 0 && r.host_ms < r.decode_step_ms);
