@@ -52,7 +52,7 @@ struct seq_block {
 /* Something of these numerics went into the block. Of two kinds together the weakest may be claimed. */
 static inline void sequence_mix_numerics(struct seq_block *b, uint8_t numerics)
 {
-    b->numerics = b->numerics == 0 || b->numerics == numerics ? numerics : (uint8_t)KV_NUMERICS_CUDA_FAST;
+    b->numerics = b->numerics == 0 ? numerics : (uint8_t)kv_numerics_mixed(b->numerics, numerics);
 }
 
 struct seq_hidden { /* one HIDDEN message, as it came */

@@ -70,13 +70,33 @@ void kv_principal_key(const uint8_t tenant_chain_key[32], const char *principal,
 /* ---- quality ----------------------------------------------------------------------------------------------
  */
 
+/* 0: pages of 16 bits. */
+static uint32_t page_kind(uint32_t numerics)
+{
+    return numerics >= KV_NUMERICS_CUDA_DET_V1_INT8 ? 2 : numerics >= KV_NUMERICS_CUDA_DET_V1_FP8 ? 1 : 0;
+}
+
+static bool is_fast(uint32_t numerics)
+{
+    return numerics == KV_NUMERICS_CUDA_FAST || numerics == KV_NUMERICS_CUDA_FAST_FP8 ||
+           numerics == KV_NUMERICS_CUDA_FAST_INT8;
+}
+
+enum kv_numerics kv_numerics_mixed(enum kv_numerics a, enum kv_numerics b)
+{
+    static const enum kv_numerics fast[] = {KV_NUMERICS_CUDA_FAST, KV_NUMERICS_CUDA_FAST_FP8,
+                                            KV_NUMERICS_CUDA_FAST_INT8};
+    return a == b ? a : fast[TD_MAX(page_kind(a), page_kind(b))];
+}
+
 bool kv_quality_accepts(struct kv_quality q, enum kv_accept accept, enum kv_numerics numerics)
 {
     switch (accept) {
     case KV_ACCEPT_EXACT:
         return q.fidelity == KV_L0 && q.numerics == numerics;
     case KV_ACCEPT_VISIBLE_LOSSLESS:
-        return q.fidelity <= KV_L1;
+        return q.fidelity <= KV_L1 &&
+               (page_kind(q.numerics) == 0 || page_kind(q.numerics) == page_kind(numerics));
     case KV_ACCEPT_ANY:
         return q.fidelity <= KV_L4;
     }
@@ -87,18 +107,22 @@ bool kv_quality_better(struct kv_quality a, struct kv_quality b)
 {
     if (a.fidelity != b.fidelity)
         return a.fidelity < b.fidelity;
-    bool a_fast = a.numerics == KV_NUMERICS_CUDA_FAST, b_fast = b.numerics == KV_NUMERICS_CUDA_FAST;
-    if (a_fast != b_fast)
-        return b_fast;
+    bool a_8bit = page_kind(a.numerics) > 0, b_8bit = page_kind(b.numerics) > 0;
+    if (a_8bit != b_8bit)
+        return b_8bit;
+    if (is_fast(a.numerics) != is_fast(b.numerics))
+        return is_fast(b.numerics);
     return a.provenance < b.provenance;
 }
 
 struct kv_quality kv_quality_worst(struct kv_quality a, struct kv_quality b)
 {
+    uint32_t a_kind = page_kind(a.numerics), b_kind = page_kind(b.numerics);
+    bool both = a_kind > 0 && b_kind > 0 && a_kind != b_kind; /* no engine has pages that lose so */
     return (struct kv_quality){
-        .fidelity = TD_MAX(a.fidelity, b.fidelity),
+        .fidelity = TD_MAX(TD_MAX(a.fidelity, b.fidelity), both ? KV_L2 : KV_L0),
         /* A mixture repeats under neither arithmetic, so it must never pass for exact. */
-        .numerics = a.numerics == b.numerics ? a.numerics : KV_NUMERICS_CUDA_FAST,
+        .numerics = (uint8_t)kv_numerics_mixed(a.numerics, b.numerics),
         .provenance = TD_MAX(a.provenance, b.provenance),
     };
 }

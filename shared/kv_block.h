@@ -53,7 +53,17 @@ enum kv_codec {            /* also fidelity: the worst level that values went th
 };
 /* What this version takes on the wire: bit n is codec n. */
 #define KV_CODEC_MASK (1u << KV_L0 | 1u << KV_L1 | 1u << KV_L2 | 1u << KV_RAW)
-enum kv_numerics { KV_NUMERICS_CPU_V1 = 1, KV_NUMERICS_CUDA_DET_V1 = 2, KV_NUMERICS_CUDA_FAST = 3 };
+enum kv_numerics {
+    KV_NUMERICS_CPU_V1 = 1,
+    KV_NUMERICS_CUDA_DET_V1 = 2,
+    KV_NUMERICS_CUDA_FAST = 3,
+    /* The same where pages keep KV in 8 bits: what was computed by them carries that loss (kernels/kv_dtype.h). */
+    KV_NUMERICS_CUDA_DET_V1_FP8 = 4,
+    KV_NUMERICS_CUDA_FAST_FP8 = 5,
+    KV_NUMERICS_CUDA_DET_V1_INT8 = 6,
+    KV_NUMERICS_CUDA_FAST_INT8 = 7,
+    KV_NUMERICS_LAST = KV_NUMERICS_CUDA_FAST_INT8
+};
 enum kv_provenance { KV_FROM_CLOUD = 0, KV_FROM_DEVICE = 1 };
 enum kv_accept { KV_ACCEPT_EXACT = 0, KV_ACCEPT_VISIBLE_LOSSLESS = 1 /* default */, KV_ACCEPT_ANY = 2 };
 
@@ -63,9 +73,12 @@ struct kv_quality {
     uint8_t provenance; /* enum kv_provenance */
     uint8_t reserved;   /* 0 */
 };
-/* May a request that accepts `accept` on an engine with `numerics` use this piece? exact: L0 and same numerics; visible-lossless: <= L1; any: all. */
+/* What was computed from both: the kind that promises least, of 8-bit pages if one of them is. */
+enum kv_numerics kv_numerics_mixed(enum kv_numerics a, enum kv_numerics b);
+/* May a request that accepts `accept` on an engine with `numerics` use this piece? exact: L0 and same numerics; visible-lossless: <= L1, and of
+ * 8-bit pages only what pages of that kind made; any: all. */
 bool kv_quality_accepts(struct kv_quality q, enum kv_accept accept, enum kv_numerics numerics);
-/* Is `a` strictly better than `b` (lower fidelity level first; then deterministic numerics over fast; then cloud over device)? */
+/* Is `a` strictly better than `b` (lower fidelity level first; then 16-bit pages over 8-bit ones; then deterministic numerics over fast; then cloud over device)? */
 bool kv_quality_better(struct kv_quality a, struct kv_quality b);
 /* what was computed from both */
 struct kv_quality kv_quality_worst(struct kv_quality a, struct kv_quality b);

@@ -68,7 +68,7 @@ static void test_refusals(void **state)
     m->versions[0]->layout.data = other;
     assert_refused(m, TD_ERR_VERSION, "lay KV out");
     m = edge_hello("alice");
-    m->versions[0]->numerics = KV_NUMERICS_CUDA_FAST + 1;
+    m->versions[0]->numerics = KV_NUMERICS_LAST + 1;
     assert_refused(m, TD_ERR_VERSION, "arithmetic");
 
     fx.service.draining = true;

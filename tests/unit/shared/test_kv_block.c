@@ -173,6 +173,37 @@ static void test_quality_accepts(void **state)
     assert_false(kv_quality_accepts(quality(KV_L0, cpu, KV_FROM_CLOUD), (enum kv_accept)9, cpu));
 }
 
+/* KV from pages of 8 bits goes to engines with such pages, unless anything does; theirs may be made from any other. */
+static void test_quality_of_8bit_pages(void **state)
+{
+    (void)state;
+    const enum kv_numerics fast = KV_NUMERICS_CUDA_FAST, fp8 = KV_NUMERICS_CUDA_FAST_FP8,
+                           fp8_det = KV_NUMERICS_CUDA_DET_V1_FP8, int8 = KV_NUMERICS_CUDA_FAST_INT8;
+    const enum kv_accept visible = KV_ACCEPT_VISIBLE_LOSSLESS;
+    assert_true(kv_quality_accepts(quality(KV_L0, fp8_det, KV_FROM_CLOUD), KV_ACCEPT_EXACT, fp8_det));
+    assert_false(kv_quality_accepts(quality(KV_L0, fp8, KV_FROM_CLOUD), KV_ACCEPT_EXACT, fast));
+    assert_false(kv_quality_accepts(quality(KV_L0, fast, KV_FROM_CLOUD), KV_ACCEPT_EXACT, fp8));
+    assert_false(kv_quality_accepts(quality(KV_L0, fp8, KV_FROM_CLOUD), visible, fast));
+    assert_false(kv_quality_accepts(quality(KV_L0, fp8_det, KV_FROM_CLOUD), visible, KV_NUMERICS_CPU_V1));
+    assert_false(kv_quality_accepts(quality(KV_L0, fp8, KV_FROM_CLOUD), visible, int8));
+    assert_true(kv_quality_accepts(quality(KV_L0, fp8, KV_FROM_CLOUD), visible, fp8_det));
+    assert_true(kv_quality_accepts(quality(KV_L1, KV_NUMERICS_CPU_V1, KV_FROM_DEVICE), visible, fp8));
+    assert_true(kv_quality_accepts(quality(KV_L0, int8, KV_FROM_CLOUD), KV_ACCEPT_ANY, fast));
+
+    assert_true(kv_quality_better(quality(0, fast, 0), quality(0, fp8_det, 0)));
+    assert_false(kv_quality_better(quality(0, fp8_det, 0), quality(0, fast, 0)));
+    assert_true(kv_quality_better(quality(0, fp8_det, 0), quality(0, fp8, 0)));
+
+    assert_int_equal(kv_numerics_mixed(fp8_det, fp8_det), fp8_det);
+    assert_int_equal(kv_numerics_mixed(KV_NUMERICS_CPU_V1, fp8_det), fp8);
+    assert_int_equal(kv_numerics_mixed(KV_NUMERICS_CUDA_DET_V1_INT8, fast), int8);
+    struct kv_quality q = kv_quality_worst(quality(KV_L0, fast, 0), quality(KV_L0, fp8, 0));
+    assert_int_equal(q.numerics, fp8);
+    assert_int_equal(q.fidelity, KV_L0);
+    q = kv_quality_worst(quality(KV_L0, int8, 0), quality(KV_L0, fp8, 0)); /* pages of no kind lose both */
+    assert_false(kv_quality_accepts(q, visible, int8) || kv_quality_accepts(q, visible, fp8));
+}
+
 static void test_quality_better_is_a_strict_order(void **state)
 {
     (void)state;
@@ -216,6 +247,7 @@ int main(void)
         cmocka_unit_test(test_principal_namespace_matches_vectors),
         cmocka_unit_test(test_layout_and_weights_enter_the_id),
         cmocka_unit_test(test_quality_accepts),
+        cmocka_unit_test(test_quality_of_8bit_pages),
         cmocka_unit_test(test_quality_better_is_a_strict_order),
         cmocka_unit_test(test_quality_worst),
     };
