@@ -4,7 +4,7 @@
 #include <stdio.h>
 
 struct bench_settings {
-    const char *model, *isa, *device, *shape, *dtype;
+    const char *model, *isa, *device, *shape, *dtype, *kv_dtype;
     int64_t threads, prompt, gen, repeat, batch, chunk, swap;
     bool json, deterministic;
 };
@@ -94,6 +94,12 @@ static const struct config_option OPTIONS[] = {
      .max = 1 << 20,
      .metavar = "TOKENS",
      .help = "also move the KV of so many tokens between a GPU's pages and host memory"},
+    {.name = "kv-dtype",
+     .type = CONFIG_STRING,
+     .offset = FIELD(kv_dtype),
+     .fallback = "f16",
+     .metavar = "NAME",
+     .help = "what a GPU's pages keep KV in: f16, fp8, int8"},
     {.name = "deterministic",
      .type = CONFIG_BOOL,
      .offset = FIELD(deterministic),
@@ -175,6 +181,7 @@ static int engine(const struct bench_settings *s)
         .batch_count = (uint32_t)s->batch,
         .chunk_tokens = (uint32_t)s->chunk,
         .deterministic = s->deterministic,
+        .kv_dtype = s->kv_dtype,
         .swap_tokens = (uint32_t)s->swap,
     };
     if (bench_engine(&options, &r, &err) < 0)

@@ -10,6 +10,7 @@
  * Ownership: a backend belongs to one thread at a time. Pages are indices below page_count; bookkeeping is page_pool's. */
 #ifndef TANDEM_KERNELS_BACKEND_H
 #define TANDEM_KERNELS_BACKEND_H
+#include "kernels/kv_dtype.h"
 #include "kernels/model.h"
 #include "kernels/sample.h"
 #include "shared/kv_block.h"
@@ -53,6 +54,7 @@ struct page_swap {         /* whole pages to or from memory of host_take */
         *hosts; /* [count], each [layer_end - layer_begin][K|V][kv_head][KV_BLOCK_TOKENS][head_dim] f16 */
     uint32_t count, layer_begin, layer_end;
     bool to_host;
+    bool as_kept; /* instead of f16 the bytes as they lie in the page, kv_dtype_layer_size a layer */
 };
 
 struct backend;
@@ -88,6 +90,7 @@ struct backend {
     const struct model *model; /* borrowed */
     uint32_t page_count;
     uint32_t layers_paged; /* pages hold layers [0, layers_paged) */
+    enum kv_dtype kv_dtype;
 };
 
 struct backend_config {
@@ -102,6 +105,7 @@ struct backend_config {
     void (*progress)(void *ctx, uint64_t done, uint64_t total); /* bytes of weights; or NULL */
     void *progress_ctx;
     bool deterministic; /* numerics cuda-det-v1 instead of cuda-fast: a row's bits as with cpu-v1, slower */
+    enum kv_dtype kv_dtype; /* of pages; the CPU's are f16 */
     /* steps of all kinds are run at once, so that nothing is loaded later; they write pages */
     bool warm;
 };

@@ -95,6 +95,9 @@ static int bench_start_engine(struct bench *b, struct td_error *err)
                                         TD_MAX(TD_MIN(b->chunk_tokens, o->prompt_tokens), b->seq_count),
                                     .isa = o->isa,
                                     .deterministic = o->deterministic};
+    if (o->kv_dtype && !kv_dtype_find(o->kv_dtype, &config.kv_dtype))
+        return td_fail(err, -TD_ERR_ARG, "cannot run the benchmark: --kv-dtype is f16, fp8 or int8, not '%s'",
+                       o->kv_dtype);
     if (!on_gpu(b))
         return cpu_backend_create(b->model, &config, &b->backend, err);
     int rc = cuda_measure_ceilings(o->device, &b->ceilings, err);
@@ -252,12 +255,14 @@ static int bench_swap(struct bench *b, struct bench_engine_result *r, struct td_
         return td_fail(err, -TD_ERR_UNSUPPORTED,
                        "cannot measure swapping: this engine's pages are in host memory; use --device cuda");
     struct kv_shape shape = model_kv_shape(b->model);
-    size_t page_size = kv_piece_values(&shape, KV_BLOCK_TOKENS) * 4 * shape.layer_count,
+    size_t page_size = kv_dtype_layer_size(b->backend->kv_dtype, shape.kv_head_count, shape.head_dim) *
+                       shape.layer_count,
            size = page_size * count;
     uint8_t *memory = ops->host_take(b->backend, size);
     uint32_t *pages = calloc(count, sizeof *pages);
     void **hosts = calloc(count, sizeof *hosts);
-    struct page_swap swap = {.pages = pages, .hosts = hosts, .count = count, .layer_end = shape.layer_count};
+    struct page_swap swap = {
+        .pages = pages, .hosts = hosts, .count = count, .layer_end = shape.layer_count, .as_kept = true};
     int rc = pages && hosts && memory ? 0 : -TD_ERR_NOMEM;
     if (!rc)
         scatter(pages, count, b->backend->page_count);
@@ -296,9 +301,10 @@ static struct bench_work decode_work(const struct bench *b)
 {
     const struct model_params *p = &b->model->params;
     double context = b->options->prompt_tokens + b->options->gen_tokens * 0.5;
-    return (struct bench_work){.weight_bytes = (double)model_weight_bytes(b->model, 0, p->layer_count),
-                               .kv_bytes = 4.0 * p->layer_count * p->kv_head_count * p->head_dim * context *
-                                           b->seq_count};
+    return (struct bench_work){
+        .weight_bytes = (double)model_weight_bytes(b->model, 0, p->layer_count),
+        .kv_bytes = (double)kv_dtype_layer_size(b->backend->kv_dtype, p->kv_head_count, p->head_dim) *
+                    p->layer_count / KV_BLOCK_TOKENS * context * b->seq_count};
 }
 
 /* That over what the device can do. */

@@ -365,6 +365,9 @@ static int check_config(const struct model *m, const struct backend_config *c, s
             err, -TD_ERR_ARG,
             "cannot start the CPU engine: it needs pages, and steps of 1 to %d rows (%u pages, %u rows)",
             BATCH_ROWS_MAX, c->page_count, c->rows_max);
+    if (c->kv_dtype != KV_DTYPE_F16)
+        return td_fail(err, -TD_ERR_UNSUPPORTED,
+                       "cannot start the CPU engine: KV in 8 bits (--kv-dtype) needs a GPU");
     if (!cpu_ops_find(c->isa))
         return td_fail(err, -TD_ERR_UNSUPPORTED,
                        "cannot start the CPU engine: no instruction set '%s' here; this CPU runs '%s'",
@@ -391,7 +394,7 @@ int cpu_backend_create(const struct model *m, const struct backend_config *confi
     struct cpu_backend *b = calloc(1, sizeof *b);
     if (!b)
         return td_fail(err, -TD_ERR_NOMEM, "cannot start the CPU engine: out of memory");
-    b->base = (struct backend){&cpu_backend_ops, m, config->page_count, config->layers_paged};
+    b->base = (struct backend){&cpu_backend_ops, m, config->page_count, config->layers_paged, KV_DTYPE_F16};
     b->ops = cpu_ops_find(config->isa);
     b->rows_max = config->rows_max;
     b->chunk_size = weights_in_cache();

@@ -9,6 +9,7 @@
  * bytes: 4 * head_dim a token, KV head and layer, each once; flops 4 * heads * head_dim a token. Memory-bound: 34.8 KB in flight a
  * block, 3 blocks an SM. */
 #include "attention_decode.cuh"
+#include "kv_8bit.h"
 
 #define WARPS   4
 #define THREADS (32 * WARPS)
@@ -101,6 +102,8 @@ void cuda_attention_decode(cudaStream_t s, const struct cuda_attention *a, const
                            uint32_t grid_splits, void *partial, uint32_t *counters)
 {
     decode_args d = {*a, splits, (float *)partial, counters + DECODE_TURNS, head_parts(a)};
+    if (a->dtype != KV_DTYPE_F16)
+        return cuda_attention_8bit(s, a, splits, grid_splits, partial, counters + DECODE_TURNS);
     if (cuda_attention_ring(s, a, splits, grid_splits, partial, counters))
         return;
     switch (a->head_dim) {

@@ -27,20 +27,11 @@ template <int HD> struct decode_state { /* of a warp: heads 2q and 2q + 1 of a l
     float o[HD / 16][4], max[2], sum[2];
 };
 
-/* 16 tokens of a page from `token` on, of which the row sees those below token_count; LAYOUT says where a token's piece of 8 values
- * lies, in bytes. */
-template <int HD, class LAYOUT>
-__device__ __forceinline__ void use_page(decode_state<HD> &st, const uint8_t *k, const uint8_t *v,
-                                         const uint32_t q[HD / 16][2], uint32_t token, int32_t token_count)
+/* Scores of 16 tokens to probabilities, those from token_count on to 0; what was summed up before is scaled to the new maximum. */
+template <int HD>
+__device__ __forceinline__ void soften(decode_state<HD> &st, float s[4], uint32_t token, int32_t token_count)
 {
     uint32_t lane = threadIdx.x % 32;
-    float s[4] = {};
-#pragma unroll
-    for (int i = 0; i < HD / 16; i++) {
-        uint32_t a[4];
-        ldmatrix(a, k + LAYOUT::at(token + lane % 16, 2 * i + lane / 16));
-        mma<false>(s, a[0], a[1], a[2], a[3], q[i][0], q[i][1]);
-    }
     for (int i = 0; i < 4; i++)
         if ((int32_t)(token + lane / 4 + i / 2 * 8) >= token_count)
             s[i] = -CUDART_INF_F;
@@ -58,6 +49,23 @@ __device__ __forceinline__ void use_page(decode_state<HD> &st, const uint8_t *k,
         for (int i = 0; i < HD / 16; i++)
             st.o[i][h] *= alpha, st.o[i][h + 2] *= alpha;
     }
+}
+
+/* 16 tokens of a page from `token` on, of which the row sees those below token_count; LAYOUT says where a token's piece of 8 values
+ * lies, in bytes. */
+template <int HD, class LAYOUT>
+__device__ __forceinline__ void use_page(decode_state<HD> &st, const uint8_t *k, const uint8_t *v,
+                                         const uint32_t q[HD / 16][2], uint32_t token, int32_t token_count)
+{
+    uint32_t lane = threadIdx.x % 32;
+    float s[4] = {};
+#pragma unroll
+    for (int i = 0; i < HD / 16; i++) {
+        uint32_t a[4];
+        ldmatrix(a, k + LAYOUT::at(token + lane % 16, 2 * i + lane / 16));
+        mma<false>(s, a[0], a[1], a[2], a[3], q[i][0], q[i][1]);
+    }
+    soften<HD>(st, s, token, token_count);
     uint32_t b0 = transpose8x8(to_pair<false>(s[0], s[1])), b1 = transpose8x8(to_pair<false>(s[2], s[3]));
 #pragma unroll
     for (int i = 0; i < HD / 16; i++) {
@@ -67,12 +75,13 @@ __device__ __forceinline__ void use_page(decode_state<HD> &st, const uint8_t *k,
     }
 }
 
-/* The warps' results to shared memory. */
-template <int HD, int WARPS>
+/* The warps' results to shared memory. PAIRS: a lane's two dimensions of 16 are neighbours instead of 8 apart. */
+template <int HD, int WARPS, bool PAIRS = false>
 __device__ __forceinline__ void share_state(decode_ends<WARPS> &sh, const decode_state<HD> &st,
                                             uint32_t heads)
 {
     uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, q = lane % 4;
+    uint32_t place = PAIRS ? 2 * g : g;
     float *o = sh.o + warp * heads * HD;
 #pragma unroll
     for (int h = 0; h < 2; h++) {
@@ -85,8 +94,8 @@ __device__ __forceinline__ void share_state(decode_ends<WARPS> &sh, const decode
             continue;
 #pragma unroll
         for (int i = 0; i < HD / 16; i++) {
-            o[(2 * q + h) * HD + 16 * i + g] = st.o[i][h];
-            o[(2 * q + h) * HD + 16 * i + g + 8] = st.o[i][h + 2];
+            o[(2 * q + h) * HD + 16 * i + place] = st.o[i][h];
+            o[(2 * q + h) * HD + 16 * i + place + (PAIRS ? 1 : 8)] = st.o[i][h + 2];
         }
     }
 }
@@ -158,12 +167,12 @@ __device__ __forceinline__ void finish(const decode_ends<WARPS> &sh, const decod
 
 /* The results of a split; the last block of a row and part adds them up. Threads below 32 * WARPS; shared memory is free after
  * it. */
-template <int HD, int WARPS>
+template <int HD, int WARPS, bool PAIRS = false>
 __device__ __forceinline__ void finish_split(decode_ends<WARPS> &sh, const decode_state<HD> &st,
                                              const decode_args &d, const cuda_split &s, uint32_t split,
                                              uint32_t part, uint32_t first_head, uint32_t heads)
 {
-    share_state<HD, WARPS>(sh, st, heads);
+    share_state<HD, WARPS, PAIRS>(sh, st, heads);
     meet_warps<32 * WARPS>(1);
     finish<HD, WARPS>(sh, d, s, split, part, first_head, heads);
     if (s.split_count > 1) {

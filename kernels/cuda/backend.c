@@ -136,6 +136,18 @@ static uint64_t counters_size(const struct cuda_backend *b)
     return b->deterministic ? sizeof(uint32_t) * CUDA_DET_COUNTERS : cuda_counters_size(&a, b->rows_max);
 }
 
+/* 8-bit pages are opened for prompts: so many of one layer as the longest sequence has. Decided when the number of pages is. */
+static uint64_t opened_of(const struct cuda_backend *b, uint64_t pages)
+{
+    const struct model_params *p = &b->base.model->params;
+    return cuda_is_8bit(b) ? TD_MIN(pages, (uint64_t)p->context_max / KV_BLOCK_TOKENS + 1) : 0;
+}
+
+static uint64_t opened_size(const struct cuda_backend *b) /* of one */
+{
+    return (uint64_t)4 * cuda_kv_size(&b->base.model->params) * KV_BLOCK_TOKENS;
+}
+
 static void carve_work(struct cuda_backend *b, struct cuda_carver *c, uint64_t scratch_size)
 {
     const struct model_params *p = &b->base.model->params;
@@ -167,6 +179,7 @@ static void carve_work(struct cuda_backend *b, struct cuda_carver *c, uint64_t s
         b->deterministic
             ? cuda_carve(c, cuda_det_act_size((uint32_t)rows, (uint32_t)TD_MAX(TD_MAX(embd, q), ffn)))
             : NULL;
+    b->opened = cuda_carve(c, b->opened_max * opened_size(b));
     b->scratch = cuda_carve(c, scratch_size);
     b->scratch_rows_size = scratch_size;
 }
@@ -188,13 +201,20 @@ static int memory_left(const struct cuda_backend *b, uint64_t *left, struct td_e
     return 0;
 }
 
+/* Pages that so many bytes hold, with room to open them. */
+static uint64_t pages_in(const struct cuda_backend *b, const struct plan *plan, uint64_t size)
+{
+    uint64_t most = opened_of(b, PAGES_MAX), each = plan->page + opened_size(b);
+    return TD_MIN(size > most * each ? (size - most * opened_size(b)) / plan->page : size / each, PAGES_MAX);
+}
+
 static int choose_pages(struct cuda_backend *b, const struct plan *plan, struct td_error *err)
 {
     uint64_t left = 0, fixed = plan->weights + plan->work + RESERVE;
     int rc = memory_left(b, &left, err);
     if (rc)
         return rc;
-    uint64_t fits = left > fixed ? TD_MIN((left - fixed) / plan->page, PAGES_MAX) : 0;
+    uint64_t fits = left > fixed ? pages_in(b, plan, left - fixed) : 0;
     if (fits == 0)
         return td_fail(
             err, -TD_ERR_NOMEM,
@@ -219,7 +239,6 @@ static int choose_pages(struct cuda_backend *b, const struct plan *plan, struct 
 
 static int plan_memory(struct cuda_backend *b, struct plan *plan, struct td_error *err)
 {
-    const struct model_params *p = &b->base.model->params;
     struct cuda_carver c = {NULL, 0};
     int rc = cuda_place_weights(b, &c, 0, &plan->scratch, err);
     if (rc)
@@ -230,9 +249,15 @@ static int plan_memory(struct cuda_backend *b, struct plan *plan, struct td_erro
     c = (struct cuda_carver){NULL, 0};
     carve_work(b, &c, plan->scratch);
     plan->work = c.used;
-    b->page_values = (uint64_t)b->base.layers_paged * 2 * cuda_kv_size(p) * KV_BLOCK_TOKENS;
-    plan->page = 2 * b->page_values;
-    return choose_pages(b, plan, err);
+    plan->page = b->base.layers_paged * cuda_layer_size(b);
+    b->page_values = cuda_is_8bit(b) ? plan->page : plan->page / 2;
+    if ((rc = choose_pages(b, plan, err)))
+        return rc;
+    b->opened_max = (uint32_t)opened_of(b, b->base.page_count);
+    c = (struct cuda_carver){NULL, 0};
+    carve_work(b, &c, plan->scratch);
+    plan->work = c.used;
+    return 0;
 }
 
 /* Radians a position: base^(-2i / rope_dim), divided by the linear scale and by the file's factor. */
@@ -326,8 +351,12 @@ static void cuda_destroy(struct backend *base)
         .state = cuda_state, .host_take = cuda_host_take, .host_give = cuda_host_give,                       \
         .destroy = cuda_destroy,                                                                             \
     }
-static const struct backend_ops fast_ops = CUDA_OPS(KV_NUMERICS_CUDA_FAST),
-                                deterministic_ops = CUDA_OPS(KV_NUMERICS_CUDA_DET_V1);
+/* [dtype of pages][deterministic] */
+static const struct backend_ops all_ops[][2] = {
+    [KV_DTYPE_F16] = {CUDA_OPS(KV_NUMERICS_CUDA_FAST), CUDA_OPS(KV_NUMERICS_CUDA_DET_V1)},
+    [KV_DTYPE_FP8] = {CUDA_OPS(KV_NUMERICS_CUDA_FAST_FP8), CUDA_OPS(KV_NUMERICS_CUDA_DET_V1_FP8)},
+    [KV_DTYPE_INT8] = {CUDA_OPS(KV_NUMERICS_CUDA_FAST_INT8), CUDA_OPS(KV_NUMERICS_CUDA_DET_V1_INT8)},
+};
 
 static int check_config(const struct model *m, const struct backend_config *c, struct td_error *err)
 {
@@ -382,6 +411,8 @@ static int prepare_steps(struct cuda_backend *b, struct td_error *err)
     enum cuda_form form = b->layers[0].qkv.m[0].form;
     if (b->step_layers && (form == CUDA_F16 || form == CUDA_BF16)) /* and so a device of sm_90a */
         b->step_rows = b->matvec_rows_16 = STREAM_ROWS_16;
+    if (cuda_is_8bit(b)) /* whose ring holds f16 */
+        b->step_layers = NULL;
     return rc ? td_fail(err, -TD_ERR_INTERNAL, "cannot start the engine on cuda:%d: %s", b->device,
                         cudaGetErrorString(rc))
               : 0;
@@ -424,8 +455,8 @@ int cuda_backend_create(const struct model *m, const struct backend_config *conf
     if (!b)
         return td_fail(err, -TD_ERR_NOMEM, "cannot start the CUDA engine: out of memory");
     b->deterministic = config->deterministic;
-    b->base = (struct backend){b->deterministic ? &deterministic_ops : &fast_ops, m, config->page_count,
-                               config->layers_paged};
+    b->base = (struct backend){&all_ops[config->kv_dtype][b->deterministic], m, config->page_count,
+                               config->layers_paged, config->kv_dtype};
     b->rows_max = config->rows_max;
     b->config = config;
     rc = build(b, device, config->threads, err);

@@ -58,7 +58,7 @@ __global__ void __launch_bounds__(THREADS)
     else
         values = *(const uint4 *)(staged + p.body + 2 * (uint64_t)i);
     uint32_t head = i / p.row_values, within = i % p.row_values;
-    *(uint4 *)(pages + p.out + (uint64_t)head * head_values + within) = values;
+    *(uint4 *)(pages + p.out + (uint64_t)head * (head_values ? head_values : p.row_values) + within) = values;
     if (wrong || any_not_finite(values))
         bad[blockIdx.y] = 1;
 }
@@ -145,7 +145,8 @@ __global__ void __launch_bounds__(L2_THREADS)
     __syncthreads();
     for (uint32_t i = threadIdx.x; i < d; i += L2_THREADS) {
         float v = tables->l2_sign[i / 8] >> i % 8 & 1 ? -y[i] : y[i];
-        pages[p.out + (uint64_t)head * head_values + t * d + i] = to_bits<false>(v);
+        pages[p.out + (uint64_t)head * (head_values ? head_values : p.row_values) + t * d + i] =
+            to_bits<false>(v);
     }
 }
 

@@ -28,11 +28,20 @@ struct cuda_layer {
     const float *q_bias, *k_bias, *v_bias, *q_norm, *k_norm; /* or NULL */
 };
 
+/* Tiles whose 8-bit pages are opened together; of f16 pages all are one. */
+struct cuda_turn {
+    uint32_t first_tile, tile_count, first_page, page_count;
+};
+
 /* The lists of the attention kernels: rows of a list are compact. */
 struct cuda_work {
     struct cuda_split *splits; /* in stage; NULL-terminated by empty ones up to split_grid */
     struct cuda_tile *tiles;
     uint32_t split_grid, tile_count;
+    /* of 8-bit pages, in stage: those that tiles read; and where each is while it is opened, which their tables point to */
+    uint32_t *closed, *opened;
+    struct cuda_turn turns[BATCH_SEQS_MAX];
+    uint32_t turn_count;
 };
 
 struct cuda_pass {
@@ -77,7 +86,9 @@ struct cuda_backend {
     const float *output_norm;
     double *frequencies;
     uint8_t *weights, *pages, *work;
-    uint64_t page_values;
+    uint64_t page_values; /* f16 values, or bytes of 8-bit pages */
+    uint32_t opened_max;  /* pages of one layer that `opened` holds; 0: pages are f16 */
+    void *opened;
     uint64_t scratch_rows_size; /* bytes of scratch */
 
     float *x, *x_kept, *cos_sin, *logits; /* f32 [rows][...] */
@@ -108,6 +119,15 @@ static inline uint32_t cuda_q_size(const struct model_params *p)
 static inline uint32_t cuda_kv_size(const struct model_params *p)
 {
     return p->kv_head_count * p->head_dim;
+}
+static inline bool cuda_is_8bit(const struct cuda_backend *b)
+{
+    return b->base.kv_dtype != KV_DTYPE_F16;
+}
+static inline uint64_t cuda_layer_size(const struct cuda_backend *b) /* bytes of a layer of a page */
+{
+    const struct model_params *p = &b->base.model->params;
+    return kv_dtype_layer_size(b->base.kv_dtype, p->kv_head_count, p->head_dim);
 }
 
 /* Parts of one allocation, 256-byte aligned. With base NULL it only counts. */

@@ -12,6 +12,7 @@
  * In the last layer only rows that somebody wants go on behind K and V: they are gathered into x_kept. */
 #include "kernels/cuda/cuda_backend.h"
 #include "kernels/cuda/det_kernels.h"
+#include "kernels/cuda/kv_8bit.h"
 #include "kernels/batch.h"
 #include "kernels/sampler.h"
 #include "shared/log.h"
@@ -129,6 +130,7 @@ static struct cuda_attention attention_of(const struct cuda_backend *b, const st
                                    .head_dim = p->head_dim,
                                    .kv = kv,
                                    .page_values = b->page_values,
+                                   .dtype = b->base.kv_dtype,
                                    .tables = cuda_staged(b, b->pass.tables),
                                    .old_pages = b->pass.row_count == b->pass.seq_count};
 }
@@ -158,7 +160,8 @@ static struct cuda_rope rope_of(const struct cuda_backend *b, const struct cuda_
                               .tables = cuda_staged(b, s->tables),
                               .q_out = b->q,
                               .kv = kv,
-                              .page_values = b->page_values};
+                              .page_values = b->page_values,
+                              .dtype = b->base.kv_dtype};
 }
 
 /* Are RoPE and the KV write part of attention? Where each sequence has one row, and every layer runs them all; and while blocks have one
@@ -167,9 +170,32 @@ static bool attention_turns(const struct cuda_backend *b)
 {
     const struct cuda_pass *s = &b->pass;
     const struct model_params *p = &b->base.model->params;
-    return !b->deterministic && s->row_count == s->seq_count && s->keeps_all && s->all.tile_count == 0 &&
+    return !b->deterministic && !cuda_is_8bit(b) && s->row_count == s->seq_count && s->keeps_all &&
+           s->all.tile_count == 0 &&
            s->row_count * p->kv_head_count <=
                cuda_attention_ring_blocks(p->head_dim, p->head_count / p->kv_head_count);
+}
+
+/* Tiles read f16: 8-bit pages are opened for them, as many at a time as there is room for. */
+static void attend_tiles(struct cuda_backend *b, const struct cuda_work *w, struct cuda_attention a)
+{
+    const struct cuda_tile *tiles = cuda_staged(b, w->tiles);
+    struct cuda_kept k = {.dtype = a.dtype,
+                          .kv_head_count = a.kv_head_count,
+                          .head_dim = a.head_dim,
+                          .kept = (void *)(uintptr_t)a.kv,
+                          .stride = a.page_values};
+    if (!cuda_is_8bit(b)) {
+        cuda_attention_prefill(b->stream, &a, tiles, w->tile_count);
+        return;
+    }
+    a.dtype = KV_DTYPE_F16, a.kv = b->opened, a.tables = cuda_staged(b, w->opened);
+    a.page_values = (uint64_t)2 * cuda_kv_size(&b->base.model->params) * KV_BLOCK_TOKENS;
+    for (const struct cuda_turn *t = w->turns; t < w->turns + w->turn_count; t++) {
+        k.list = (const uint32_t *)cuda_staged(b, w->closed) + t->first_page;
+        cuda_open_pages(b->stream, &k, t->page_count, b->opened);
+        cuda_attention_prefill(b->stream, &a, tiles + t->first_tile, t->tile_count);
+    }
 }
 
 static void attend(struct cuda_backend *b, const struct cuda_layer *l, const struct cuda_work *w,
@@ -188,7 +214,7 @@ static void attend(struct cuda_backend *b, const struct cuda_layer *l, const str
         cuda_attention_decode(b->stream, &a, cuda_staged(b, w->splits), w->split_grid, b->partial,
                               b->counters);
     if (w->tile_count)
-        cuda_attention_prefill(b->stream, &a, cuda_staged(b, w->tiles), w->tile_count);
+        attend_tiles(b, w, a);
 }
 
 /* norm, q, k and v, RoPE and the KV write: for all rows. */
@@ -251,7 +277,7 @@ static int run_layer(struct cuda_backend *b, uint32_t index)
     const struct model_params *p = &b->base.model->params;
     const struct cuda_layer *l = &b->layers[index];
     const struct cuda_pass *s = &b->pass;
-    uint8_t *kv = b->pages + 2 * (uint64_t)index * 2 * cuda_kv_size(p) * KV_BLOCK_TOKENS;
+    uint8_t *kv = b->pages + index * cuda_layer_size(b);
     bool cuts = index + 1 == s->layer_end && !s->keeps_all;
     uint32_t rows = cuts ? s->kept_count : s->row_count;
     float *x = cuts ? b->x_kept : b->x;
@@ -474,7 +500,8 @@ static bool is_plain_decode(const struct cuda_backend *b)
     const struct cuda_pass *s = &b->pass;
     return s->layer_begin == 0 && s->layer_end == b->base.model->params.layer_count &&
            s->row_count == s->seq_count && s->logit_count == s->row_count && !s->has_hidden_out &&
-           s->row_count <= GRAPH_ROWS;
+           s->row_count <= GRAPH_ROWS &&
+           !(cuda_is_8bit(b) && s->all.tile_count > 0); /* what is opened changes from step to step */
 }
 
 static int enqueue_plain(struct cuda_backend *b)

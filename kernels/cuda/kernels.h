@@ -5,6 +5,7 @@
  * flag says so. */
 #ifndef TANDEM_KERNELS_CUDA_KERNELS_H
 #define TANDEM_KERNELS_CUDA_KERNELS_H
+#include "kernels/kv_dtype.h"
 #include "kernels/sample.h"
 #include <cuda_runtime_api.h>
 #include <stdbool.h>
@@ -71,8 +72,9 @@ struct cuda_rope {    /* bias, head norms, rotation; q to q_out, K and V to thei
     const uint32_t *positions, *row_table; /* row_table: where the row's sequence begins in `tables` */
     const uint32_t *tables;                /* pages of each sequence, one after the other */
     void *q_out;                           /* f16 [R][head_count][head_dim], times q_scale */
-    void *kv;                              /* f16: layer's first byte in page 0 */
-    uint64_t page_values;                  /* between pages */
+    void *kv;                              /* the layer's first byte in page 0 */
+    uint64_t page_values;                  /* between pages: f16 values, or bytes of 8-bit pages */
+    enum kv_dtype dtype;                   /* of pages */
 };
 void cuda_rope_write(cudaStream_t s, const struct cuda_rope *a);
 
@@ -107,8 +109,9 @@ struct cuda_attention {
     void *out;     /* 16-bit [R][heads][head_dim] */
     bool out_bf16;
     uint32_t head_count, kv_head_count, head_dim;
-    const void *kv; /* f16: the layer's first byte in page 0 */
+    const void *kv; /* the layer's first byte in page 0 */
     uint64_t page_values;
+    enum kv_dtype dtype;
     const uint32_t *tables;
     bool old_pages; /* of each sequence only the last page is written in this step */
 };
@@ -128,7 +131,7 @@ uint32_t cuda_tile_rows(uint32_t head_count, uint32_t kv_head_count);
 /* Bytes of `partial` for so many splits, and of `counters` (zeroed once) for so many rows. */
 uint64_t cuda_partial_size(const struct cuda_attention *a, uint32_t splits);
 uint64_t cuda_counters_size(const struct cuda_attention *a, uint32_t rows);
-/* One row a sequence. splits: [grid_splits] on the device, of which *count are in use. */
+/* One row a sequence. splits: [grid_splits] on the device, of which *count are in use. Pages of any kind; all else here takes f16. */
 void cuda_attention_decode(cudaStream_t s, const struct cuda_attention *a, const struct cuda_split *splits,
                            uint32_t grid_splits, void *partial, uint32_t *counters);
 /* The same with the copy engine: two blocks an SM take splits in turns. False: not on this device, or not for these heads; nothing was

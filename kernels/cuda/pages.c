@@ -3,9 +3,11 @@
  *
  * Writes go through a ring of pinned slots and are not waited for: the stream keeps them in front of the steps that read them. Pieces
  * are laid side by side in one pinned buffer and cross the bus in one copy, still encoded; what only the host can do (the frames of
- * L0's planes) is done on the way in. Swaps are one batch of copies by the copy engines, which take no multiprocessor. */
+ * L0's planes) is done on the way in. Swaps are one batch of copies by the copy engines, which take no multiprocessor.
+ *
+ * What comes in as f16 and goes out as f16 passes, with pages of 8 bits, through buffers on the device: closed into pages, or opened from them. */
 #include "kernels/cuda/cuda_backend.h"
-#include "kernels/cuda/kv_kernels.h"
+#include "kernels/cuda/kv_8bit.h"
 #include "shared/kv_codec.h"
 #include "shared/memory.h"
 #include <stdlib.h>
@@ -26,6 +28,8 @@ struct cuda_paging {
     uint8_t *pieces, *pieces_device;  /* [PIECES_MAX] flags, [PIECES_MAX] struct cuda_piece, bytes */
     struct cuda_piece_tables *tables; /* on the device */
     struct kv_codec_scratch *scratch;
+    uint8_t *opened,
+        *swap_opened; /* of 8-bit pages, on the device, f16: pieces or a layer; a page being swapped */
     cudaStream_t swap_stream;
     cudaEvent_t steps_done, ticket[TICKETS];
     int64_t tickets_given, tickets_done;
@@ -40,7 +44,14 @@ static uint64_t layer_values(const struct cuda_backend *b)
 
 static uint8_t *layer_at(const struct cuda_backend *b, uint32_t page, uint32_t layer)
 {
-    return b->pages + 2 * (page * b->page_values + layer * layer_values(b));
+    return b->pages + ((uint64_t)page * b->base.layers_paged + layer) * cuda_layer_size(b);
+}
+
+static struct cuda_kept kept_at(const struct cuda_backend *b,
+                                uint8_t *at) /* layers of a page, one after the other */
+{
+    const struct model_params *m = &b->base.model->params;
+    return (struct cuda_kept){b->base.kv_dtype, m->kv_head_count, m->head_dim, at, cuda_layer_size(b), NULL};
 }
 
 /* --- life ------------------------------------------------------------------------------------- */
@@ -60,6 +71,14 @@ static cudaError_t take_streams(struct cuda_paging *p)
 static size_t pieces_head_size(void)
 {
     return PIECES_MAX + PIECES_MAX * sizeof(struct cuda_piece);
+}
+
+static cudaError_t take_opened(const struct cuda_backend *b, struct cuda_paging *p)
+{
+    if (!cuda_is_8bit(b))
+        return cudaSuccess;
+    cudaError_t rc = cudaMalloc((void **)&p->opened, TD_MAX(PIECES_SIZE, (size_t)2 * layer_values(b)));
+    return rc ? rc : cudaMalloc((void **)&p->swap_opened, (size_t)2 * layer_values(b) * b->base.layers_paged);
 }
 
 static cudaError_t take_buffers(struct cuda_paging *p)
@@ -97,6 +116,8 @@ int cuda_paging_create(struct cuda_backend *b, struct td_error *err)
     cudaError_t rc = take_streams(p);
     if (!rc)
         rc = take_buffers(p);
+    if (!rc)
+        rc = take_opened(b, p);
     return rc ? td_fail(err, cuda_note(b, rc, "taking buffers for KV pages"),
                         "cannot start the engine on cuda:%d: buffers for KV pages: %s", b->device,
                         cudaGetErrorString(rc))
@@ -124,6 +145,8 @@ void cuda_paging_destroy(struct cuda_backend *b)
     cudaFreeHost(p->pieces);
     cudaFree(p->pieces_device);
     cudaFree(p->tables);
+    cudaFree(p->opened);
+    cudaFree(p->swap_opened);
     kv_codec_scratch_destroy(p->scratch);
     free(p->device_at), free(p->host_at), free(p->sizes);
     free(p);
@@ -143,14 +166,14 @@ static int ready(struct cuda_backend *b)
     return cuda_code(b) ? cuda_code(b) : cuda_note(b, cudaSetDevice(b->device), "choosing the device");
 }
 
-/* K and V of `token_count` tokens between a slot ([K|V][kv_head][token_count][head_dim]) and the page: heads of both lie evenly apart. */
-static cudaError_t copy_rows(struct cuda_backend *b, uint32_t page, uint32_t layer, uint32_t token_count,
-                             uint8_t *slot, bool to_host)
+/* K and V of `token_count` tokens between a slot ([K|V][kv_head][token_count][head_dim]) and a layer of a page in f16: heads of both lie evenly
+ * apart. */
+static cudaError_t copy_rows(struct cuda_backend *b, uint8_t *at, uint32_t token_count, uint8_t *slot,
+                             bool to_host)
 {
     const struct model_params *m = &b->base.model->params;
     size_t row = (size_t)2 * token_count * m->head_dim, page_row = (size_t)2 * KV_BLOCK_TOKENS * m->head_dim,
            heads = 2 * (size_t)m->kv_head_count;
-    uint8_t *at = layer_at(b, page, layer);
     return to_host
                ? cudaMemcpy2DAsync(slot, row, at, page_row, row, heads, cudaMemcpyDeviceToHost, b->stream)
                : cudaMemcpy2DAsync(at, page_row, slot, row, row, heads, cudaMemcpyHostToDevice, b->stream);
@@ -185,12 +208,38 @@ int cuda_page_read(struct backend *base, uint32_t page, uint32_t layer, uint32_t
     if (!slot)
         return cuda_code(b);
     size_t half = (size_t)2 * token_count * cuda_kv_size(&base->model->params);
-    if ((rc = cuda_note(b, copy_rows(b, page, layer, token_count, slot, true), "copying a KV page")) ||
+    uint8_t *at = layer_at(b, page, layer);
+    if (cuda_is_8bit(b)) {
+        struct cuda_kept kept = kept_at(b, at);
+        cuda_open_pages(b->stream, &kept, 1, at = b->paging->opened);
+        if ((rc = cuda_note(b, cuda_launch_error(), "opening a KV page")))
+            return rc;
+    }
+    if ((rc = cuda_note(b, copy_rows(b, at, token_count, slot, true), "copying a KV page")) ||
         (rc = cuda_note(b, cudaStreamSynchronize(b->stream), "copying a KV page")))
         return rc;
     memcpy(k, slot, half);
     memcpy(v, slot + half, half);
     return 0;
+}
+
+static int write_pieces(struct backend *base, uint32_t page, uint32_t layer, uint32_t token_count,
+                        const uint16_t *k, const uint16_t *v)
+{
+    const struct model_params *m = &base->model->params;
+    struct page_piece pieces[2];
+    for (uint32_t i = 0; i < 2; i++)
+        pieces[i] = (struct page_piece){
+            .page = page,
+            .head = {.codec = KV_RAW,
+                     .is_value = (uint8_t)i,
+                     .token_count = (uint16_t)token_count,
+                     .layer = (uint16_t)layer,
+                     .kv_head_count = (uint16_t)m->kv_head_count,
+                     .head_dim = (uint16_t)m->head_dim},
+            .payload = {(const uint8_t *)(i ? v : k), (size_t)2 * token_count * cuda_kv_size(m)}};
+    int rc = cuda_pieces_write(base, pieces, 2);
+    return rc ? rc : pieces[0].status ? pieces[0].status : pieces[1].status;
 }
 
 int cuda_page_write(struct backend *base, uint32_t page, uint32_t layer, uint32_t token_count,
@@ -199,6 +248,8 @@ int cuda_page_write(struct backend *base, uint32_t page, uint32_t layer, uint32_
     struct cuda_backend *b = (struct cuda_backend *)base;
     if (!page_call_ok(base, page, layer, token_count))
         return -TD_ERR_ARG;
+    if (cuda_is_8bit(b))
+        return write_pieces(base, page, layer, token_count, k, v);
     int rc = ready(b);
     uint8_t *slot = rc ? NULL : take_slot(b);
     if (!slot)
@@ -206,7 +257,7 @@ int cuda_page_write(struct backend *base, uint32_t page, uint32_t layer, uint32_
     size_t half = (size_t)2 * token_count * cuda_kv_size(&base->model->params);
     memcpy(slot, k, half);
     memcpy(slot + half, v, half);
-    rc = cuda_note(b, copy_rows(b, page, layer, token_count, slot, false), "copying a KV page");
+    rc = cuda_note(b, copy_rows(b, layer_at(b, page, layer), token_count, slot, false), "copying a KV page");
     return rc ? rc : slot_used(b, slot);
 }
 
@@ -220,8 +271,9 @@ int cuda_page_copy(struct backend *base, uint32_t from, uint32_t to)
     int rc = ready(b);
     return rc ? rc
               : cuda_note(b,
-                          cudaMemcpyAsync(layer_at(b, to, 0), layer_at(b, from, 0), 2 * b->page_values,
-                                          cudaMemcpyDeviceToDevice, b->stream),
+                          cudaMemcpyAsync(layer_at(b, to, 0), layer_at(b, from, 0),
+                                          base->layers_paged * cuda_layer_size(b), cudaMemcpyDeviceToDevice,
+                                          b->stream),
                           "copying a KV page"); /* the stream keeps it in front of what comes next */
 }
 
@@ -230,8 +282,8 @@ int cuda_page_copy(struct backend *base, uint32_t from, uint32_t to)
 struct packing { /* pieces of one launch: [first, first + count), those with status 0 at places in the list */
     struct cuda_piece *list;
     uint8_t *flags, *bytes;
-    size_t used;
-    uint32_t count, values_max, rows_max;
+    size_t used, opened; /* opened: values, of 8-bit pages */
+    uint32_t count, values_max, rows_max, heads_rows_max;
     struct page_piece *owner[PIECES_MAX];
 };
 
@@ -240,8 +292,8 @@ static void packing_begin(struct packing *k, const struct cuda_paging *p)
     k->flags = p->pieces;
     k->list = (struct cuda_piece *)(p->pieces + PIECES_MAX);
     k->bytes = p->pieces + pieces_head_size();
-    k->used = 0;
-    k->count = k->values_max = k->rows_max = 0;
+    k->used = k->opened = 0;
+    k->count = k->values_max = k->rows_max = k->heads_rows_max = 0;
     memset(k->flags, 0, PIECES_MAX);
 }
 
@@ -323,16 +375,22 @@ static void pack(struct cuda_backend *b, struct packing *k, struct page_piece *p
 {
     const struct kv_piece_head *h = &piece->head;
     struct cuda_piece *out = &k->list[k->count];
-    *out = (struct cuda_piece){.out = (uint64_t)(layer_at(b, piece->page, h->layer) - b->pages) / 2 +
-                                      (h->is_value ? layer_values(b) / 2 : 0) +
-                                      (uint64_t)h->first_token * h->head_dim,
+    uint64_t at = (uint64_t)(layer_at(b, piece->page, h->layer) - b->pages);
+    *out = (struct cuda_piece){.out = cuda_is_8bit(b) ? k->opened
+                                                      : at / 2 + (h->is_value ? layer_values(b) / 2 : 0) +
+                                                            (uint64_t)h->first_token * h->head_dim,
+                               .kept_at = at,
+                               .first_token = h->first_token,
+                               .is_value = h->is_value,
                                .value_count = (uint32_t)h->kv_head_count * h->token_count * h->head_dim,
                                .row_values = (uint32_t)h->token_count * h->head_dim};
     piece->status = pack_payload(b, k, piece, out);
     if (piece->status < 0)
         return;
     k->used = out->side + rounded(out->value_count);
+    k->opened += out->value_count;
     k->values_max = TD_MAX(k->values_max, out->value_count);
+    k->heads_rows_max = TD_MAX(k->heads_rows_max, out->value_count / h->head_dim);
     k->owner[k->count++] = piece;
 }
 
@@ -345,10 +403,14 @@ static int packing_run(struct cuda_backend *b, struct packing *k)
     cudaError_t rc =
         cudaMemcpyAsync(p->pieces_device, p->pieces, head + k->used, cudaMemcpyHostToDevice, b->stream);
     if (!rc) {
-        cuda_pieces_decode(
-            b->stream, p->pieces_device + head, (const struct cuda_piece *)(p->pieces_device + PIECES_MAX),
-            k->count, k->values_max, k->rows_max, p->tables, KV_BLOCK_TOKENS * b->base.model->params.head_dim,
-            (uint16_t *)b->pages, p->pieces_device);
+        const struct cuda_piece *list = (const struct cuda_piece *)(p->pieces_device + PIECES_MAX);
+        struct cuda_kept kept = kept_at(b, b->pages);
+        bool opened = cuda_is_8bit(b);
+        cuda_pieces_decode(b->stream, p->pieces_device + head, list, k->count, k->values_max, k->rows_max,
+                           p->tables, opened ? 0 : KV_BLOCK_TOKENS * b->base.model->params.head_dim,
+                           (uint16_t *)(opened ? p->opened : b->pages), p->pieces_device);
+        if (opened)
+            cuda_close_pieces(b->stream, &kept, list, k->count, k->heads_rows_max, p->opened);
         rc = cuda_launch_error();
     }
     if (!rc)
@@ -372,7 +434,7 @@ int cuda_pieces_write(struct backend *base, struct page_piece *pieces, uint32_t 
         if (pieces[i].status < 0)
             continue;
         size_t most = 2 * rounded(layer_values(b));
-        if (k.count == PIECES_MAX || k.used + most > PIECES_SIZE) {
+        if (k.count == PIECES_MAX || k.used + most > PIECES_SIZE || 2 * k.opened + most > PIECES_SIZE) {
             rc = packing_run(b, &k);
             packing_begin(&k, b->paging);
         }
@@ -392,7 +454,7 @@ static cudaError_t swap_pages(struct cuda_backend *b, const struct page_swap *w)
     for (uint32_t i = 0; i < w->count; i++) {
         p->device_at[i] = layer_at(b, w->pages[i], w->layer_begin);
         p->host_at[i] = w->hosts[i];
-        p->sizes[i] = 2 * layer_values(b) * (w->layer_end - w->layer_begin);
+        p->sizes[i] = cuda_layer_size(b) * (w->layer_end - w->layer_begin);
     }
     void **to = w->to_host ? p->host_at : p->device_at, **from = w->to_host ? p->device_at : p->host_at;
 #if CUDART_VERSION >= 13000
@@ -406,6 +468,28 @@ static cudaError_t swap_pages(struct cuda_backend *b, const struct page_swap *w)
         rc = cudaMemcpyAsync(to[i], from[i], p->sizes[i], cudaMemcpyDefault, p->swap_stream);
     return rc;
 #endif
+}
+
+/* The same as f16, of 8-bit pages: one after the other, through one buffer. */
+static cudaError_t swap_values(struct cuda_backend *b, const struct page_swap *w)
+{
+    struct cuda_paging *p = b->paging;
+    uint32_t layers = w->layer_end - w->layer_begin;
+    size_t size = (size_t)2 * layer_values(b) * layers;
+    cudaError_t rc = cudaSuccess;
+    for (uint32_t i = 0; i < w->count && !rc; i++) {
+        struct cuda_kept k = kept_at(b, layer_at(b, w->pages[i], w->layer_begin));
+        if (w->to_host) {
+            cuda_open_pages(p->swap_stream, &k, layers, p->swap_opened);
+            rc = cudaMemcpyAsync(w->hosts[i], p->swap_opened, size, cudaMemcpyDeviceToHost, p->swap_stream);
+        } else {
+            rc = cudaMemcpyAsync(p->swap_opened, w->hosts[i], size, cudaMemcpyHostToDevice, p->swap_stream);
+            cuda_close_pages(p->swap_stream, &k, layers, p->swap_opened);
+        }
+        cudaError_t launch = cuda_launch_error();
+        rc = rc ? rc : launch;
+    }
+    return rc;
 }
 
 static bool swap_ok(const struct backend *base, const struct page_swap *w)
@@ -434,7 +518,8 @@ int64_t cuda_swap_start(struct backend *base, const struct page_swap *w)
     if (!rc)
         rc = cuda_note(b, cudaStreamWaitEvent(p->swap_stream, p->steps_done, 0), "swapping KV pages");
     if (!rc)
-        rc = cuda_note(b, swap_pages(b, w), "swapping KV pages");
+        rc = cuda_note(b, cuda_is_8bit(b) && !w->as_kept ? swap_values(b, w) : swap_pages(b, w),
+                       "swapping KV pages");
     if (!rc)
         rc = cuda_note(b, cudaEventRecord(ticket, p->swap_stream), "swapping KV pages");
     return rc ? rc : ++p->tickets_given;

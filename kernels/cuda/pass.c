@@ -3,6 +3,7 @@
  * The batch has been checked (kernels/batch.h). */
 #include "kernels/cuda/cuda_backend.h"
 #include "kernels/cuda/det_kernels.h"
+#include "kernels/cuda/kv_8bit.h"
 #include "kernels/sampler.h"
 #include <stdlib.h>
 
@@ -100,7 +101,9 @@ static uint32_t pages_per_split(const struct lists *l)
     if (l->b->deterministic)
         return PAGES_ALL;
     uint64_t total = 0, blocks = (uint64_t)l->b->sm_count * SPLITS_PER_SM;
-    uint32_t ring = cuda_attention_ring_blocks(m->head_dim, m->head_count / m->kv_head_count);
+    uint32_t group = m->head_count / m->kv_head_count,
+             ring = cuda_is_8bit(l->b) ? cuda_attention_8bit_blocks(m->head_dim, group)
+                                       : cuda_attention_ring_blocks(m->head_dim, group);
     for (uint32_t i = 0; i < l->p->seq_count; i++)
         if (rows_of(l, l->p->seqs[i]) == 1)
             total += seq_pages(l->p, l->p->seqs[i]);
@@ -128,17 +131,56 @@ static int by_pages(const void *x, const void *y)
 static bool splits_rows(const struct cuda_backend *b)
 {
     const struct model_params *m = &b->base.model->params;
-    return !b->deterministic || cuda_det_attention_has(m->head_dim, m->head_count / m->kv_head_count);
+    return !b->deterministic ||
+           (!cuda_is_8bit(b) && cuda_det_attention_has(m->head_dim, m->head_count / m->kv_head_count));
+}
+
+/* Pages of a sequence's tiles: where they are while they are opened, from w->opened[at] on. */
+static void add_opened(const struct lists *l, struct cuda_work *w, const struct batch_seq *s, uint32_t at)
+{
+    struct cuda_turn *t = w->turn_count ? &w->turns[w->turn_count - 1] : NULL;
+    uint32_t count = seq_pages(l->p, s);
+    if (!t || t->page_count + count > l->b->opened_max) {
+        t = &w->turns[w->turn_count++];
+        *t = (struct cuda_turn){.first_tile = w->tile_count, .first_page = at};
+    }
+    for (uint32_t i = 0; i < count; i++) {
+        w->closed[at + i] = s->pages[i];
+        w->opened[at + i] = t->page_count++;
+    }
+}
+
+/* Pages of all sequences that become tiles. */
+static uint32_t count_opened(const struct lists *l)
+{
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < l->p->seq_count && cuda_is_8bit(l->b); i++)
+        if (rows_of(l, l->p->seqs[i]) > 1 || (rows_of(l, l->p->seqs[i]) == 1 && !splits_rows(l->b)))
+            count += seq_pages(l->p, l->p->seqs[i]);
+    return count;
+}
+
+static void sort_tiles(struct cuda_work *w)
+{
+    for (uint32_t i = 0; i < w->turn_count; i++) {
+        struct cuda_turn *t = &w->turns[i];
+        t->tile_count = (i + 1 < w->turn_count ? t[1].first_tile : w->tile_count) - t->first_tile;
+        qsort(w->tiles + t->first_tile, t->tile_count, sizeof *w->tiles, by_position);
+    }
+    if (w->turn_count == 0)
+        qsort(w->tiles, w->tile_count, sizeof *w->tiles, by_position);
 }
 
 static void fill_work(const struct lists *l, struct cuda_work *w, struct cuda_carver *c)
 {
     const struct model_params *m = &l->b->base.model->params;
     uint32_t tile_rows = cuda_tile_rows(m->head_count, m->kv_head_count), pages = pages_per_split(l), row = 0,
-             table = 0, splits = 0;
+             table = 0, splits = 0, pages_opened = count_opened(l), opened = 0;
     bool splits_one = splits_rows(l->b);
-    *w = (struct cuda_work){0};
+    w->split_grid = w->tile_count = w->turn_count = 0;
     w->tiles = cuda_carve(c, sizeof *w->tiles * (l->p->row_count / tile_rows + l->p->seq_count));
+    w->closed = cuda_carve(c, sizeof *w->closed * pages_opened);
+    w->opened = cuda_carve(c, sizeof *w->opened * pages_opened);
     w->splits = cuda_carve(c, 0);
     for (uint32_t i = 0; i < l->p->seq_count; i++) {
         const struct batch_seq *s = l->p->seqs[i];
@@ -146,13 +188,17 @@ static void fill_work(const struct lists *l, struct cuda_work *w, struct cuda_ca
         bool split = count == 1 && splits_one;
         if (split)
             splits = add_splits(w->splits, splits, row, table, position, pages);
+        bool opens = !split && count > 0 && cuda_is_8bit(l->b);
+        if (opens)
+            add_opened(l, w, s, opened);
         for (uint32_t at = 0; !split && at < count; at += tile_rows)
-            w->tiles[w->tile_count++] =
-                (struct cuda_tile){row + at, TD_MIN(tile_rows, count - at), position + at, table};
+            w->tiles[w->tile_count++] = (struct cuda_tile){row + at, TD_MIN(tile_rows, count - at),
+                                                           position + at, opens ? opened : table};
+        opened += opens ? seq_pages(l->p, s) : 0;
         row += count;
         table += seq_pages(l->p, s);
     }
-    qsort(w->tiles, w->tile_count, sizeof *w->tiles, by_position);
+    sort_tiles(w);
     if (l->b->deterministic) /* each is its row's only one */
         qsort(w->splits, splits, sizeof *w->splits, by_pages);
     w->split_grid = splits ? next_power(splits) : 0;
@@ -251,7 +297,7 @@ size_t cuda_stage_size(const struct cuda_backend *b)
     return 5 * (4 * rows + 256) + sizeof(struct cuda_sample) * rows + 256 +
            seqs * (sizeof(struct sample_adjust) * SAMPLE_ADJUST_MAX + 256) +
            2 * (sizeof(struct cuda_split) * splits + sizeof(struct cuda_tile) * tiles + 512) +
-           4 * seqs * pages + 256;
+           (cuda_is_8bit(b) ? 5 : 1) * (4 * seqs * pages + 256);
 }
 
 static void add_seq(struct cuda_pass *p, const struct batch_seq *s)

@@ -4,6 +4,7 @@
  *   norm      20 KB read, 8 KB written a row     rope_write  12 KB and 12 KB     swiglu  56 KB and 28 KB
  * so 4096 rows take 0.15 ms a layer at 4 TB/s, beside 1.3 ms of products. With one row they cost their launch. */
 #include "early.cuh"
+#include "kv_8bit.h"
 #include "rope.cuh"
 
 /* --- angles ----------------------------------------------------------------------------------- */
@@ -195,6 +196,8 @@ template <bool BF16, bool PLAIN> __global__ void rope_kernel(cuda_rope a)
 
 void cuda_rope_write(cudaStream_t s, const struct cuda_rope *a)
 {
+    if (a->dtype != KV_DTYPE_F16)
+        return cuda_rope_8bit(s, a);
     uint32_t heads = a->head_count + 2 * a->kv_head_count;
     bool plain = is_plain(*a);
     launch_early(a->bf16 ? plain ? rope_kernel<true, true> : rope_kernel<true, false>

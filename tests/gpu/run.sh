@@ -46,7 +46,7 @@ together() {
 # An empty library in the place of cuBLASLt: its stores are not seen by initcheck, and it has no code for a device that is to pass for an older one.
 cc -shared -o "$work/libcublasLt.so.13" -Wl,-soname,libcublasLt.so.13 -x c /dev/null
 
-tests=(kernels_test_cuda_kv kernels_test_cuda_sample kernels_test_cuda_det kernels_test_cuda_forward kernels_test_cuda_ops kernels_test_cuda_stream kernels_test_cuda_fresh)
+tests=(kernels_test_cuda_kv kernels_test_cuda_sample kernels_test_cuda_det kernels_test_cuda_forward kernels_test_cuda_ops kernels_test_cuda_stream kernels_test_cuda_fresh kernels_test_cuda_8bit)
 if has tests; then
   for test in "${tests[@]}" kernels_test_cuda_launches kernels_test_forward_double kernels_test_cuda_bench cloud_test_engine_gpu; do
     step "$test" 120 "$bin/$test"

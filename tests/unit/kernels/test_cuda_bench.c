@@ -25,6 +25,11 @@ static void a_shape_on_the_cpu(void **state)
     assert_non_null(strstr(err.text, "llama-8b"));
     o = small, o.dtype = "q3";
     assert_int_equal(bench_engine(&o, &r, &err), -TD_ERR_ARG);
+    o = small, o.kv_dtype = "int8";
+    assert_int_equal(bench_engine(&o, &r, &err), -TD_ERR_UNSUPPORTED);
+    assert_non_null(strstr(err.text, "needs a GPU"));
+    o = small, o.kv_dtype = "fp16";
+    assert_int_equal(bench_engine(&o, &r, &err), -TD_ERR_ARG);
     o = small, o.batch_count = 513;
     assert_int_equal(bench_engine(&o, &r, &err), -TD_ERR_ARG);
 }
@@ -56,6 +61,9 @@ static void a_shape_on_the_gpu(void **state)
     o.gen_tokens = 9; /* a step is recorded the second time that it is seen */
     assert_int_equal(bench_engine(&o, &r, &err), 0);
     assert_true(r.host_ms > 0 && r.host_ms < r.decode_step_ms);
+    o.kv_dtype = "fp8", o.swap_tokens = 100;
+    assert_int_equal(bench_engine(&o, &r, &err), 0);
+    assert_true(r.swap_gib * (1 << 30) == 2.0 * 2 * 2 * (128 * 64 + 256)); /* 2 pages, layers, heads of 64 */
     o.device = "cuda:x";
     assert_int_equal(bench_engine(&o, &r, &err), -TD_ERR_ARG);
 }
