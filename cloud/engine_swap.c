@@ -20,10 +20,11 @@
 
 /* --- life ----------------------------------------------------------------------------------------- */
 
-static size_t page_size(const struct engine *e)
+static size_t page_size(const struct engine *e) /* as it is kept in its second place */
 {
-    return kv_piece_values(&e->model.shape, KV_BLOCK_TOKENS) * 2 * sizeof(uint16_t) *
-           e->model.shape.layer_count;
+    const struct kv_shape *shape = &e->model.shape;
+    return kv_dtype_layer_size(e->backend->kv_dtype, shape->kv_head_count, shape->head_dim) *
+           shape->layer_count;
 }
 
 void *engine_take_host(struct engine *e, size_t size)
@@ -227,7 +228,8 @@ static void send_out(struct engine *e)
                              .hosts = w->hosts,
                              .count = copies,
                              .layer_end = e->model.shape.layer_count,
-                             .to_host = true};
+                             .to_host = true,
+                             .as_kept = true};
     int64_t ticket = e->backend->ops->swap_start(e->backend, &swap);
     w->ticket = TD_MAX(ticket, INT64_C(0)); /* a code: the device is lost, nothing will be read */
     metric_add(e->metrics.swapped_out, copies);
@@ -283,8 +285,11 @@ uint32_t engine_swap_in(struct engine *e, struct sequence *s, uint32_t blocks)
     }
     if (count == 0)
         return blocks;
-    struct page_swap swap = {
-        .pages = w->list, .hosts = w->hosts, .count = count, .layer_end = e->model.shape.layer_count};
+    struct page_swap swap = {.pages = w->list,
+                             .hosts = w->hosts,
+                             .count = count,
+                             .layer_end = e->model.shape.layer_count,
+                             .as_kept = true};
     int64_t ticket = e->backend->ops->swap_start(e->backend, &swap);
     if (ticket < 0)
         return first;

@@ -90,17 +90,17 @@ int node_load_model(struct node *n, struct td_error *err)
 
 /* ---- memory ---- */
 
-static uint64_t page_size_of(const struct node *n)
+static uint64_t page_size_of(const struct node *n, enum kv_dtype dtype)
 {
     struct kv_shape shape = model_kv_shape(n->model);
-    return kv_piece_values(&shape, KV_BLOCK_TOKENS) * 2 * sizeof(uint16_t) * shape.layer_count;
+    return kv_dtype_layer_size(dtype, shape.kv_head_count, shape.head_dim) * shape.layer_count;
 }
 
 /* Bytes of the pages that were asked for, 0: none were. */
 static int wanted_pages(const struct node *n, uint64_t *out, struct td_error *err)
 {
     const struct settings *s = n->settings;
-    uint64_t page_size = page_size_of(n);
+    uint64_t page_size = page_size_of(n, s->kv_dtype);
     uint64_t pages = s->pages > 0 ? (uint64_t)s->pages : s->kv_memory / page_size;
     *out = pages * page_size;
     if ((s->kv_memory || s->pages > 0) && pages < PAGES_MIN)
@@ -119,7 +119,7 @@ static void tell_pages(const struct node *n, uint64_t pages)
                  " tokens, less than one full context of %u: longer requests will be refused",
                  pages * KV_BLOCK_TOKENS, n->service.context_max);
     log_info("cloud", "%" PRIu64 " KV pages of 64 tokens, %" PRIu64 " MiB", pages,
-             pages * page_size_of(n) >> 20);
+             pages * page_size_of(n, n->settings->kv_dtype) >> 20);
 }
 
 /* Who asks for a GPU by name gets it or an error; `auto` says why there is none. */
@@ -138,9 +138,13 @@ static bool wants_gpu(const struct settings *s)
 int node_plan_memory(struct node *n, struct td_error *err)
 {
     struct node_memory *m = &n->memory;
-    uint64_t wanted = n->settings->store_ram, page_size = page_size_of(n), kv;
+    uint64_t wanted = n->settings->store_ram, page_size = page_size_of(n, n->settings->kv_dtype), kv;
     uint32_t tokens = TD_MIN(n->service.context_max, (uint32_t)KV_TOKENS_MIN);
     n->gpu = wants_gpu(n->settings);
+    if (!n->gpu && n->settings->kv_dtype != KV_DTYPE_F16)
+        return td_fail(err, -TD_ERR_ARG,
+                       "--kv-dtype %s needs a GPU, and this node computes on the CPU: leave it out",
+                       n->settings->kv_dtype_name);
     int rc = wanted_pages(n, &kv, err);
     if (rc < 0)
         return rc;
@@ -242,6 +246,7 @@ static int create_backend(const struct node *n, struct backend **out, struct td_
                                     .rows_max = (uint32_t)TD_MIN(rows, (uint64_t)BATCH_ROWS_MAX),
                                     .memory_share = s->gpu_memory,
                                     .deterministic = s->deterministic,
+                                    .kv_dtype = s->kv_dtype,
                                     .warm = true,
                                     .progress = isatty(STDERR_FILENO) ? show_progress : NULL,
                                     .progress_ctx = &progress};
@@ -287,7 +292,7 @@ int node_start_engine(struct node *n, struct td_error *err)
         backend->ops->destroy(backend);
     else
         n->backend = backend;
-    return rc < 0 ? rc : node_speed_start(n, (size_t)page_size_of(n), err);
+    return rc < 0 ? rc : node_speed_start(n, (size_t)page_size_of(n, KV_DTYPE_F16), err);
 }
 
 /* ---- gauges ---- */

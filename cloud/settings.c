@@ -39,6 +39,7 @@ static const struct config_option options[] = {
     {.name = "device", OPTION(device, CONFIG_STRING), .fallback = "auto", .metavar = "NAME", .help = "what computes: cpu, cuda:N, or auto: the first GPU if there is one"},
     {.name = "gpu-memory-utilization", OPTION(gpu_memory, CONFIG_FLOAT), .fallback = "0.9", .min = 0.05, .max = 1, .metavar = "SHARE", .help = "of a GPU's memory that may be in use, other programs' part included; KV pages take what the weights leave"},
     {.name = "deterministic", OPTION(deterministic, CONFIG_BOOL), .help = "on a GPU: the same bits whatever runs beside a request, slower; a CPU computes so always"},
+    {.name = "kv-dtype", OPTION(kv_dtype_name, CONFIG_STRING), .fallback = "f16", .metavar = "NAME", .help = "on a GPU: what pages keep KV in: f16, or fp8 or int8 for twice as many tokens, a little less exact"},
     {.name = "threads", OPTION(threads, CONFIG_INT), .max = WORKERS_MAX, .metavar = "N", .help = "compute threads; 0: all cores"},
     {.name = "kv-memory", OPTION(kv_memory, CONFIG_SIZE), .min = 1 * MIB, .metavar = "SIZE", .help = "memory for KV pages; 0: a quarter of what is available, or what the weights leave, on a GPU all that --gpu-memory-utilization leaves"},
     {.name = "pages", OPTION(pages, CONFIG_INT), .max = 1 << 24, .metavar = "N", .help = "the same as a number of pages of 64 tokens; wins over --kv-memory"},
@@ -173,6 +174,8 @@ static int check(struct settings *s, struct td_error *err)
         return td_fail(err, -TD_ERR_ARG, "--listen wants an address such as 127.0.0.1, 0.0.0.0 or ::");
     if (strcmp(s->device, "auto") != 0 && strcmp(s->device, "cpu") != 0 && strncmp(s->device, "cuda", 4) != 0)
         return td_fail(err, -TD_ERR_ARG, "--device is auto, cpu or cuda:N, not \"%s\"", s->device);
+    if (!kv_dtype_find(s->kv_dtype_name, &s->kv_dtype))
+        return td_fail(err, -TD_ERR_ARG, "--kv-dtype is f16, fp8 or int8, not \"%s\"", s->kv_dtype_name);
     if (log_level_parse(s->log_level, &s->level) < 0)
         return td_fail(err, -TD_ERR_ARG, "--log-level is info, warn or error, not \"%s\"", s->log_level);
     if (s->listen_port != 0 && s->listen_port == s->admin_port)

@@ -2,6 +2,7 @@
  * opened. `port` alone is no option's name: Kubernetes sets TANDEM_CLOUD_PORT for a service of that name. */
 #ifndef TANDEM_CLOUD_SETTINGS_H
 #define TANDEM_CLOUD_SETTINGS_H
+#include "kernels/kv_dtype.h"
 #include "shared/base.h"
 #include "shared/config.h"
 #include "shared/log.h"
@@ -25,6 +26,8 @@ struct settings {
     const char *device;
     double gpu_memory;
     bool deterministic;
+    const char *kv_dtype_name;
+    enum kv_dtype kv_dtype;
     const char *log_level;
     /* filled in by settings_load */
     char redis_host[256]; /* "": no remote tier */

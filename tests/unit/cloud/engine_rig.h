@@ -36,8 +36,9 @@ struct rig_options {
     struct io *io;    /* NULL: io_posix */
     const char *keys; /* a directory that rigs share; NULL: the store's */
     const struct tier_redis_config *remote;
-    bool device;         /* the backend is one: device_twin.h */
-    bool gpu;            /* the backend is a real one, deterministic */
+    bool device;            /* the backend is one: device_twin.h */
+    bool gpu;               /* the backend is a real one, deterministic, ... */
+    enum kv_dtype kv_dtype; /* ... with these pages */
     uint32_t swap_pages; /* of its pages that host memory has room for; it is there from the beginning, ... */
     bool swap_late;      /* ... or is taken when it is needed */
     bool end_tokens;     /* let end tokens end a reply; random models draw them at random */
@@ -59,7 +60,7 @@ static inline struct backend *rig_backend(const struct rig *r, uint32_t pages, u
     struct backend *backend = NULL;
     struct backend_config config = {
         .page_count = pages, .layers_paged = r->model->params.layer_count, .threads = 1, .rows_max = rows};
-    config.deterministic = r->options.gpu;
+    config.deterministic = r->options.gpu, config.kv_dtype = r->options.kv_dtype;
     int rc = r->options.gpu ? cuda_backend_create(r->model, &config, "cuda:0", &backend, &err)
                             : cpu_backend_create(r->model, &config, &backend, &err);
     if (rc < 0)
@@ -106,8 +107,9 @@ static inline void rig_start_engine(struct rig *r)
     struct backend *backend = rig_backend(r, o->pages ? o->pages : 64, budget);
     struct engine_config config = {.model = r->model,
                                    .backend = o->device ? twin_create(backend) : backend,
-                                   .swap_size = o->swap_pages * kv_piece_values(&shape, KV_BLOCK_TOKENS) * 4 *
-                                                shape.layer_count,
+                                   .swap_size =
+                                       kv_dtype_layer_size(o->kv_dtype, shape.kv_head_count, shape.head_dim) *
+                                       shape.layer_count * o->swap_pages,
                                    .tiers = r->tiers,
                                    .tokenizer = o->end_tokens ? r->tokenizer : NULL,
                                    .token_budget = budget,

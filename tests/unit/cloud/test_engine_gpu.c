@@ -1,6 +1,6 @@
 /* engine on a real GPU, --deterministic: what comes back from host memory and from the disk gives the reply of a fresh prefill, which is computed by
  * another engine on the same GPU; the memory for swaps is pinned by its thread; a lost device fails what runs and nothing that is stored. Skipped
- * where no GPU is. The same with a device's twin on the CPU: test_engine_device.c. */
+ * where no GPU is. Some of it also on pages of 8 bits. The same with a device's twin on the CPU: test_engine_device.c. */
 #include "engine_rig.h"
 
 #ifdef TANDEM_HAS_CUDA
@@ -9,6 +9,29 @@
 #define VOCAB 256
 
 enum { BLOCKS = 7, PROMPT = BLOCKS * 64 + 8, REPLY = 4 };
+
+static enum kv_dtype kv_dtype; /* of the pages */
+
+static int with_fp8(void **state)
+{
+    (void)state;
+    kv_dtype = KV_DTYPE_FP8;
+    return 0;
+}
+
+static int with_int8(void **state)
+{
+    (void)state;
+    kv_dtype = KV_DTYPE_INT8;
+    return 0;
+}
+
+static int with_f16(void **state)
+{
+    (void)state;
+    kv_dtype = KV_DTYPE_F16;
+    return 0;
+}
 
 static void ask(struct rig *r, struct client *c, uint32_t seed)
 {
@@ -28,8 +51,8 @@ static void swapped_pages_are_pinned_and_come_back(void **state)
 {
     (void)state;
     static struct client c;
-    struct rig *r =
-        rig_open((struct rig_options){.gpu = true, .pages = 12, .swap_pages = 40, .swap_late = true});
+    struct rig *r = rig_open((struct rig_options){
+        .gpu = true, .kv_dtype = kv_dtype, .pages = 12, .swap_pages = 40, .swap_late = true});
     struct engine_swap *w = &r->engine->swap;
     ask(r, &c, 1);
     assert_false(w->has_taker);
@@ -66,8 +89,12 @@ static struct rig *open_stored(uint32_t swap_pages)
 {
     strcpy(directory, "/tmp/tandem-gpu-XXXXXX");
     assert_non_null(mkdtemp(directory));
-    struct rig *r = rig_open((struct rig_options){
-        .gpu = true, .pages = 10, .swap_pages = swap_pages, .store = directory, .token_budget = 64});
+    struct rig *r = rig_open((struct rig_options){.gpu = true,
+                                                  .kv_dtype = kv_dtype,
+                                                  .pages = 10,
+                                                  .swap_pages = swap_pages,
+                                                  .store = directory,
+                                                  .token_budget = 64});
     static struct client c;
     struct store_stats stats;
     for (uint32_t seed = 1; seed <= 2; seed++)
@@ -162,7 +189,7 @@ static void a_lost_device(void **state)
     assert_int_equal(c.fail_code, -TD_ERR_INTERNAL);
     assert_int_equal(r->engine->backend->ops->state(r->engine->backend), -TD_ERR_INTERNAL);
     rig_stop_engine(r);
-    r->options.gpu = false; /* what was stored is there */
+    r->options.gpu = false, r->options.kv_dtype = KV_DTYPE_F16; /* what was stored is there */
     rig_start_engine(r);
     struct store_stats stats;
     store_stats(r->store, &stats);
@@ -184,7 +211,11 @@ int main(void)
         cmocka_unit_test(a_restart_reads_all),
         cmocka_unit_test(both_ends_meet),
         cmocka_unit_test(from_host_memory_and_disk),
-        cmocka_unit_test(a_lost_device),
+        cmocka_unit_test_setup(swapped_pages_are_pinned_and_come_back, with_int8),
+        cmocka_unit_test_setup(a_restart_reads_all, with_int8),
+        cmocka_unit_test_setup(a_restart_reads_all, with_fp8),
+        cmocka_unit_test_setup(from_host_memory_and_disk, with_fp8),
+        cmocka_unit_test_setup(a_lost_device, with_f16),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 #endif

@@ -652,6 +652,10 @@ static void test_device_by_name(void **state)
     other.listen_port = other.admin_port = 0;
     assert_true(node_start(&other, &second, &err) < 0);
     assert_non_null(strstr(err.text, "cuda:1023"));
+    other.device = "cpu"; /* whose pages are f16 */
+    other.kv_dtype = KV_DTYPE_FP8, other.kv_dtype_name = "fp8";
+    assert_int_equal(node_start(&other, &second, &err), -TD_ERR_ARG);
+    assert_non_null(strstr(err.text, "--kv-dtype fp8 needs a GPU"));
 }
 
 #define TEST(name) cmocka_unit_test_setup_teardown(name, start, stop)

@@ -79,6 +79,7 @@ static void test_refused(void **state)
     assert_refused(LOAD("--model", "m", "--plain", "--log-level", "loud"), "loud");
     assert_refused(LOAD("--model", "m", "--plain", "--device", "tpu"), "tpu");
     assert_refused(LOAD("--model", "m", "--plain", "--gpu-memory-utilization", "1.5"), "utilization");
+    assert_refused(LOAD("--model", "m", "--plain", "--kv-dtype", "fp16"), "f16, fp8 or int8");
     assert_refused(LOAD("--model", "m", "--plain", "--no-such-flag"), "no-such-flag");
 }
 
