@@ -49,7 +49,8 @@ enum kv_codec {            /* also fidelity: the worst level that values went th
                 KV_L2 = 2, /* Hadamard, 4 or 5 bits, u8 log scale a group of 64 */
                 KV_L3 = 3,
                 KV_L4 = 4,
-                KV_RAW = 15, /* f16 as it is; fidelity equals KV_L0 */
+                KV_SEALED = 14, /* a piece in any of the others, sealed by a cloud: shared/kv_seal.h */
+                KV_RAW = 15,    /* f16 as it is; fidelity equals KV_L0 */
 };
 /* What this version takes on the wire: bit n is codec n. */
 #define KV_CODEC_MASK (1u << KV_L0 | 1u << KV_L1 | 1u << KV_L2 | 1u << KV_RAW)

@@ -21,6 +21,12 @@ struct kv_codec_scratch {
     float *rows;         /* L2: transformed rows of one head, room for value_count */
 };
 
+/* The head's bytes as a seal authenticates them: without the checksum. */
+void kv_piece_authenticated(const struct kv_piece_head *head, size_t payload_size,
+                            uint8_t out[KV_PIECE_HEAD_SIZE]);
+/* The head, and its checksum, in front of a payload that lies at dst + KV_PIECE_HEAD_SIZE; the piece's size. */
+int64_t kv_piece_close(struct kv_piece_head *head, size_t payload_size, uint8_t *dst);
+
 int64_t kv_l0_encode(struct kv_codec_scratch *s, const uint16_t *src, size_t count, uint8_t *dst,
                      size_t capacity);
 int kv_l0_decode(struct kv_codec_scratch *s, struct span payload, uint16_t *dst, size_t count);

@@ -76,13 +76,13 @@ void kv_codec_scratch_destroy(struct kv_codec_scratch *s)
 
 static uint8_t codec_level(uint8_t codec)
 {
-    return codec == KV_RAW ? KV_L0 : codec;
+    return codec == KV_RAW || codec == KV_SEALED ? KV_L0 : codec; /* of a sealed one it is not known here */
 }
 
 /* Range checks that hold for every piece, made here or elsewhere. */
 static int head_check(const struct kv_piece_head *h)
 {
-    if (h->codec > KV_L4 && h->codec != KV_RAW)
+    if (h->codec > KV_L4 && h->codec != KV_RAW && h->codec != KV_SEALED)
         return -TD_ERR_FORMAT;
     if (h->is_value > 1 || h->quality.fidelity > KV_L4 || h->quality.fidelity < codec_level(h->codec))
         return -TD_ERR_FORMAT;
@@ -96,7 +96,8 @@ static int head_check(const struct kv_piece_head *h)
         h->head_dim > KV_HEAD_DIM_MAX)
         return -TD_ERR_SHAPE;
     bool has_tables = h->codec == KV_L1 || h->codec == KV_L2;
-    if ((h->codec > KV_L2 && h->codec != KV_RAW) || h->table >= (has_tables ? KV_TABLES : 1))
+    bool known = h->codec <= KV_L2 || h->codec == KV_RAW || h->codec == KV_SEALED;
+    if (!known || h->table >= (has_tables ? KV_TABLES : 1))
         return -TD_ERR_UNSUPPORTED;
     return 0;
 }
@@ -228,12 +229,30 @@ static int raw_decode(struct span payload, uint16_t *dst, size_t count)
     return 0;
 }
 
+void kv_piece_authenticated(const struct kv_piece_head *head, size_t payload_size,
+                            uint8_t out[KV_PIECE_HEAD_SIZE])
+{
+    struct kv_piece_head h = *head;
+    h.payload_size = (uint32_t)payload_size;
+    h.crc = 0;
+    head_write(&h, out);
+}
+
+int64_t kv_piece_close(struct kv_piece_head *head, size_t payload_size, uint8_t *dst)
+{
+    head->payload_size = (uint32_t)payload_size;
+    head_write(head, dst);
+    head->crc = piece_crc(dst, dst + KV_PIECE_HEAD_SIZE, payload_size);
+    store_le32(dst + AT_CRC, head->crc);
+    return (int64_t)(KV_PIECE_HEAD_SIZE + payload_size);
+}
+
 int64_t kv_piece_encode(struct kv_codec_scratch *s, struct kv_piece_head *head, const uint16_t *src,
                         uint8_t *dst, size_t capacity)
 {
     head->version = PIECE_VERSION;
     head->quality.fidelity = TD_MAX(head->quality.fidelity, codec_level(head->codec));
-    int rc = head_check(head);
+    int rc = head->codec == KV_SEALED ? -TD_ERR_UNSUPPORTED : head_check(head);
     if (rc < 0)
         return rc;
     size_t count = head_value_count(head);
@@ -248,19 +267,13 @@ int64_t kv_piece_encode(struct kv_codec_scratch *s, struct kv_piece_head *head, 
                    : head->codec == KV_L1 ? kv_l1_encode(src, count, head->table, payload, room)
                    : head->codec == KV_L2 ? kv_l2_encode(s, &form, src, payload, room)
                                           : raw_encode(src, count, payload, room);
-    if (size < 0)
-        return size;
-    head->payload_size = (uint32_t)size;
-    head_write(head, dst);
-    head->crc = piece_crc(dst, payload, (size_t)size);
-    store_le32(dst + AT_CRC, head->crc);
-    return KV_PIECE_HEAD_SIZE + size;
+    return size < 0 ? size : kv_piece_close(head, (size_t)size, dst);
 }
 
 int kv_piece_decode(struct kv_codec_scratch *s, const struct kv_piece_head *head, struct span payload,
                     uint16_t *dst, size_t capacity)
 {
-    int rc = head_check(head);
+    int rc = head->codec == KV_SEALED ? -TD_ERR_UNSUPPORTED : head_check(head);
     if (rc < 0)
         return rc;
     size_t count = head_value_count(head);

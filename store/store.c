@@ -411,7 +411,8 @@ static int check_block(const struct store_block *b, bool held, uint8_t *codec, s
             h.first_token != 0 || h.token_count != KV_BLOCK_TOKENS ||
             kv_quality_better(b->quality, h.quality))
             return -TD_ERR_MISMATCH;
-        *codec = TD_MAX(*codec, h.codec == KV_RAW ? (uint8_t)KV_L0 : h.codec);
+        bool level = h.codec != KV_RAW && h.codec != KV_SEALED;
+        *codec = TD_MAX(*codec, level ? h.codec : (uint8_t)KV_L0);
         *size += b->pieces[i].size;
     }
     return 0;

@@ -1,6 +1,6 @@
 /* fuzz_kv_piece: hostile bytes as a piece. The checksum is made right first, so that the fuzzer reaches the
- * fields and the codecs; what decodes must encode and decode again to the same values. */
-#include "shared/kv_block.h"
+ * fields and the codecs; none of it is a seal's; what decodes must encode and decode again to the same values. */
+#include "shared/kv_seal.h"
 #include <stdlib.h>
 
 #define INPUT_SIZE_MAX  (1u << 16)
@@ -30,6 +30,17 @@ static void check_again(struct kv_codec_scratch *s, struct kv_piece_head head, c
     free(piece);
 }
 
+/* Hostile bytes as a sealed piece: nobody has sealed them. */
+static void check_seal(const uint8_t *piece, size_t size)
+{
+    static struct kv_seal seal;
+    struct kv_block_id name;
+    uint8_t *out = malloc(size);
+    if (kv_seal_open(&seal, (struct span){piece, size}, &name, out) >= 0)
+        abort();
+    free(out);
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     static struct kv_codec_scratch *s;
@@ -46,6 +57,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     store_le32(piece + PAYLOAD_SIZE_AT, (uint32_t)(size - KV_PIECE_HEAD_SIZE));
     store_le32(piece + CRC_AT, 0);
     store_le32(piece + CRC_AT, crc32c(0, piece, size));
+    check_seal(piece, size);
     if (kv_piece_parse(piece, size, &head, &payload) == 0) {
         size_t count = (size_t)head.token_count * head.kv_head_count * head.head_dim;
         uint16_t *values = malloc(count * sizeof *values);

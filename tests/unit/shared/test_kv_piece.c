@@ -407,7 +407,7 @@ static void test_parse_refuses_fields(void **state)
         {4, 2, -TD_ERR_VERSION},
         {5, 2, -TD_ERR_FORMAT /* fidelity 1 under L2 */},
         {5, 5, -TD_ERR_FORMAT},
-        {5, 14, -TD_ERR_FORMAT},
+        {5, 13, -TD_ERR_FORMAT},
         {5, 16, -TD_ERR_FORMAT},
         {6, 2, -TD_ERR_FORMAT},
         {7, 2, -TD_ERR_UNSUPPORTED},
