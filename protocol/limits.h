@@ -34,6 +34,7 @@
 /* messages */
 #define LIMIT_VERSIONS                  8u
 #define LIMIT_RANGES                    64u
+#define LIMIT_FETCH_BLOCKS              16u   /* of one FETCH */
 #define LIMIT_TOKEN_SIZE                128u  /* characters of a bearer credential */
 #define LIMIT_NAME_SIZE                 64u   /* tenant, principal, conversation id, node */
 #define LIMIT_IDEMPOTENCY_SIZE          128u  /* characters of an Idempotency-Key */

@@ -38,7 +38,7 @@ void link_heard(struct link *l, uint64_t now_us);
 /* Queue a control or token frame (copied). -TD_ERR_CLOSED: the link is, or the stream has ended; -TD_ERR_NOMEM; -TD_ERR_FULL: too much is
  * unsent, or for OPEN: the peer takes no further stream now; -TD_ERR_AGAIN: only HELLO, WELCOME and ERROR go before READY; -TD_ERR_ARG,
  * or what wire_check says: the peer would refuse it. The link fills the windows of HELLO and WELCOME and the bulk_size of INGESTED; an
- * INGESTED replaces an unsent one of its stream. An OPEN opens `stream`: odd, above all earlier ones. The edge's CANCEL, the cloud's DONE,
+ * INGESTED replaces an unsent one of its stream. An OPEN opens `stream`, as does a FETCH on a new one: odd, above all earlier ones. The edge's CANCEL, the cloud's DONE,
  * ERROR, CANCEL or OPEN_ACK with need_ids end it (after the edge's CANCEL a DONE may still come). ERROR on stream 0 is link_fail. */
 int link_send(struct link *l, unsigned type, uint32_t stream, const ProtobufCMessage *header,
               const void *payload, size_t payload_size);

@@ -206,6 +206,11 @@ struct link {
     uint64_t pong_id;
 };
 
+/* OPEN does; FETCH on a stream that there never was. */
+static inline bool opens_stream(const struct link *l, unsigned type, uint32_t stream)
+{
+    return type == FRAME_OPEN || (type == FRAME_FETCH && stream > l->stream_last);
+}
 struct stream *stream_find(const struct link *l, uint32_t id);
 int stream_open(struct link *l, uint32_t id);
 void stream_free(struct link *l, struct stream *s);

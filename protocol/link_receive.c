@@ -243,13 +243,14 @@ static int receive_open(struct link *l, const struct wire_frame *f)
     if (rc == -TD_ERR_FULL)
         return link_fault(l, -TD_ERR_LIMIT, "more than %u streams open", l->stream_count_max);
     if (rc < 0)
-        return link_fault(l, -TD_ERR_PROTOCOL, "OPEN of stream %u out of order", f->stream);
+        return link_fault(l, -TD_ERR_PROTOCOL, "%s of stream %u out of order", frame_type_name(f->type),
+                          f->stream);
     return hand_on(l, f);
 }
 
 static int receive_on_stream(struct link *l, struct wire_frame *f, uint64_t now_us)
 {
-    if (f->type == FRAME_OPEN)
+    if (opens_stream(l, f->type, f->stream))
         return receive_open(l, f);
     struct stream *s = stream_find(l, f->stream);
     if (!s && (f->stream % 2 == 0 || f->stream > l->stream_last))

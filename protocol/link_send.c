@@ -52,14 +52,14 @@ static int send_welcome(struct link *l, const ProtobufCMessage *header)
     return rc;
 }
 
-static int send_open(struct link *l, uint32_t id, const ProtobufCMessage *header, const void *payload,
-                     size_t payload_size)
+static int send_open(struct link *l, unsigned type, uint32_t id, const ProtobufCMessage *header,
+                     const void *payload, size_t payload_size)
 {
     if (id % 2 == 0 || id <= l->stream_last)
         return -TD_ERR_ARG;
     if (l->stream_open_count >= l->stream_count_max)
         return -TD_ERR_FULL;
-    int rc = frame_queue_push(&l->control, FRAME_OPEN, id, header, payload, payload_size);
+    int rc = frame_queue_push(&l->control, type, id, header, payload, payload_size);
     l->confirm_wanted = true;
     return rc < 0 ? rc : stream_open(l, id);
 }
@@ -140,8 +140,8 @@ int link_send(struct link *l, unsigned type, uint32_t stream, const ProtobufCMes
         return frame_queue_push(&l->control, type, stream, header, payload, payload_size);
     if (stream == 0 || (type == FRAME_ERROR && l->config.role == LINK_EDGE))
         return -TD_ERR_ARG;
-    if (type == FRAME_OPEN)
-        return send_open(l, stream, header, payload, payload_size);
+    if (opens_stream(l, type, stream))
+        return send_open(l, type, stream, header, payload, payload_size);
     return send_on_stream(l, type, stream, header, payload, payload_size);
 }
 

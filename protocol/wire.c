@@ -17,7 +17,7 @@ static const struct frame_schema schema[FRAME_TYPE_END] = {
     [FRAME_INGESTED] = {"INGESTED", &tandem__ingested__descriptor, FROM_EDGE | FROM_CLOUD, STREAM_ANY,
                         PAYLOAD_NONE},
     [FRAME_NEED] = {"NEED", &tandem__need__descriptor, FROM_CLOUD, STREAM_SOME, PAYLOAD_NONE},
-    [FRAME_FETCH] = {"FETCH", &tandem__fetch__descriptor, FROM_EDGE, STREAM_SOME, PAYLOAD_NONE},
+    [FRAME_FETCH] = {"FETCH", &tandem__fetch__descriptor, FROM_EDGE, STREAM_SOME, PAYLOAD_IDS},
     [FRAME_GENERATE] = {"GENERATE", &tandem__generate__descriptor, FROM_EDGE, STREAM_SOME, PAYLOAD_BIAS},
     [FRAME_TOKEN] = {"TOKEN", &tandem__token__descriptor, FROM_CLOUD, STREAM_SOME, PAYLOAD_IDS},
     [FRAME_DONE] = {"DONE", &tandem__done__descriptor, FROM_CLOUD, STREAM_SOME, PAYLOAD_NONE},

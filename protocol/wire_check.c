@@ -1,7 +1,7 @@
 /* wire_check: what a frame of each type must look like, whoever sent it and whenever. The order of frames is the link's
  * matter; whether a plan or a piece fits the model is the owner's. */
 #include "protocol/wire_schema.h"
-#include "shared/kv_block.h"
+#include "shared/kv_seal.h"
 #include <math.h>
 
 _Static_assert(LIMIT_PROMPT_TOKENS * sizeof(uint32_t) + LIMIT_HEADER_SIZE + WIRE_HEAD_SIZE <=
@@ -49,7 +49,7 @@ static int check_welcome(const Tandem__Welcome *m)
         !text_fits(m->node, LIMIT_NAME_SIZE) || m->connection_window > LIMIT_CREDIT_SIZE ||
         m->stream_window > LIMIT_CREDIT_SIZE)
         return -TD_ERR_LIMIT;
-    if (!bytes_are(m->principal_key, 32))
+    if (!bytes_are(m->principal_key, 32) || (m->seal.len != 0 && !bytes_are(m->seal, KV_SEAL_TAG_SIZE)))
         return -TD_ERR_PROTOCOL;
     return check_version(m->version);
 }
@@ -114,6 +114,20 @@ static int check_hidden(const Tandem__Hidden *m, size_t payload_size)
     return m->count > 0 ? check_part(m->offset, m->total, payload_size) : -TD_ERR_PROTOCOL;
 }
 
+/* The ids of all that lies before the last wanted block's end. Without any (version 0.1) it names no block. */
+static int check_fetch(const Tandem__Fetch *m, size_t payload_size)
+{
+    if (payload_size == 0)
+        return 0;
+    if (m->block_count > LIMIT_FETCH_BLOCKS || m->layer_end > KV_LAYERS_MAX ||
+        m->block_index > LIMIT_PROMPT_TOKENS / KV_BLOCK_TOKENS - LIMIT_FETCH_BLOCKS)
+        return -TD_ERR_LIMIT;
+    size_t tokens = ((size_t)m->block_index + m->block_count) * KV_BLOCK_TOKENS;
+    return m->block_count > 0 && m->layer_begin < m->layer_end && payload_size == tokens * sizeof(uint32_t)
+               ? 0
+               : -TD_ERR_PROTOCOL;
+}
+
 static int check_generate(const Tandem__Generate *m, struct span payload)
 {
     const float values[] = {
@@ -159,6 +173,8 @@ static int check_by_type(const struct wire_frame *f)
         return check_part(f->kv_block->offset, f->kv_block->total, f->payload.size);
     case FRAME_NEED:
         return tokens_fit(f->need->first_token, f->need->count) ? 0 : -TD_ERR_LIMIT;
+    case FRAME_FETCH:
+        return check_fetch(f->fetch, f->payload.size);
     case FRAME_GENERATE:
         return check_generate(f->generate, f->payload);
     case FRAME_TOKEN:

@@ -65,6 +65,8 @@ def main():
     frame("welcome", 2, 0, message(1, version) + b"".join(
         field(n, v) for n, v in [(2, "acme"), (3, "ann"), (4, hash_of(0x30)), (5, 1 << 40), (6, 8 << 20), (7, 2 << 20),
                                  (8, 64), (9, 8192), (10, 3), (11, 7), (12, "node-1:7000")]))
+    frame("welcome_seal", 2, 0, message(1, version) + b"".join(
+        field(n, v) for n, v in [(2, "acme"), (3, "ann"), (4, hash_of(0x30)), (13, 1), (14, hash_of(0x40)[:16])]))
     frame("open", 3, 1, fields(bytes(range(16)), 1700000000000, "conv", 2, hash_of(0x40), 4, 2, hash_of(0x50), 1, True),
           ids(300, 4, 5, 70000))
     frame("open_private", 3, 1, fields(bytes(range(16)), 1700000000000, None, None, None, 130, 2, hash_of(0x50), 1) + field(12, True) +
@@ -78,6 +80,7 @@ def main():
     frame("ingested", 8, 1, fields(2, 192, 128, 5000000000))
     frame("need", 9, 1, fields(2, 64, 64, 3, 8, True))
     frame("fetch", 10, 1, fields(5, 2, 8))
+    frame("fetch_ids", 10, 3, fields(0, 2, 8, 1), ids(*range(1000, 1064)))
     generate = (fields(100, 0.75, 40, 0.95, 0.05, 1.125, -1, 0.5, 0.25) +
                 varint(10 << 3 | 1) + struct.pack("<Q", 0x0123456789ABCDEF) +
                 b"".join(field(n, v) for n, v in [(11, True), (12, 5), (13, True), (14, True)]))

@@ -3,6 +3,7 @@
 #ifndef TANDEM_TESTS_FRAMES_H
 #define TANDEM_TESTS_FRAMES_H
 #include "protocol/link.h"
+#include "shared/kv_block.h"
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>

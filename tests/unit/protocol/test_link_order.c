@@ -286,6 +286,32 @@ static void test_frames_of_streams_never_opened(void **state)
     }
 }
 
+/* On a new one it opens that, and only there; what has ended it does not open again. */
+static void test_fetch_opens_a_stream(void **state)
+{
+    (void)state;
+    struct owner o;
+    cloud_ready(&o, 0, 0);
+    assert_int_equal(give_valid(&o, FRAME_FETCH, 3), 0);
+    assert_int_equal(o.seen[0].type, FRAME_FETCH);
+    assert_int_equal(link_send(o.link, FRAME_DONE, 3, NULL, NULL, 0), 0);
+    assert_int_equal(give_valid(&o, FRAME_FETCH, 3), 0); /* late */
+    assert_int_equal(give_valid(&o, FRAME_FETCH, 1), 0);
+    assert_int_equal(o.seen_count, 1);
+    assert_int_equal(cloud_open(&o, 5), 0);
+    assert_int_equal(give_valid(&o, FRAME_FETCH, 5), 0); /* of a stream that is there */
+    assert_int_equal(o.seen_count, 3);
+    assert_int_equal(give_valid(&o, FRAME_FETCH, 8), -TD_ERR_PROTOCOL);
+    assert_failed(&o, -TD_ERR_PROTOCOL);
+    owner_stop(&o);
+    edge_ready(&o, 0, 0);
+    assert_int_equal(link_send(o.link, FRAME_FETCH, 2, NULL, NULL, 0), -TD_ERR_ARG);
+    assert_int_equal(link_send(o.link, FRAME_FETCH, 1, NULL, NULL, 0), 0);
+    assert_int_equal(edge_open(&o, 1), -TD_ERR_ARG);
+    assert_int_equal(edge_open(&o, 3), 0);
+    owner_stop(&o);
+}
+
 /* How a stream ends, seen by an edge (what it receives or sends) and by a cloud. */
 enum ending { END_DONE, END_ERROR, END_CLOUD_CANCEL, END_NEED_IDS, END_EDGE_CANCEL, END_COUNT };
 
@@ -555,6 +581,7 @@ int main(void)
         cmocka_unit_test(test_unknown_frames),
         cmocka_unit_test(test_stream_ids),
         cmocka_unit_test(test_frames_of_streams_never_opened),
+        cmocka_unit_test(test_fetch_opens_a_stream),
         cmocka_unit_test(test_64_streams_and_no_more),
         cmocka_unit_test(test_streams_come_and_go_for_ever),
         cmocka_unit_test(test_welcome_may_allow_fewer_streams),

@@ -203,7 +203,8 @@ static void test_frames_without_payload(void **state)
 {
     (void)state;
     for (unsigned type = 1; type < FRAME_TYPE_END; type++) {
-        if (type == FRAME_OPEN || type == FRAME_TOKEN || type == FRAME_GENERATE || frame_is_bulk(type))
+        if (type == FRAME_OPEN || type == FRAME_FETCH || type == FRAME_TOKEN || type == FRAME_GENERATE ||
+            frame_is_bulk(type))
             continue;
         bool zero =
             type == FRAME_HELLO || type == FRAME_WELCOME || type == FRAME_PING || type == FRAME_GOAWAY;
@@ -281,6 +282,46 @@ static void test_welcome(void **state)
         *window = LIMIT_CREDIT_SIZE + 1;
         assert_int_equal(judge(FRAME_WELCOME, 0, &m.base, 0), -TD_ERR_LIMIT);
     }
+}
+
+static void test_seal_of_welcome(void **state)
+{
+    (void)state;
+    for (size_t size = 0; size <= 32; size++) {
+        Tandem__Welcome m = welcome_valid();
+        m.seal = BYTES(size);
+        assert_int_equal(judge(FRAME_WELCOME, 0, &m.base, 0), size == 0 || size == 16 ? 0 : -TD_ERR_PROTOCOL);
+    }
+}
+
+static void test_fetch(void **state)
+{
+    (void)state;
+    Tandem__Fetch m = TANDEM__FETCH__INIT;
+    assert_int_equal(judge(FRAME_FETCH, 1, &m.base, 0), 0); /* of nothing */
+    m.block_index = 2, m.block_count = 3, m.layer_begin = 1, m.layer_end = 2;
+    size_t size = 5 * KV_BLOCK_TOKENS * 4;
+    assert_int_equal(judge(FRAME_FETCH, 1, &m.base, size), 0);
+    assert_int_equal(judge(FRAME_FETCH, 1, &m.base, size - 4), -TD_ERR_PROTOCOL);
+    assert_int_equal(judge(FRAME_FETCH, 1, &m.base, size + 4), -TD_ERR_PROTOCOL);
+    m.layer_begin = 2;
+    assert_int_equal(judge(FRAME_FETCH, 1, &m.base, size), -TD_ERR_PROTOCOL);
+    m.layer_end = KV_LAYERS_MAX;
+    assert_int_equal(judge(FRAME_FETCH, 1, &m.base, size), 0);
+    m.layer_end = KV_LAYERS_MAX + 1;
+    assert_int_equal(judge(FRAME_FETCH, 1, &m.base, size), -TD_ERR_LIMIT);
+    m.layer_begin = 0, m.layer_end = 1, m.block_index = 5, m.block_count = 0;
+    assert_int_equal(judge(FRAME_FETCH, 1, &m.base, size), -TD_ERR_PROTOCOL);
+    m.block_index = 0, m.block_count = LIMIT_FETCH_BLOCKS;
+    assert_int_equal(judge(FRAME_FETCH, 1, &m.base, LIMIT_FETCH_BLOCKS * KV_BLOCK_TOKENS * 4), 0);
+    m.block_count++;
+    assert_int_equal(judge(FRAME_FETCH, 1, &m.base, (LIMIT_FETCH_BLOCKS + 1) * KV_BLOCK_TOKENS * 4),
+                     -TD_ERR_LIMIT);
+    m.block_index = LIMIT_PROMPT_TOKENS / KV_BLOCK_TOKENS - LIMIT_FETCH_BLOCKS;
+    m.block_count = LIMIT_FETCH_BLOCKS; /* up to the longest prompt's end */
+    assert_int_equal(judge(FRAME_FETCH, 1, &m.base, LIMIT_PROMPT_TOKENS * 4), 0);
+    m.block_index++, m.block_count--;
+    assert_int_equal(judge(FRAME_FETCH, 1, &m.base, LIMIT_PROMPT_TOKENS * 4), -TD_ERR_LIMIT);
 }
 
 static void test_open(void **state)
@@ -635,6 +676,8 @@ int main(void)
         cmocka_unit_test(test_frames_without_payload),
         cmocka_unit_test(test_hello),
         cmocka_unit_test(test_welcome),
+        cmocka_unit_test(test_seal_of_welcome),
+        cmocka_unit_test(test_fetch),
         cmocka_unit_test(test_open),
         cmocka_unit_test(test_private_open),
         cmocka_unit_test(test_longest_prompt),

@@ -87,6 +87,11 @@ static void test_greetings(void **state)
     m.connection_window = 8 << 20, m.stream_window = 2 << 20, m.stream_count_max = 64, m.context_max = 8192;
     m.codec_mask = 3, m.hidden_mask = 7, m.node = name_node;
     check_frame("welcome", FRAME_WELCOME, 0, &m.base, NULL, 0);
+    tandem__welcome__init(&m);
+    m.version = &version;
+    m.tenant = name_acme, m.principal = name_ann, m.principal_key = hash_of(0x30);
+    m.features = WIRE_FEATURE_PRIVATE, m.seal = hash_of(0x40), m.seal.len = 16;
+    check_frame("welcome_seal", FRAME_WELCOME, 0, &m.base, NULL, 0);
 }
 
 static void test_opening(void **state)
@@ -144,6 +149,11 @@ static void test_planning(void **state)
     Tandem__Fetch fetch = TANDEM__FETCH__INIT;
     fetch.block_index = 5, fetch.layer_begin = 2, fetch.layer_end = 8;
     check_frame("fetch", FRAME_FETCH, 1, &fetch.base, NULL, 0);
+    uint8_t wanted[4 * KV_BLOCK_TOKENS];
+    for (uint32_t i = 0; i < KV_BLOCK_TOKENS; i++)
+        store_le32(wanted + 4 * i, 1000 + i);
+    fetch.block_index = 0, fetch.block_count = 1;
+    check_frame("fetch_ids", FRAME_FETCH, 3, &fetch.base, wanted, sizeof wanted);
 }
 
 static void test_bulk(void **state)
