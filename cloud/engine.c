@@ -97,7 +97,7 @@ static bool take_memory(struct engine *e)
 
 static bool start_helpers(struct engine *e)
 {
-    e->ingest = ingest_create(&e->model.shape, e->writes != NULL, wake, e);
+    e->ingest = ingest_create(&e->model.shape, e->writes != NULL, e->config.seal, wake, e);
     if (!e->ingest || !e->config.tiers)
         return e->ingest != NULL;
     size_t block = kv_piece_values(&e->model.shape, KV_BLOCK_TOKENS) * 2 * e->model.shape.layer_count;

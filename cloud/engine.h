@@ -15,6 +15,8 @@
  *   - A prefix hit is capped at prompt_count - 1; whole blocks only. Quality must satisfy the request's `accept`; the quality of what is computed on top is no better than what it was computed from.
  *   - Edge range with k layers: layers [k, L) run as soon as HIDDEN rows are there in order; decode needs KV of [0, k) of all earlier positions: what has not come when it is needed (stall limit) or
  *     came damaged is recomputed from the token ids; pieces outside the plan, of a wrong shape or non-finite are refused (protocol error of that stream).
+ *   - KV that this node sealed and a device gives back (KV_SEALED) is taken where its name is the one that the tokens give, and its quality will do. Anything
+ *     else is a miss. It goes to `own` all the same: what its values were made from need not have been the cloud's alone.
  *   - A private prompt's ids are not known here. Its device names the blocks; what would have to be computed from ids is asked of the device (ENGINE_NEED),
  *     or the request fails. Penalties see the reply alone. The blocks that the reply fills have no names, and are not kept.
  *   - No text, ids or block ids are logged. */
@@ -24,6 +26,7 @@
 #include "kernels/sampler.h"
 #include "protocol/generation.h"
 #include "protocol/plan.h"
+#include "shared/kv_seal.h"
 #include "store/tier.h"
 
 struct engine;
@@ -37,6 +40,7 @@ struct engine_config {
     uint32_t sequences_max;            /* running at once, 0: 64; more wait */
     uint32_t waiting_max;              /* 0: 256; beyond: -TD_ERR_FULL (429) */
     uint32_t context_max;              /* 0: the model's */
+    const struct kv_seal *seal;        /* NULL: none; pieces sealed by it are taken back */
     uint64_t swap_size; /* bytes of host memory for KV that a device has no room for; 0: none */
     /* KV pieces that make no progress for so long when they are needed are recomputed; 0: 2000 */
     uint32_t kv_stall_ms;
@@ -109,6 +113,7 @@ struct engine_generate {
 struct engine_open {
     char tenant[LIMIT_NAME_SIZE + 1], principal[LIMIT_NAME_SIZE + 1];
     uint8_t shared_key[CRYPTO_KEY_SIZE], own_key[CRYPTO_KEY_SIZE];
+    uint8_t seal_key[CRYPTO_KEY_SIZE]; /* kv_seal_name_key; zeros: nothing is sealed */
     uint8_t request_id[GEN_REQUEST_ID_SIZE];
     uint64_t attempt;
     int32_t *ids; /* malloc'ed, taken over: prompt, then held reply tokens */

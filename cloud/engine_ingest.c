@@ -238,7 +238,9 @@ static void take_piece(struct engine *e, struct sequence *s, struct ingest_piece
     s->uplink_size += p->wire_size;
     if (p->status == 0)
         s->uplink_raw_size += kv_piece_values(&e->model.shape, p->head.token_count) * sizeof(uint16_t);
-    if (p->status == -TD_ERR_CHECKSUM || !has_room(e, s, 0)) {
+    bool lost = p->status == -TD_ERR_CHECKSUM ||
+                (p->status == 0 && p->sealed && !sequence_takes_sealed(s, &e->model, p));
+    if (lost || !has_room(e, s, 0)) {
         metric_add(e->metrics.rejected,
                    1); /* a miss: the block will not become whole, so do not wait for it */
         if (p->block_index < sequence_blocks(s->plan_end))

@@ -9,7 +9,8 @@
 
 struct ingest {
     struct kv_shape shape;
-    bool for_device;
+    bool for_device, seals;
+    struct kv_seal seal;
     struct kv_codec_scratch *scratch; /* the thread's */
     struct queue *in, *out;
     atomic_uint inside;
@@ -45,12 +46,31 @@ void ingest_piece_free(struct ingest_piece *piece)
     free(piece);
 }
 
+/* What was sealed takes the place of the seal. wire_size stays: so much came. */
+static int unseal(struct ingest_piece *piece, const struct kv_seal *seal)
+{
+    struct span sealed = {piece->wire, piece->wire_size};
+    uint8_t *opened = seal && sealed.size > KV_SEAL_OVERHEAD ? malloc(sealed.size - KV_SEAL_OVERHEAD) : NULL;
+    int64_t size = opened ? kv_seal_open(seal, sealed, &piece->name, opened) : -TD_ERR_CRYPTO;
+    if (size < 0) {
+        free(opened);
+        return -TD_ERR_CHECKSUM;
+    }
+    free(piece->wire);
+    piece->wire = opened;
+    piece->sealed = true;
+    int rc = kv_piece_parse(opened, (size_t)size, &piece->head, &piece->payload);
+    return rc < 0 || piece->head.codec == KV_SEALED || piece->head.block_index != piece->block_index
+               ? -TD_ERR_CHECKSUM
+               : 0;
+}
+
 static int decode(struct ingest_piece *piece, const struct kv_shape *shape, bool for_device,
-                  struct kv_codec_scratch *scratch)
+                  const struct kv_seal *seal, struct kv_codec_scratch *scratch)
 {
     struct kv_piece_head *head = &piece->head;
     if (kv_piece_parse(piece->wire, piece->wire_size, head, &piece->payload) < 0 ||
-        head->block_index != piece->block_index)
+        head->block_index != piece->block_index || (head->codec == KV_SEALED && unseal(piece, seal) < 0))
         return -TD_ERR_CHECKSUM;
     if (head->kv_head_count != shape->kv_head_count || head->head_dim != shape->head_dim ||
         head->layer >= shape->layer_count)
@@ -69,9 +89,9 @@ static int decode(struct ingest_piece *piece, const struct kv_shape *shape, bool
 }
 
 void ingest_decode(struct ingest_piece *piece, const struct kv_shape *shape, bool for_device,
-                   struct kv_codec_scratch *scratch)
+                   const struct kv_seal *seal, struct kv_codec_scratch *scratch)
 {
-    piece->status = decode(piece, shape, for_device, scratch);
+    piece->status = decode(piece, shape, for_device, seal, scratch);
     if (piece->status == 0 && !piece->values)
         return;
     free(piece->wire);
@@ -86,7 +106,7 @@ static void *ingest_main(void *arg)
         struct ingest_piece *piece = queue_pop(g->in, INGEST_WAIT_US);
         if (!piece)
             continue;
-        ingest_decode(piece, &g->shape, g->for_device, g->scratch);
+        ingest_decode(piece, &g->shape, g->for_device, g->seals ? &g->seal : NULL, g->scratch);
         if (queue_push(g->out, piece) < 0) /* closed: nobody will take it */
             ingest_piece_free(piece);
         else
@@ -100,17 +120,21 @@ static void ingest_free(struct ingest *g)
     queue_destroy(g->in);
     queue_destroy(g->out);
     kv_codec_scratch_destroy(g->scratch);
+    crypto_wipe(&g->seal, sizeof g->seal);
     free(g);
 }
 
-struct ingest *ingest_create(const struct kv_shape *shape, bool for_device, void (*wake)(void *ctx),
-                             void *ctx)
+struct ingest *ingest_create(const struct kv_shape *shape, bool for_device, const struct kv_seal *seal,
+                             void (*wake)(void *ctx), void *ctx)
 {
     struct ingest *g = calloc(1, sizeof *g);
     if (!g)
         return NULL;
     g->shape = *shape;
     g->for_device = for_device;
+    g->seals = seal != NULL;
+    if (seal)
+        g->seal = *seal;
     g->wake = wake;
     g->wake_ctx = ctx;
     g->scratch = kv_codec_scratch_create(shape);

@@ -7,10 +7,13 @@
  * For a device that decodes, pieces stay as they came, and it finds what is not finite. L0 is decoded here all the same: its planes are zstd
  * frames, which only a CPU opens.
  *
+ * A sealed piece is opened first: then it is the one in it, and has the name that it was sealed with. One that this node did not seal, or that was
+ * altered, counts as damaged.
+ *
  * A piece that does not parse was damaged on its way: it is a miss. One that parses but cannot be right is the peer's fault. */
 #ifndef TANDEM_CLOUD_INGEST_H
 #define TANDEM_CLOUD_INGEST_H
-#include "shared/kv_block.h"
+#include "shared/kv_seal.h"
 
 #define INGEST_PIECES_MAX 2048
 
@@ -20,7 +23,9 @@ struct ingest_piece {
     uint32_t epoch, block_index; /* as the frame said; block_index has to equal head.block_index */
     uint32_t wire_size;
     uint8_t *wire; /* malloc'ed; NULL once decoded here */
-    int status;    /* 0; -TD_ERR_CHECKSUM: damaged; else the peer's fault */
+    bool sealed;   /* it was, by this node, with this name */
+    struct kv_block_id name;
+    int status; /* 0; -TD_ERR_CHECKSUM: damaged; else the peer's fault */
     struct kv_piece_head head;
     uint16_t *values;    /* malloc'ed [kv_head][token][head_dim] when status is 0; NULL: still encoded */
     size_t values_size;  /* bytes of it */
@@ -32,12 +37,12 @@ struct ingest_piece *ingest_piece_create(uint64_t sequence, uint32_t epoch, uint
 void ingest_piece_free(struct ingest_piece *piece);
 /* What the thread does with each piece: fills status, head and values, or payload. for_device: see above. */
 void ingest_decode(struct ingest_piece *piece, const struct kv_shape *shape, bool for_device,
-                   struct kv_codec_scratch *scratch);
+                   const struct kv_seal *seal, struct kv_codec_scratch *scratch);
 
 struct ingest;
-/* wake(ctx): called on the thread after each result. NULL without memory or threads. */
-struct ingest *ingest_create(const struct kv_shape *shape, bool for_device, void (*wake)(void *ctx),
-                             void *ctx);
+/* seal: copied; NULL: this node seals nothing. wake(ctx): called on the thread after each result. NULL without memory or threads. */
+struct ingest *ingest_create(const struct kv_shape *shape, bool for_device, const struct kv_seal *seal,
+                             void (*wake)(void *ctx), void *ctx);
 void ingest_destroy(struct ingest *g); /* frees what is inside */
 /* Any thread. Takes the piece on 0; else -TD_ERR_FULL or -TD_ERR_CLOSED and it is still the caller's. */
 int ingest_push(struct ingest *g, struct ingest_piece *piece);

@@ -30,6 +30,21 @@ static void extend_chains(struct sequence *s, const struct seq_model *m)
     }
 }
 
+bool sequence_takes_sealed(struct sequence *s, const struct seq_model *m, const struct ingest_piece *piece)
+{
+    static const struct kv_block_id root;
+    uint32_t block = piece->head.block_index;
+    if (s->is_private || block >= s->ids_count / KV_BLOCK_TOKENS)
+        return false;
+    for (; s->sealed_count <= block; s->sealed_count++) {
+        struct seq_block *b = &s->blocks[s->sealed_count];
+        kv_block_id_next(s->seal_key, s->sealed_count ? &b[-1].sealed : &root, m->fingerprint, m->layout_hash,
+                         s->ids + (size_t)s->sealed_count * KV_BLOCK_TOKENS, &b->sealed);
+    }
+    return memcmp(&s->blocks[block].sealed, &piece->name, sizeof piece->name) == 0 &&
+           kv_quality_accepts(piece->head.quality, s->accept, m->numerics);
+}
+
 /* Blocks of a private prompt have one name each, which is the principal's own in any case: the only place to look for it, and to put it. */
 static void take_names(struct sequence *s, struct engine_open *open)
 {
@@ -76,6 +91,7 @@ struct sequence *sequence_create(const struct seq_model *m, struct engine_open *
     memcpy(s->principal, open->principal, sizeof s->principal);
     memcpy(s->shared_key, open->shared_key, sizeof s->shared_key);
     memcpy(s->own_key, open->own_key, sizeof s->own_key);
+    memcpy(s->seal_key, open->seal_key, sizeof s->seal_key);
     s->accept = open->accept;
     s->no_cache = open->no_cache;
     s->direct = open->direct;
@@ -130,6 +146,7 @@ void sequence_free(struct sequence *s)
     free(s->sealed);
     crypto_wipe(s->shared_key, sizeof s->shared_key);
     crypto_wipe(s->own_key, sizeof s->own_key);
+    crypto_wipe(s->seal_key, sizeof s->seal_key);
     free(s->blocks);
     free(s->pages);
     free(s->have);

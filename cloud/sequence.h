@@ -37,11 +37,11 @@ enum seq_state {
 };
 
 struct seq_block {
-    struct kv_block_id shared, own;
-    uint16_t edge_layers;           /* k of the edge range with rows in this block; 0: none */
-    uint8_t edge_first, edge_count; /* these rows, within the block */
-    uint8_t fidelity;               /* worst level of what a device sent into it */
-    uint8_t numerics;               /* of what a device sent into it; 0: nothing yet */
+    struct kv_block_id shared, own, sealed; /* the last: below sealed_count */
+    uint16_t edge_layers;                   /* k of the edge range with rows in this block; 0: none */
+    uint8_t edge_first, edge_count;         /* these rows, within the block */
+    uint8_t fidelity;                       /* worst level of what a device sent into it */
+    uint8_t numerics;                       /* of what a device sent into it; 0: nothing yet */
     bool from_device, closed;
     bool on_disk, swapped;     /* to be read; on its way from host memory */
     bool read;                 /* it came from a tier, for this admission */
@@ -79,7 +79,7 @@ struct sequence {
     void *sink_ctx;
     struct generation *gen;
     char tenant[LIMIT_NAME_SIZE + 1], principal[LIMIT_NAME_SIZE + 1];
-    uint8_t shared_key[CRYPTO_KEY_SIZE], own_key[CRYPTO_KEY_SIZE];
+    uint8_t shared_key[CRYPTO_KEY_SIZE], own_key[CRYPTO_KEY_SIZE], seal_key[CRYPTO_KEY_SIZE];
     enum kv_accept accept;
     uint8_t edge_numerics; /* of the edge that is attached, or was last; enum kv_numerics */
     bool no_cache, direct;
@@ -108,7 +108,7 @@ struct sequence {
     uint32_t *pages;          /* [block_capacity]; PAGE_NONE: not taken yet */
     uint32_t page_count;      /* pages held */
     uint64_t *have;           /* [block_capacity][have_words]: bit layer * 2 + is_value */
-    uint32_t block_capacity, have_words, chain_count;
+    uint32_t block_capacity, have_words, chain_count, sealed_count;
     uint32_t high, complete;
     uint32_t cached_count;     /* tokens, whole blocks */
     uint32_t published;        /* blocks that the cache and the store have been told of */
@@ -211,6 +211,8 @@ int sequence_hidden(struct sequence *s, const struct seq_model *m, uint32_t epoc
 enum piece_verdict { PIECE_TAKE, PIECE_DROP, PIECE_REFUSE };
 enum piece_verdict sequence_check_piece(const struct sequence *s, const struct ingest_piece *piece,
                                         struct td_error *err);
+/* May a piece that was sealed here be used where it came: is it of these tokens, of this principal, and good enough? */
+bool sequence_takes_sealed(struct sequence *s, const struct seq_model *m, const struct ingest_piece *piece);
 /* The piece is in its page now. */
 void sequence_take_piece(struct sequence *s, const struct ingest_piece *piece);
 void sequence_stage_piece(struct sequence *s, struct ingest_piece *piece); /* no page yet: keep it */

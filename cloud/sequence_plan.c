@@ -22,7 +22,9 @@ static int check_range(const struct sequence *s, const struct seq_model *m, cons
     if (!last && plan_range_end(r) % KV_BLOCK_TOKENS != 0)
         return td_fail(err, -TD_ERR_PROTOCOL,
                        "the plan has an edge range that ends at token %u, within a block", plan_range_end(r));
-    bool known = r->codec <= KV_L2 || r->codec == KV_RAW || r->codec == PLAN_CODEC_NONE;
+    bool sealed = r->codec == KV_SEALED && !s->is_private && r->layers == m->shape.layer_count &&
+                  r->first_token % KV_BLOCK_TOKENS == 0 && plan_range_end(r) % KV_BLOCK_TOKENS == 0;
+    bool known = r->codec <= KV_L2 || r->codec == KV_RAW || r->codec == PLAN_CODEC_NONE || sealed;
     if (!known || r->hidden_dtype > HIDDEN_INT8)
         return td_fail(err, -TD_ERR_PROTOCOL,
                        "the plan has a range of codec %u and hidden type %u, which are not known here",
@@ -373,13 +375,14 @@ enum piece_verdict sequence_check_piece(const struct sequence *s, const struct i
     const struct plan_range *r = h->block_index < sequence_blocks(s->plan_end)
                                      ? edge_range_of(s, h->block_index, &first, &count)
                                      : NULL;
-    if (!r || h->layer >= r->layers || h->codec != r->codec || h->first_token != first ||
+    uint8_t codec = p->sealed ? KV_SEALED : h->codec;
+    if (!r || h->layer >= r->layers || codec != r->codec || h->first_token != first ||
         h->token_count != count) {
         if (p->epoch < s->epoch)
             return PIECE_DROP;
         td_fail(err, -TD_ERR_PROTOCOL,
                 "a KV piece of block %u, layer %u, codec %u, %u tokens is not in the plan", h->block_index,
-                h->layer, h->codec, h->token_count);
+                h->layer, codec, h->token_count);
         return PIECE_REFUSE;
     }
     const struct seq_block *b = &s->blocks[h->block_index];

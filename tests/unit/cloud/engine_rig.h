@@ -54,6 +54,15 @@ struct rig {
     struct engine *engine;
 };
 
+/* Of every rig. */
+static inline const struct kv_seal *rig_seal(void)
+{
+    static struct kv_seal seal;
+    static const uint8_t master[CRYPTO_KEY_SIZE] = {7, 7, 7};
+    kv_seal_derive(master, &seal);
+    return &seal;
+}
+
 static inline struct backend *rig_backend(const struct rig *r, uint32_t pages, uint32_t rows)
 {
     struct td_error err = {0};
@@ -111,6 +120,7 @@ static inline void rig_start_engine(struct rig *r)
                                        kv_dtype_layer_size(o->kv_dtype, shape.kv_head_count, shape.head_dim) *
                                        shape.layer_count * o->swap_pages,
                                    .tiers = r->tiers,
+                                   .seal = rig_seal(),
                                    .tokenizer = o->end_tokens ? r->tokenizer : NULL,
                                    .token_budget = budget,
                                    .sequences_max = o->sequences_max ? o->sequences_max : 20,
@@ -301,6 +311,7 @@ static inline struct engine_open client_open_of(struct client *c, const int32_t 
                                .sink_ctx = c};
     memset(open.shared_key, 1, sizeof open.shared_key);
     kv_principal_key(open.shared_key, open.principal, open.own_key);
+    kv_seal_name_key(rig_seal(), open.tenant, open.principal, open.seal_key);
     store_le64(open.request_id, next_request++);
     open.ids = malloc((prompt_count + held_count + 1) * sizeof *open.ids);
     memcpy(open.ids, ids, (prompt_count + held_count) * sizeof *ids);

@@ -63,7 +63,7 @@ static void values_come_back_in_order(void **state)
     static const uint8_t codecs[] = {KV_L0, KV_RAW, KV_L0};
     uint16_t want[64 * 2 * 16];
     atomic_store(&wakes, 0);
-    struct ingest *g = ingest_create(&shape, false, count_wake, &wakes);
+    struct ingest *g = ingest_create(&shape, false, NULL, count_wake, &wakes);
     for (uint32_t i = 0; i < 200; i++)
         assert_int_equal(
             ingest_push(g, make(&shape, i, i % 4, codecs[i % 3], (uint16_t)(1 + i % 64), i, false)), 0);
@@ -91,7 +91,7 @@ static void later_results_wait(void **state)
 {
     (void)state;
     atomic_store(&wakes, 0);
-    struct ingest *g = ingest_create(&shape, false, count_wake, &wakes);
+    struct ingest *g = ingest_create(&shape, false, NULL, count_wake, &wakes);
     ingest_gather(g);
     assert_int_equal(ingest_push(g, make(&shape, 0, 0, KV_RAW, 64, 0, false)), 0);
     while (atomic_load(&wakes) == 0)
@@ -106,7 +106,7 @@ static void later_results_wait(void **state)
 static int status_of(struct ingest_piece *piece)
 {
     struct kv_codec_scratch *scratch = kv_codec_scratch_create(&shape);
-    ingest_decode(piece, &shape, false, scratch);
+    ingest_decode(piece, &shape, false, NULL, scratch);
     int status = piece->status;
     ingest_piece_free(piece);
     kv_codec_scratch_destroy(scratch);
@@ -150,9 +150,9 @@ static void what_a_device_decodes_stays_encoded(void **state)
     for (size_t i = 0; i < TD_COUNT(codecs); i++) {
         struct ingest_piece *twin = make(&shape, 1, 0, codecs[i], 64, 5, false),
                             *piece = make(&shape, 1, 0, codecs[i], 64, 5, false);
-        ingest_decode(twin, &shape, false, scratch);
+        ingest_decode(twin, &shape, false, NULL, scratch);
         memcpy(want, twin->values, sizeof want);
-        ingest_decode(piece, &shape, true, scratch);
+        ingest_decode(piece, &shape, true, NULL, scratch);
         assert_int_equal(piece->status, 0);
         if (codecs[i] == KV_L0) {
             assert_null(piece->wire);
@@ -168,12 +168,12 @@ static void what_a_device_decodes_stays_encoded(void **state)
     }
     struct ingest_piece *bad = make(&shape, 1, 0, KV_L1, 64, 5, false);
     bad->wire[bad->wire_size - 1] ^= 1;
-    ingest_decode(bad, &shape, true, scratch);
+    ingest_decode(bad, &shape, true, NULL, scratch);
     assert_int_equal(bad->status, -TD_ERR_CHECKSUM);
     assert_null(bad->wire);
     ingest_piece_free(bad);
     bad = make(&(struct kv_shape){4, 2, 8}, 1, 0, KV_L1, 64, 5, false);
-    ingest_decode(bad, &shape, true, scratch);
+    ingest_decode(bad, &shape, true, NULL, scratch);
     assert_int_equal(bad->status, -TD_ERR_SHAPE);
     ingest_piece_free(bad);
     kv_codec_scratch_destroy(scratch);
@@ -182,7 +182,7 @@ static void what_a_device_decodes_stays_encoded(void **state)
 static void never_more_than_the_bound(void **state)
 {
     (void)state;
-    struct ingest *g = ingest_create(&shape, false, count_wake, &wakes);
+    struct ingest *g = ingest_create(&shape, false, NULL, count_wake, &wakes);
     for (uint32_t i = 0; i < INGEST_PIECES_MAX; i++)
         assert_int_equal(ingest_push(g, make(&shape, i, 0, KV_RAW, 1, i, false)), 0);
     struct ingest_piece *more = make(&shape, 0, 0, KV_RAW, 1, 0, false);
