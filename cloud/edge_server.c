@@ -79,6 +79,10 @@ static int welcome(struct edge_connection *c)
     m.hidden_mask = 1u << HIDDEN_F32 | 1u << HIDDEN_F16 | 1u << HIDDEN_INT8;
     m.node = (char *)s->node;
     m.features = WIRE_FEATURE_PRIVATE;
+    if (s->fetcher) {
+        m.seal = (ProtobufCBinaryData){sizeof s->seal.tag, s->seal.tag};
+        kv_seal_name_key(&s->seal, c->who.tenant, c->who.principal, c->seal_key);
+    }
     int rc = link_send(c->link, FRAME_WELCOME, 0, &m.base, NULL, 0);
     c->ready = rc == 0;
     if (c->ready)
@@ -151,6 +155,7 @@ static void arm(struct edge_connection *c, uint64_t least_us)
 
 static void detach_streams(struct edge_connection *c)
 {
+    edge_fetch_forget(c);
     while (c->streams) {
         engine_port_detach(c->server->service->engine, &c->streams->listener);
         edge_stream_free(c->streams);
@@ -210,6 +215,7 @@ static void on_part(void *user)
 static int64_t next(void *user, uint8_t *dst, size_t capacity)
 {
     struct edge_connection *c = user;
+    edge_fetch_go_on(c);
     int64_t size = link_next(c->link, dst, capacity, clock_mono_us());
     if (size == 0 && !c->lingering)
         arm(c, 1000);
@@ -303,6 +309,7 @@ struct edge_server *edge_server_create(struct service *service)
         return NULL;
     s->service = service;
     s->connections_max = LIMIT_CONNECTIONS_PER_PRINCIPAL;
+    s->fetches_max = EDGE_FETCHES_MAX;
     s->handler = (struct ws_handler){.on_open = on_open,
                                      .on_message = on_message,
                                      .on_part = on_part,
@@ -335,6 +342,7 @@ const struct ws_handler *edge_server_ws_handler(struct edge_server *s)
 static void end_connection(struct edge_connection *c, int code, const char *why)
 {
     log_info("cloud", "edge of %s/%s at %s is sent away: %s", c->who.tenant, c->who.principal, c->peer, why);
+    edge_fetch_forget(c);
     while (c->streams)
         edge_stream_fail(c->streams, code, why, 0);
     link_fail(c->link, code, why);
@@ -346,6 +354,7 @@ void edge_server_tick(struct edge_server *s)
 {
     for (struct edge_connection *c = s->connections, *after; c; c = after) {
         after = c->next;
+        edge_fetch_tick(c, clock_mono_us());
         if (c->ready && !auth_still_valid(s->service->auth, c->who.hash))
             end_connection(c, -TD_ERR_AUTH, "the token was revoked or has expired");
     }

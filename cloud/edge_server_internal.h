@@ -1,5 +1,5 @@
-/* edge_server_internal: what edge_server.c (connections), edge_server_stream.c (streams: frames to commands), edge_server_event.c (events to frames) and
- * edge_server_conversation.c (reading and saving conversations) share. */
+/* edge_server_internal: what edge_server.c (connections), edge_server_stream.c (streams: frames to commands), edge_server_event.c (events to frames),
+ * edge_server_conversation.c (reading and saving conversations) and edge_server_fetch.c (KV for devices to keep) share. */
 #ifndef TANDEM_CLOUD_EDGE_SERVER_INTERNAL_H
 #define TANDEM_CLOUD_EDGE_SERVER_INTERNAL_H
 #include "cloud/edge_server.h"
@@ -7,16 +7,20 @@
 #include "protocol/link.h"
 #include "shared/metrics.h"
 
-#define EDGE_WAITING_MAX 4096u    /* commands that wait in one stream while it is OPENING */
-#define EDGE_LINGER_US   2000000u /* from the link's end to the socket's: time for the last frames */
-#define EDGE_RETRY_MS    1000u    /* what an edge is told when there is no room */
+#define EDGE_WAITING_MAX   4096u     /* commands that wait in one stream while it is OPENING */
+#define EDGE_LINGER_US     2000000u  /* from the link's end to the socket's: time for the last frames */
+#define EDGE_FETCHES_MAX   8u        /* of all edges together; one of each connection */
+#define EDGE_FETCH_LATE_US 30000000u /* for a block: what takes longer gives its place up */
+#define EDGE_FETCH_MS      5000u     /* what an edge is told when the node has no time for it */
+#define EDGE_RETRY_MS      1000u     /* what an edge is told when there is no room */
 
 struct edge_server {
     struct service *service;
     struct ws_handler handler;
     struct edge_connection *connections;
     uint32_t connection_count, stream_count;
-    uint32_t connections_max; /* of one principal; tests lower it */
+    uint32_t connections_max; /* of one principal; tests lower it, as the next */
+    uint32_t fetches_max, fetch_count;
     struct log_limit log_refused, log_failures;
     struct metric *connections_gauge, *streams_gauge, *refused, *protocol_errors, *saved, *save_failures;
 };
@@ -34,7 +38,9 @@ struct edge_connection {
     bool receiving; /* inside link_receive: it flushes once at the end */
     struct auth_identity who;
     uint8_t shared_key[CRYPTO_KEY_SIZE], own_key[CRYPTO_KEY_SIZE];
-    uint32_t numerics; /* the edge's: enum kv_numerics */
+    uint8_t seal_key[CRYPTO_KEY_SIZE]; /* zeros: this node seals nothing */
+    struct edge_fetch *fetch;          /* NULL: none is under way */
+    uint32_t numerics;                 /* the edge's: enum kv_numerics */
     struct edge_stream *streams;
 };
 
@@ -91,6 +97,19 @@ void edge_stream_free(struct edge_stream *s);
 void edge_stream_fail(struct edge_stream *s, int code, const char *text, uint32_t retry_after_ms);
 /* The ids are complete: open the sequence and send on what has waited. Takes ids. */
 void edge_stream_begin(struct edge_stream *s, struct engine_open *open);
+
+/* ERROR as the last frame of a stream that is none of ours (any more). */
+void edge_stream_send_error(struct edge_connection *c, uint32_t id, int code, const char *text,
+                            uint32_t retry_after_ms);
+int edge_stream_ids(struct span payload, uint32_t vocab_count, int32_t **out); /* malloc'ed; to be wiped */
+
+/* ---- FETCH ---- */
+int edge_fetch_begin(struct edge_connection *c, const struct wire_frame *f);
+/* The link has sent something: the next block, or the end. */
+void edge_fetch_go_on(struct edge_connection *c);
+void edge_fetch_tick(struct edge_connection *c, uint64_t now_us);
+void edge_fetch_cancelled(struct edge_connection *c, uint32_t stream); /* if it is this one */
+void edge_fetch_forget(struct edge_connection *c);                     /* the connection is over */
 
 /* ---- events ---- */
 void edge_stream_event(struct engine_listener *l, const struct engine_event *event);

@@ -166,8 +166,8 @@ void edge_stream_free(struct edge_stream *s)
     free(s);
 }
 
-static void send_error(struct edge_connection *c, uint32_t id, int code, const char *text,
-                       uint32_t retry_after_ms)
+void edge_stream_send_error(struct edge_connection *c, uint32_t id, int code, const char *text,
+                            uint32_t retry_after_ms)
 {
     Tandem__Error m = TANDEM__ERROR__INIT;
     char cut[LIMIT_TEXT_SIZE + 1];
@@ -189,7 +189,7 @@ void edge_stream_fail(struct edge_stream *s, int code, const char *text, uint32_
     uint32_t id = s->id;
     engine_port_cancel(c->server->service->engine, &s->listener, false, 0);
     edge_stream_free(s); /* before ERROR ends the stream in the link: its bytes are granted again */
-    send_error(c, id, code, text, retry_after_ms);
+    edge_stream_send_error(c, id, code, text, retry_after_ms);
     edge_connection_flush(c);
 }
 
@@ -224,7 +224,7 @@ void edge_stream_begin(struct edge_stream *s, struct engine_open *open)
 
 /* ---- OPEN ---- */
 
-static int decode_ids(struct span payload, uint32_t vocab_count, int32_t **out)
+int edge_stream_ids(struct span payload, uint32_t vocab_count, int32_t **out)
 {
     size_t count = payload.size / 4;
     int32_t *ids = malloc((count + 1) * sizeof *ids);
@@ -263,7 +263,7 @@ static int decode_private(const struct edge_connection *c, const Tandem__Open *m
     uint32_t blocks = m->prompt_count / KV_BLOCK_TOKENS;
     struct span held = {payload.data + (size_t)blocks * TD_HASH_SIZE, m->held_count * sizeof(uint32_t)};
     int32_t *reply = NULL;
-    int rc = decode_ids(held, vocab_count, &reply);
+    int rc = edge_stream_ids(held, vocab_count, &reply);
     if (rc < 0)
         return rc;
     open->ids = malloc(((size_t)m->prompt_count + m->held_count) * sizeof *open->ids);
@@ -320,6 +320,7 @@ static void fill_open(struct engine_open *open, const struct edge_connection *c,
     memcpy(open->principal, c->who.principal, sizeof open->principal);
     memcpy(open->shared_key, c->shared_key, CRYPTO_KEY_SIZE);
     memcpy(open->own_key, c->own_key, CRYPTO_KEY_SIZE);
+    memcpy(open->seal_key, c->seal_key, CRYPTO_KEY_SIZE);
     memcpy(open->request_id, m->request_id.data, GEN_REQUEST_ID_SIZE);
 }
 
@@ -359,8 +360,9 @@ static int on_open(struct edge_connection *c, const struct wire_frame *f)
     fill_open(&open, c, m);
     struct edge_stream *s = NULL;
     int rc = check_open(c, m, &text);
-    if (rc == 0 && (rc = m->private_prompt ? decode_private(c, m, f->payload, service->vocab_count, &open)
-                                           : decode_ids(f->payload, service->vocab_count, &open.ids)) < 0)
+    if (rc == 0 &&
+        (rc = m->private_prompt ? decode_private(c, m, f->payload, service->vocab_count, &open)
+                                : edge_stream_ids(f->payload, service->vocab_count, &open.ids)) < 0)
         text = rc == -TD_ERR_FORMAT ? "OPEN carries a token id that the model does not have"
                                     : "not enough memory";
     size_t ids_count = m->private_prompt ? (size_t)m->prompt_count + m->held_count : f->payload.size / 4;
@@ -373,7 +375,8 @@ static int on_open(struct edge_connection *c, const struct wire_frame *f)
             crypto_wipe(open.ids, ids_count * sizeof *open.ids);
         free(open.ids);
         free(open.names);
-        send_error(c, f->stream, rc, text, rc == -TD_ERR_CLOSED || rc == -TD_ERR_NOMEM ? EDGE_RETRY_MS : 0);
+        edge_stream_send_error(c, f->stream, rc, text,
+                               rc == -TD_ERR_CLOSED || rc == -TD_ERR_NOMEM ? EDGE_RETRY_MS : 0);
     } else if (m->conversation_length == 0) {
         edge_stream_begin(s, &open);
     } else {
@@ -383,6 +386,7 @@ static int on_open(struct edge_connection *c, const struct wire_frame *f)
     }
     crypto_wipe(open.shared_key, sizeof open.shared_key);
     crypto_wipe(open.own_key, sizeof open.own_key);
+    crypto_wipe(open.seal_key, sizeof open.seal_key);
     return 0;
 }
 
@@ -458,6 +462,10 @@ int edge_stream_frame(struct edge_connection *c, const struct wire_frame *f)
     if (f->type == FRAME_OPEN)
         return on_open(c, f);
     struct edge_stream *s = edge_stream_find(c, f->stream);
+    if (!s && f->type == FRAME_FETCH)
+        return edge_fetch_begin(c, f);
+    if (!s && f->type == FRAME_CANCEL)
+        edge_fetch_cancelled(c, f->stream);
     if (!s || s->finishing) { /* it is over here; the edge did not know when it sent this */
         if (frame_is_bulk(f->type))
             link_consumed(c->link, f->stream, f->payload.size);

@@ -99,7 +99,8 @@ static int start_loop(struct node *n, struct td_error *err)
         return -TD_ERR_INTERNAL;
     v->inbox = inbox_create(v->loop);
     v->io = v->inbox ? io_worker_create(v->inbox) : NULL;
-    v->engine = v->io ? engine_port_create(n->engine, v->inbox) : NULL;
+    v->fetcher = v->io ? io_worker_create(v->inbox) : NULL;
+    v->engine = v->fetcher ? engine_port_create(n->engine, v->inbox) : NULL;
     n->edges = v->engine ? edge_server_create(v) : NULL;
     n->direct = n->edges ? direct_create(v) : NULL;
     n->timer = n->direct ? net_timer_create(v->loop, on_tick, n) : NULL;
@@ -227,6 +228,7 @@ void node_destroy(struct node *n)
     engine_destroy(n->engine);
     if (v->engine)
         engine_port_stop(v->engine);
+    io_worker_destroy(v->fetcher);
     io_worker_destroy(v->io);
     net_loop_destroy(v->loop);
     direct_destroy(n->direct);
@@ -236,6 +238,7 @@ void node_destroy(struct node *n)
     inbox_destroy(v->inbox);
     conv_index_destroy(v->conversations);
     tenant_keys_destroy(v->keys);
+    crypto_wipe(&v->seal, sizeof v->seal);
     tiers_destroy(n->tiers);
     if (v->store)
         store_close(v->store);

@@ -2,7 +2,7 @@
  * that was under way can bring it back:
  *
  *   1. the loop lets nobody of the tenant in any more, and ends its requests and connections: edges hold names and keys that go with the tenant
- *   2. the worker comes to the end of what it was given before: turns that were being saved are saved, and erased with the rest
+ *   2. the workers come to the end of what they were given before: turns that were being saved are saved, and erased with the rest
  *   3. the engine ends what it has of the tenant, and nothing is left on its way to the store (engine_forget.c)
  *   4. the store and its tiers; then what was remembered of its keys and conversations
  *   5. the door is open again: who is still let in begins anew, with new keys. Revoke a tenant's tokens first if that should not be.
@@ -66,6 +66,16 @@ static void at_barrier(struct io_job *job)
     answer((struct node *)((char *)job - offsetof(struct node, erase.barrier)), 0);
 }
 
+/* What reads blocks for edges to keep comes to the end of that, too. */
+static void at_first_barrier(struct io_job *job)
+{
+    struct node *n = (struct node *)((char *)job - offsetof(struct node, erase.barrier));
+    n->erase.barrier = (struct io_job){.work = nothing, .done = at_barrier};
+    int rc = io_worker_submit(n->service.fetcher, &n->erase.barrier);
+    if (rc < 0)
+        answer(n, rc);
+}
+
 static void close_door(void *arg)
 {
     struct node *n = arg;
@@ -74,7 +84,7 @@ static void close_door(void *arg)
     memcpy(n->service.erasing, n->erase.tenant, sizeof n->service.erasing);
     edge_server_end_tenant(n->edges, n->erase.tenant, WHY);
     direct_end_tenant(n->direct, n->erase.tenant, WHY);
-    n->erase.barrier = (struct io_job){.work = nothing, .done = at_barrier};
+    n->erase.barrier = (struct io_job){.work = nothing, .done = at_first_barrier};
     int rc = io_worker_submit(n->service.io, &n->erase.barrier);
     if (rc < 0)
         answer(n, rc);

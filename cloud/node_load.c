@@ -214,6 +214,7 @@ int node_open_store(struct node *n, struct td_error *err)
         rc = store_open(&config, &n->service.store, err);
     if (rc == 0)
         rc = admin_set_store(n->admin, n->service.store, config.master_key);
+    kv_seal_derive(config.master_key, &n->service.seal);
     crypto_wipe(config.master_key, sizeof config.master_key);
     struct tier_redis_config remote = {.host = s->redis_host,
                                        .port = s->redis_port,
@@ -227,6 +228,7 @@ int node_open_store(struct node *n, struct td_error *err)
         rc = tiers_create(&tiers, &n->tiers, err);
     if (rc < 0)
         return rc;
+    n->service.tiers = n->tiers;
     n->service.conversations = conv_index_create(n->service.store, INDEX_ENTRIES_MAX);
     n->service.keys = tenant_keys_create(n->service.store);
     if (!n->service.conversations || !n->service.keys)
@@ -280,6 +282,7 @@ int node_start_engine(struct node *n, struct td_error *err)
     struct engine_config config = {.model = n->model,
                                    .backend = backend,
                                    .tiers = n->tiers,
+                                   .seal = &n->service.seal,
                                    .tokenizer = n->tokenizer,
                                    .token_budget = (uint32_t)s->token_budget,
                                    .sequences_max = (uint32_t)s->sequences,

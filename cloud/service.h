@@ -7,6 +7,7 @@
 #include "protocol/io_worker.h"
 #include "cloud/tenant_keys.h"
 #include "shared/chat_template.h"
+#include "shared/kv_seal.h"
 #include "store/conversation.h"
 
 struct service {
@@ -18,6 +19,9 @@ struct service {
     struct conv_index *conversations;
     struct auth *auth;
     struct tenant_keys *keys;
+    struct io_worker *fetcher; /* NULL: FETCH is not answered here; else the next two are set */
+    struct tiers *tiers;
+    struct kv_seal seal;
     const struct tokenizer *tokenizer;
     enum chat_template_kind template_kind;
     const char *model_name, *node;

@@ -32,7 +32,8 @@ struct engine { /* one, static */
     struct fake_command commands[FAKE_COMMANDS_MAX];
     unsigned count, taken;
     uint64_t sequences;
-    int refuse_code; /* what commands called refuse_name answer, refuse_times more times */
+    uint32_t waiting; /* what it says of itself */
+    int refuse_code;  /* what commands called refuse_name answer, refuse_times more times */
     char refuse_name[8];
     unsigned refuse_times;
 };
@@ -99,7 +100,7 @@ static inline void fake_reset(void)
 {
     for (unsigned i = 0; i < fake.count; i++)
         free(fake.commands[i].open.ids), free(fake.commands[i].open.names);
-    fake.count = fake.taken = fake.refuse_times = 0;
+    fake.count = fake.taken = fake.refuse_times = fake.waiting = 0;
 }
 
 /* ---- events ---- */
@@ -230,6 +231,13 @@ int engine_cancel(struct engine *e, uint64_t sequence, bool finished, uint32_t k
     struct fake_command c = {.sequence = sequence, .finished = finished, .keep_count = keep_count};
     (void)e;
     return fake_command(&c, "cancel");
+}
+
+void engine_stats(struct engine *e, struct engine_stats *out)
+{
+    pthread_mutex_lock(&e->lock);
+    *out = (struct engine_stats){.waiting = e->waiting};
+    pthread_mutex_unlock(&e->lock);
 }
 
 int engine_detach(struct engine *e, uint64_t sequence)

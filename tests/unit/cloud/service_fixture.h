@@ -3,6 +3,7 @@
 #define TANDEM_TESTS_SERVICE_FIXTURE_H
 #include "fake_engine.h"
 #include "loop_fixture.h"
+#include "store/tiers.h"
 
 static inline void fixture_tick_now(void *arg)
 {
@@ -94,6 +95,7 @@ static inline int fixture_stop(void **state)
     net_loop_stop(v->loop);
     pthread_join(fx.thread, NULL);
     engine_port_stop(v->engine);
+    io_worker_destroy(v->fetcher); /* of tests that made one */
     io_worker_destroy(v->io);
     net_loop_destroy(v->loop);
     direct_destroy(fx.direct);
@@ -102,6 +104,7 @@ static inline int fixture_stop(void **state)
     inbox_destroy(v->inbox);
     conv_index_destroy(v->conversations);
     tenant_keys_destroy(v->keys);
+    tiers_destroy(v->tiers);
     store_close(v->store);
     auth_close(v->auth);
     tokenizer_destroy(fx.tokenizer);
