@@ -86,7 +86,7 @@ static bool reconsider_plans(struct agent *a)
 /* Nobody waits for the link: no request is still on its way up. */
 static bool link_is_idle(const struct agent *a)
 {
-    if (uplink_state(a->uplink) != UPLINK_READY)
+    if (uplink_state(a->uplink) != UPLINK_READY || fetcher_is_busy(a->fetcher))
         return false;
     for (const struct flight *f = a->flights; f; f = f->next)
         if (f->state < FLIGHT_OPEN || (f->state == FLIGHT_OPEN && !f->acked))
@@ -138,10 +138,14 @@ static void on_tick(void *ctx)
     bool uploading = reconsider_plans(a);
     if (!uploading)
         probe_link(a);
+    bool idle = a->flight_count == 0 && !a->drained && uplink_state(a->uplink) == UPLINK_READY;
+    uint64_t fetch_us = fetcher_run(a->fetcher, idle && !a->draining, clock_mono_us());
     if (a->flight_count > 0) {
         net_timer_start(a->tick, uploading ? TICK_UPLOAD_US : TICK_US);
     } else if (!a->drained) {
         uint64_t wait_us = wants_probes(a) ? estimates_probe_wait_us(&a->estimates, clock_mono_us()) : 0;
+        if (fetch_us > 0 && (wait_us == 0 || fetch_us < wait_us))
+            wait_us = fetch_us;
         if (wait_us > 0)
             net_timer_start(a->tick, wait_us);
     } else if (!a->ending && io_worker_pending(a->worker) > 0) {
@@ -288,6 +292,7 @@ static void on_ready(void *ctx, const Tandem__Welcome *w)
     a->away_since_us = 0;
     a->features = w->features;
     take_welcome(a);
+    fetcher_ready(a->fetcher, w);
     probe_link(a);
     if (a->flight_count == 0)
         net_timer_start(a->tick, ESTIMATES_SOON_US);
@@ -299,13 +304,19 @@ static void on_lost(void *ctx)
     struct agent *a = ctx;
     estimates_link_lost(&a->estimates);
     a->away_since_us = clock_mono_us();
+    fetcher_lost(a->fetcher);
     each_flight(a, flight_lost);
 }
 
 static int on_frame(void *ctx, void *owner, const struct wire_frame *frame)
 {
-    (void)ctx;
-    return wire_frame(owner, frame);
+    struct agent *a = ctx;
+    if (owner != a->fetcher)
+        return wire_frame(owner, frame);
+    int rc = fetcher_frame(a->fetcher, frame);
+    if (!fetcher_is_busy(a->fetcher))
+        net_timer_start(a->tick, 1); /* for what follows */
+    return rc;
 }
 
 static void on_room(void *ctx)
@@ -530,6 +541,10 @@ static int make_uplink(struct agent *a, struct td_error *err)
     memcpy(config.fingerprint, a->env.fingerprint, TD_HASH_SIZE);
     memcpy(config.layout_hash, a->env.layout_hash, TD_HASH_SIZE);
     a->uplink = uplink_create(&config);
+    if (a->uplink && a->config.kv_whole && a->disk && config.layers_held < config.layer_count) {
+        struct kv_shape shape = model_kv_shape(a->model);
+        a->fetcher = fetcher_create(a->uplink, a->disk, &shape);
+    }
     a->tick = net_timer_create(a->loop, on_tick, a);
     a->worker = io_worker_create(a->inbox);
     return a->uplink && a->tick && a->worker ? 0 : td_fail(err, -TD_ERR_NOMEM, "not enough memory to start");
@@ -596,6 +611,7 @@ void agent_destroy(struct agent *a)
         a->flights = next;
     }
     inbox_destroy(a->inbox);
+    fetcher_destroy(a->fetcher);
     uplink_destroy(a->uplink);
     if (a->tick)
         net_timer_destroy(a->tick);

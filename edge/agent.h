@@ -44,7 +44,7 @@ struct agent_config { /* strings are borrowed for the agent's life */
     unsigned threads;      /* of the prefill backend; 0: all cores */
     uint64_t kv_memory;    /* bytes for the device's own KV */
     uint64_t kv_disk;      /* bytes of it on the disk, in data_dir; 0: none */
-    bool kv_whole;         /* of all layers that are held here, computed in idle time */
+    bool kv_whole;         /* of all layers: computed in idle time, or with a slice fetched (fetcher.h) */
     const char *words_path;
     bool filter_pii;
     const char *data_dir; /* conversations, keys */

@@ -13,6 +13,7 @@
 #define TANDEM_EDGE_AGENT_INTERNAL_H
 #include "edge/agent.h"
 #include "edge/estimates.h"
+#include "edge/fetcher.h"
 #include "edge/identity.h"
 #include "edge/pipeline.h"
 #include "edge/planner.h"
@@ -73,7 +74,8 @@ struct agent {
     uint32_t kv_tokens;     /* that the device's memory holds */
     uint32_t fill_layers;   /* that replies are run through in idle time: the last k that was planned */
     struct estimates estimates;
-    struct kv_disk *disk; /* NULL: none */
+    struct kv_disk *disk;    /* NULL: none */
+    struct fetcher *fetcher; /* NULL: nothing is fetched */
     struct local_kv *kv;
     struct pipeline *pipeline;
     struct inbox *inbox; /* results of the pipeline, finished jobs of the worker */

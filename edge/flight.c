@@ -360,6 +360,29 @@ static void fill_timings(struct flight *f, uint32_t count)
     }
 }
 
+/* The conversation as it is now: its KV is asked for when there is time. What the cloud is not told the ids of it cannot name. */
+static void want_sealed(struct flight *f)
+{
+    const struct edge_turn *t = &f->turn;
+    struct agent *a = f->agent;
+    uint32_t blocks = (t->ids_count + t->reply_count) / KV_BLOCK_TOKENS;
+    if (!a->fetcher || !t->has_turn || f->is_private || blocks == 0)
+        return;
+    int32_t *ids = malloc(((size_t)t->ids_count + t->reply_count) * sizeof *ids);
+    struct kv_block_id *chain = malloc(blocks * sizeof *chain);
+    if (ids && chain) {
+        memcpy(ids, t->ids, t->ids_count * sizeof *ids);
+        memcpy(ids + t->ids_count, t->reply, t->reply_count * sizeof *ids);
+        local_kv_chain(t->principal_key, a->env.fingerprint, a->env.layout_hash, NULL, ids,
+                       blocks * KV_BLOCK_TOKENS, chain);
+        fetcher_want(a->fetcher, ids, chain, blocks);
+    }
+    if (ids)
+        crypto_wipe(ids, ((size_t)t->ids_count + t->reply_count) * sizeof *ids);
+    free(ids);
+    free(chain);
+}
+
 /* not_kept: there was a turn to be stored, and the conversation that the client was told of does not hold it. */
 static void complete(struct flight *f, bool not_kept)
 {
@@ -368,6 +391,8 @@ static void complete(struct flight *f, bool not_kept)
                               .completion_tokens = f->turn.reply_count,
                               .cached_tokens = f->cached_told ? f->cached_tokens : f->local.held};
     f->sink = NULL;
+    if (!not_kept)
+        want_sealed(f);
     fill_timings(f, f->turn.reply_count);
     if (sink && not_kept)
         sink->not_kept(f->ctx);

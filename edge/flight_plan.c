@@ -174,6 +174,7 @@ static void fill_model(const struct flight *f, struct planner_state *s)
     m->chunk_tokens = a->config.chunk_tokens;
     for (uint8_t type = 0; type < TD_COUNT(m->row_size); type++)
         m->row_size[type] = (double)hidden_wire_size(type, 1, a->model->params.embd_size);
+    m->sealed_size = kv_size(a, KV_L0); /* as the cloud keeps it, mostly */
     m->kv_size = kv_size(a, s->accept == KV_ACCEPT_EXACT && s->codec != KV_RAW ? KV_L0 : s->codec);
     estimates_fill(&a->estimates, clock_mono_us(), m);
     m->queue_us = (double)f->queue_tokens * s->layer_count * m->cloud.base_ns * 1e-3 + (double)f->load_us;
@@ -237,6 +238,14 @@ static void make_plan(struct flight *f, struct plan *out)
         state.depths = depths;
         state.unread_tokens = unread > 0 ? unread_tokens(a, unread, &state.model.edge) : 0;
     }
+    bool may_give_back = state.cached_known && !f->no_edge && !f->local.made && !f->is_private;
+    if (may_give_back && a->fetcher && a->pipeline) {
+        uint32_t begin = state.cached_tokens / KV_BLOCK_TOKENS;
+        uint32_t count = 0;
+        if (begin < blocks) /* exact: then both sides have the same arithmetic */
+            count = fetcher_held(a->fetcher, f->turn.chain, begin, blocks, f->accept, KV_NUMERICS_CPU_V1);
+        state.sealed_until = count ? (begin + count) * KV_BLOCK_TOKENS : 0;
+    }
     planner_plan(&state, out);
     out->model = state.model;
     free(depths);
@@ -295,8 +304,17 @@ static uint32_t most_layers(const struct plan *p)
 {
     uint32_t layers = 0;
     for (uint32_t i = 0; i < p->range_count; i++)
-        layers = TD_MAX(layers, p->ranges[i].layers);
+        if (p->ranges[i].codec != KV_SEALED)
+            layers = TD_MAX(layers, p->ranges[i].layers);
     return layers;
+}
+
+static bool gives_back(const struct plan *p)
+{
+    bool any = false;
+    for (uint32_t i = 0; i < p->range_count; i++)
+        any |= p->ranges[i].layers > 0 && p->ranges[i].codec == KV_SEALED;
+    return any;
 }
 
 /* Ranges of more layers than this device holds (another one began the generation, or no memory is left) become the cloud's; so do those that are
@@ -306,7 +324,10 @@ static void cap_plan(struct flight *f)
     uint32_t held = f->work && !f->no_edge && !f->local.made ? f->agent->layers : 0;
     for (uint32_t i = 0; i < f->plan.range_count; i++) {
         struct plan_range *r = &f->plan.ranges[i];
-        if (r->layers > held)
+        bool sealed = r->codec == KV_SEALED && f->work && !f->no_edge && fetcher_tag(f->agent->fetcher);
+        if (sealed && r->layers > 0)
+            continue;
+        if (r->layers > held || r->codec == KV_SEALED)
             r->layers = r->codec = r->hidden_dtype = 0;
         else if (r->layers > 0)
             held = r->layers;
@@ -379,12 +400,14 @@ static int carry_plan_out(struct flight *f, uint32_t rows_begin, uint32_t kv_beg
     f->rows_until = rows_begin;
     wire_feed_pipeline(f, true);
     uint32_t deepest = most_layers(&f->plan);
-    if (deepest > 0 && f->work) {
+    if ((deepest > 0 || gives_back(&f->plan)) && f->work) {
         struct pipeline_send send = {.epoch = f->epoch,
                                      .rows_begin = rows_begin,
                                      .kv_begin = kv_begin - kv_begin % KV_BLOCK_TOKENS,
                                      .range_count = f->plan.range_count};
         memcpy(send.ranges, f->plan.ranges, f->plan.range_count * sizeof *send.ranges);
+        if (fetcher_tag(a->fetcher))
+            memcpy(send.seal, fetcher_tag(a->fetcher), sizeof send.seal);
         f->edge_layers = TD_MAX(f->edge_layers, deepest);
         a->fill_layers = f->plan.layers ? f->plan.layers : a->fill_layers;
         f->local.run = 0; /* a send ends it */
@@ -403,7 +426,8 @@ static int carry_plan_out(struct flight *f, uint32_t rows_begin, uint32_t kv_beg
 /* Of a range's KV: the agent's level, or one that a request's fidelity or the cloud asked for instead. */
 static const char *codec_name(const struct agent *a, uint8_t codec)
 {
-    static const char *const others[] = {[KV_RAW] = "raw", [KV_L0] = "l0", [KV_L1] = "l1"};
+    static const char *const others[] = {
+        [KV_RAW] = "raw", [KV_L0] = "l0", [KV_L1] = "l1", [KV_SEALED] = "sealed"};
     return codec == a->config.codec->codec ? a->config.codec->name
            : codec < TD_COUNT(others)      ? others[codec]
                                            : NULL;

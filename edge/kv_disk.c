@@ -147,24 +147,41 @@ double kv_disk_layer_us(struct kv_disk *d)
 
 /* ---- what is there ---- */
 
-static uint32_t stored_layers(struct kv_disk *d, const struct kv_block_id *id)
+static uint32_t stored_layers(struct kv_disk *d, const struct kv_block_id *id, struct kv_quality *quality)
 {
     struct store_block_info info;
     bool there = store_find(d->store, d->tenant, id, &info) == 0 && info.layer_begin == 0;
+    if (there)
+        *quality = info.quality;
     return there ? info.layer_end : 0;
+}
+
+static bool rests(struct kv_disk *d)
+{
+    pthread_mutex_lock(&d->lock);
+    bool yes = d->late || (d->rest_until_us && clock_mono_us() < d->rest_until_us);
+    pthread_mutex_unlock(&d->lock);
+    return yes;
 }
 
 uint32_t kv_disk_layers(struct kv_disk *d, const struct kv_block_id *id)
 {
-    pthread_mutex_lock(&d->lock);
-    bool rests = d->late || (d->rest_until_us && clock_mono_us() < d->rest_until_us);
-    pthread_mutex_unlock(&d->lock);
-    return rests ? 0 : stored_layers(d, id);
+    struct kv_quality quality;
+    return rests(d) ? 0 : stored_layers(d, id, &quality);
+}
+
+bool kv_disk_accepts(struct kv_disk *d, const struct kv_block_id *id, uint32_t layers, enum kv_accept accept,
+                     enum kv_numerics numerics)
+{
+    struct kv_quality quality;
+    return !rests(d) && stored_layers(d, id, &quality) >= layers &&
+           kv_quality_accepts(quality, accept, numerics);
 }
 
 bool kv_disk_lacks(struct kv_disk *d, const struct kv_block_id *id, uint32_t layers)
 {
-    return stored_layers(d, id) < layers;
+    struct kv_quality quality;
+    return stored_layers(d, id, &quality) < layers;
 }
 
 void kv_disk_touch(struct kv_disk *d, const struct kv_block_id *chain, uint32_t count)

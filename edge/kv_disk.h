@@ -27,6 +27,9 @@ void kv_disk_destroy(struct kv_disk *d); /* NULL: nothing happens */
 
 /* Layers [0, n) of the block that could be read; 0: none. No I/O. */
 uint32_t kv_disk_layers(struct kv_disk *d, const struct kv_block_id *id);
+/* Has it so many layers, of a quality that will do? */
+bool kv_disk_accepts(struct kv_disk *d, const struct kv_block_id *id, uint32_t layers, enum kv_accept accept,
+                     enum kv_numerics numerics);
 /* A request uses this chain; its blocks count as used, wherever they are. */
 void kv_disk_touch(struct kv_disk *d, const struct kv_block_id *chain, uint32_t count);
 /* Does a put of so many layers add anything? */

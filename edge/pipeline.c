@@ -83,7 +83,8 @@ void pipeline_send(struct pipeline *p, struct pipeline_job *job, const struct pi
     job->stuck = false;
     job->fill_layers = 0; /* as deep as the prompt's first range, which is its deepest */
     for (uint32_t i = 0; i < send->range_count; i++)
-        job->fill_layers = TD_MAX(job->fill_layers, send->ranges[i].layers);
+        if (send->ranges[i].codec != KV_SEALED)
+            job->fill_layers = TD_MAX(job->fill_layers, send->ranges[i].layers);
     pthread_cond_broadcast(&p->changed);
     pthread_mutex_unlock(&p->lock);
 }
@@ -314,13 +315,19 @@ uint32_t pipeline_chunk_end(const struct pipeline *p, uint32_t position, uint32_
 
 /* ---- steps ---- */
 
-/* The first edge range that ends behind a token; NULL: none. */
-static const struct plan_range *edge_range(const struct pipeline_send *send, uint32_t token)
+static const struct plan_range *find_range(const struct pipeline_send *send, uint32_t token, bool sealed)
 {
     for (uint32_t i = 0; i < send->range_count; i++)
-        if (send->ranges[i].layers > 0 && plan_range_end(&send->ranges[i]) > token)
+        if (send->ranges[i].layers > 0 && (send->ranges[i].codec == KV_SEALED) == sealed &&
+            plan_range_end(&send->ranges[i]) > token)
             return &send->ranges[i];
     return NULL;
+}
+
+/* The first edge range that ends behind a token; NULL: none. Not those of sealed pieces, which are only read. */
+static const struct plan_range *edge_range(const struct pipeline_send *send, uint32_t token)
+{
+    return find_range(send, token, false);
 }
 
 /* HIDDEN of rows [begin, end) at p->hidden: those that are wanted, or at k = L the range's last one. */
@@ -385,8 +392,27 @@ static void begin_again(struct pipeline *p, struct pipeline_job *job, const stru
         pipeline_drop_pages(p, job, 0);
     else if (edge_range(send, send->rows_begin) && job->position > send->rows_begin)
         pipeline_drop_pages(p, job, send->rows_begin / KV_BLOCK_TOKENS);
-    job->kv_next = send->kv_begin;
+    job->kv_next = job->sealed_next = send->kv_begin;
     job->epoch = send->epoch;
+}
+
+/* The next block of a sealed range. False: there is none. Where it cannot be read the cloud has to compute it. */
+static bool hand_on_sealed(struct pipeline *p, struct pipeline_job *job, const struct pipeline_send *send)
+{
+    const struct plan_range *r = find_range(send, job->sealed_next, true);
+    if (!r)
+        return false;
+    uint32_t block = TD_MAX(job->sealed_next, r->first_token) / KV_BLOCK_TOKENS;
+    struct pipeline_event e = {.type = PIPELINE_MESSAGES};
+    int rc = disk_sealed(p, job, send->seal, block, plan_range_end(r) / KV_BLOCK_TOKENS, &e.messages);
+    if (rc == 0) {
+        job->sealed_next = (block + 1) * KV_BLOCK_TOKENS;
+        hand_on(p, job, e);
+    } else {
+        message_list_free(e.messages);
+        send_failed(p, job, rc, false);
+    }
+    return true;
 }
 
 /* One chunk, with the layers of the range at its first token; below the edge ranges with those of the first. */
@@ -418,6 +444,8 @@ static void send_step(struct pipeline *p, struct pipeline_job *job, const struct
     const struct pipeline_send *send = &step->send;
     if (job->epoch != send->epoch)
         begin_again(p, job, send);
+    if (hand_on_sealed(p, job, send))
+        return;
     const struct plan_range *r = edge_range(send, job->position), *first = edge_range(send, 0);
     bool rows_failed = false;
     int rc = 0;

@@ -7,6 +7,7 @@
  *     fill    when neither is to be done: run whole blocks that are not in the local KV yet (replies, missing depth), so that a later turn finds them; if that
  *             is wished, through all layers once the job is closed, from the first token on: rows between layers are not kept
  * Sending and decoding take turns, a chunk or a token each.
+ * Ranges of sealed pieces are read from the device's disk and handed on as they lie there, before anything else of the job: nothing is computed of them.
  * What is whole goes to the device's disk before that, and a prompt's blocks come back from there before they are computed (pipeline_disk.c).
  * A job's send can be replaced at any time with a higher epoch. Either what was handed on so far is void (the link was lost) and only what was
  * computed is kept; or the plan changed further on only, and what was handed on under the epochs since then stays good.
@@ -26,6 +27,7 @@
 #include "protocol/inbox.h"
 #include "protocol/plan.h"
 #include "protocol/wire.h"
+#include "shared/kv_seal.h"
 #include "shared/tokenizer.h"
 
 #define PIPELINE_OUT_SIZE  (32u << 20)
@@ -116,6 +118,7 @@ struct pipeline_send {
     /* borders of edge ranges lie on block borders, except the prompt's end */
     struct plan_range ranges[LIMIT_RANGES];
     uint32_t range_count;
+    uint8_t seal[KV_SEAL_TAG_SIZE]; /* with ranges of KV_SEALED: whose */
 };
 /* What was handed on before is void. */
 void pipeline_send(struct pipeline *p, struct pipeline_job *job, const struct pipeline_send *send);

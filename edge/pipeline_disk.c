@@ -4,12 +4,16 @@
  * that has given way in memory meanwhile is not saved: PIPELINE_SAVES_MAX of them are noted, later ones are not.
  *
  * Fetching brings the next block of a prompt into memory's cache, where it is taken like any other. It has a budget: all waiting for one prompt is at most
- * what computing the blocks that it got would have taken, and one block, or the disk's patience, more. So it is never slower than computing by more than that. */
+ * what computing the blocks that it got would have taken, and one block, or the disk's patience, more. So it is never slower than computing by more than that.
+ *
+ * Sealed blocks (fetcher.h) are only read, and sent. */
 #include "edge/estimates.h"
+#include "edge/fetcher.h"
 #include "edge/pipeline_internal.h"
 #include <stdlib.h>
 
-#define SMOOTH 0.25
+#define SMOOTH             0.25
+#define SEALED_PATIENCE_US 500000u /* for one block: the link needs longer for most */
 
 /* ---- saving ---- */
 
@@ -152,4 +156,25 @@ bool disk_fetch(struct pipeline *p, struct pipeline_job *job, uint32_t limit_tok
     job->spared_us += good ? block_us : 0;
     job->no_disk = !good;
     return good;
+}
+
+/* ---- sealed blocks ---- */
+
+int disk_sealed(struct pipeline *p, const struct pipeline_job *job, const uint8_t *tag, uint32_t block,
+                uint32_t end, struct pipeline_message **list)
+{
+    struct kv_disk *disk = local_kv_disk(p->config.kv);
+    struct kv_block_id ids[KV_DISK_AHEAD];
+    struct tier_block *found = NULL;
+    uint32_t count = block < end && end <= job->chain_count ? TD_MIN(end - block, KV_DISK_AHEAD) : 0;
+    if (!disk || count == 0)
+        return -TD_ERR_NOTFOUND;
+    for (uint32_t i = 0; i < count; i++)
+        sealed_block_id(tag, &job->chain[block + i], &ids[i]);
+    uint64_t patience_us = TD_MAX(p->config.disk_patience_us, SEALED_PATIENCE_US);
+    int rc = kv_disk_take(disk, ids, count, patience_us, &found);
+    if (rc == 0)
+        rc = found->block.block_index == block ? emit_sealed(p, &found->block, list) : -TD_ERR_MISMATCH;
+    tier_block_release(found);
+    return rc;
 }

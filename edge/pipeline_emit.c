@@ -81,6 +81,24 @@ int emit_rows(struct pipeline *p, const float *rows, uint32_t first_token, uint3
     return 0;
 }
 
+int emit_sealed(const struct pipeline *p, const struct store_block *block, struct pipeline_message **list)
+{
+    if (block->layer_begin != 0 || block->layer_end != p->layer_count)
+        return -TD_ERR_SHAPE;
+    for (uint32_t i = 0; i < 2 * p->layer_count; i++) {
+        const struct span *piece = &block->pieces[i];
+        struct pipeline_message *m = append(list, FRAME_KV_BLOCK, piece->size);
+        if (!m)
+            return -TD_ERR_NOMEM;
+        memcpy(m->payload, piece->data, piece->size);
+        m->block_index = block->block_index;
+        m->layer = i / 2;
+        m->is_value = i % 2;
+        m->raw_size = sizeof(uint16_t) * kv_piece_values(&p->shape, KV_BLOCK_TOKENS);
+    }
+    return 0;
+}
+
 static int emit_piece(struct pipeline *p, const uint16_t *values, struct kv_piece_head *head,
                       struct pipeline_message **list)
 {

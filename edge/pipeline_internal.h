@@ -27,6 +27,7 @@ struct pipeline_job {
     uint32_t page_count;
     uint32_t position;         /* tokens [0, position) have been run, their KV is in pages */
     uint32_t depth;            /* in layers [0, depth) at least; UINT32_MAX while position is 0 */
+    uint32_t sealed_next;      /* the same of sealed pieces */
     uint32_t kv_next;          /* KV of tokens below has been handed on, or is not wanted */
     uint32_t published;        /* blocks */
     uint32_t epoch;            /* that the position belongs to */
@@ -112,6 +113,8 @@ void decode_measure(struct pipeline *p, uint32_t page);
  * does not fit the type, -TD_ERR_NOMEM. */
 int emit_rows(struct pipeline *p, const float *rows, uint32_t first_token, uint32_t count, uint32_t layers,
               uint8_t dtype, struct pipeline_message **list);
+/* The pieces of a sealed block as they are, appended to *list. */
+int emit_sealed(const struct pipeline *p, const struct store_block *block, struct pipeline_message **list);
 /* Pieces of layers [0, layers) of the first token_count tokens of a block, appended to *list. */
 int emit_block(struct pipeline *p, uint32_t page, uint32_t block_index, uint32_t token_count, uint32_t layers,
                uint8_t codec, struct pipeline_message **list);
@@ -125,6 +128,9 @@ bool disk_has_saves(const struct pipeline *p);
 void disk_save_next(struct pipeline *p);
 void disk_computed(struct pipeline *p, const struct pipeline_cost *cost); /* what a step took */
 /* Bring the job's next block, below limit_tokens and this deep, from the disk into the cache. False: it is not to be had in time. */
+/* The pieces of a sealed block, one of those up to `end` that will all be taken, appended to *list. 0, or they are not there, or not in time. */
+int disk_sealed(struct pipeline *p, const struct pipeline_job *job, const uint8_t *tag, uint32_t block,
+                uint32_t end, struct pipeline_message **list);
 bool disk_fetch(struct pipeline *p, struct pipeline_job *job, uint32_t limit_tokens, uint32_t layers);
 
 #endif

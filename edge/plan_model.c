@@ -73,7 +73,7 @@ static void edge_chunk(struct stages *s, const struct plan_range *r, uint32_t be
     const struct plan_model *m = s->m;
     bool whole = r->layers == m->layer_count;
     uint32_t tokens = end - begin;
-    if (end > s->at->computed) {
+    if (end > s->at->computed && r->codec != KV_SEALED) {
         double us = cost_us(&m->edge, TD_MAX(begin, s->at->computed), end, r->layers);
         s->edge_us += us;
         s->times.edge_us += us;
@@ -84,7 +84,7 @@ static void edge_chunk(struct stages *s, const struct plan_range *r, uint32_t be
     if (r->codec == PLAN_CODEC_NONE)
         s->refill_us += cost_us(&m->cloud, begin, end, r->layers);
     else if (end > s->at->kv)
-        s->backlog += (double)tokens * r->layers * m->kv_size;
+        s->backlog += (double)tokens * r->layers * (r->codec == KV_SEALED ? m->sealed_size : m->kv_size);
     if (end > s->at->run)
         s->cloud_us = TD_MAX(s->cloud_us, there_us) +
                       cloud_works(s, TD_MAX(begin, s->at->run), end, m->layer_count - r->layers);
@@ -116,7 +116,8 @@ struct plan_times plan_model_run(const struct plan_model *m, const struct plan_r
     uint32_t steps = TD_MAX(
         (tokens + m->chunk_tokens * PLAN_MODEL_CHUNKS - 1) / (m->chunk_tokens * PLAN_MODEL_CHUNKS), 1u);
     for (uint32_t i = 0; i < count; i++)
-        deepest = TD_MAX(deepest, ranges[i].layers);
+        if (ranges[i].codec != KV_SEALED)
+            deepest = TD_MAX(deepest, ranges[i].layers);
     uint32_t caught_up = TD_MAX(at->computed, count ? ranges[0].first_token : 0);
     if (deepest > 0)
         s.edge_us =

@@ -10,6 +10,7 @@
 #ifndef TANDEM_EDGE_PLAN_MODEL_H
 #define TANDEM_EDGE_PLAN_MODEL_H
 #include "protocol/plan.h"
+#include "shared/kv_block.h"
 
 #define PLAN_MODEL_CHUNKS 64u /* steps of one evaluation, about: longer prompts are cut into longer chunks */
 /* KV that rows do not overtake: what the link lets be on its way (LIMIT_UNACKED_MARGIN_US) */
@@ -31,6 +32,7 @@ struct plan_model {
     double edge_decode_us;              /* one that the device makes itself */
     double row_size[3];                 /* bytes by enum hidden_dtype */
     double kv_size;                     /* bytes a token and layer, in the codec at hand */
+    double sealed_size;                 /* the same of sealed pieces */
     uint32_t chunk_tokens;              /* that the edge computes at a time */
 };
 

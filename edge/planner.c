@@ -87,7 +87,8 @@ static void build(const struct planner_state *s, const struct candidate *c, stru
         bool all =
             c->layers == s->layer_count; /* then it is one range, which ends with the prompt's last row */
         add_range(p, begin, c->restore_begin, 0, 0);
-        add_range(p, c->restore_begin, all ? end : c->restore_end, s->layer_count, p->codec);
+        uint8_t codec = c->restore_end <= s->sealed_until ? (uint8_t)KV_SEALED : p->codec;
+        add_range(p, c->restore_begin, all ? end : c->restore_end, s->layer_count, codec);
         begin = all ? end : c->restore_end;
     } else if (c->layers == 0) {
         begin = s->cached_known ? begin : 0;
@@ -113,8 +114,9 @@ static struct plan_times foretell(const struct planner_state *s, struct plan *sc
     uint32_t held = TD_MIN(planner_held(s, c->layers), s->cached_tokens);
     at.catch_up = s->cached_tokens - held + TD_MIN(s->unread_tokens, held);
     if (c->restore_end > c->restore_begin) {
+        held = planner_held(s, c->layers);
         at.computed = c->restore_end;
-        at.catch_up = 0; /* more than that is read */
+        at.catch_up = c->restore_end - TD_MIN(held, c->restore_end); /* the rest is read */
         at.read_us = s->unread_tokens * s->layer_count * s->model.edge.base_ns * 1e-3;
     }
     return plan_model_run(&s->model, scratch->ranges, scratch->range_count, &at);
@@ -166,11 +168,12 @@ static struct candidate best_of_layers(const struct planner_state *s, struct pla
 
 /* ---- restoring ---- */
 
-/* Where what the device holds in all layers ends, if the cloud has less; whole blocks, and never the prompt's last token. 0: there is nothing to restore. */
+/* Where what the device holds in all layers, or the cloud has sealed for it, ends, if the cloud has less; whole blocks, and never the prompt's last token. 0: there is nothing to restore. */
 static uint32_t restorable_until(const struct planner_state *s)
 {
-    uint32_t held = planner_held(s, s->layer_count), end = floor_to_block(s->prompt_count - 1);
-    bool may = s->cached_known && s->layers_held >= s->layer_count && s->model.rate_bytes_per_us > 0;
+    uint32_t held = s->layers_held >= s->layer_count ? planner_held(s, s->layer_count) : s->sealed_until;
+    uint32_t end = floor_to_block(s->prompt_count - 1);
+    bool may = s->cached_known && s->model.rate_bytes_per_us > 0;
     return may && TD_MIN(held, end) > s->cached_tokens ? TD_MIN(held, end) : 0;
 }
 

@@ -29,6 +29,8 @@
  *      0 ... cached ......... restore_begin ......... restore_end ......... prompt
  *                 | the cloud, from ids  | sent from what is held | split at k  |
  *
+ * A device with a part of the model does the same with blocks that the cloud has sealed for it to keep; they are sent as they are.
+ *
  * While the prompt is under way the same questions are asked again (planner_reconsider): go on, or leave what has not arrived to the cloud; and where that has
  * happened (planner_resume): take the rest up again. The device has the KV of what it has run, and ids cost nothing, so it can begin anew at any block:
  *
@@ -73,6 +75,8 @@ struct planner_state {
     /* [depth_count] of the prompt's leading blocks: layers of KV on the device, never rising */
     const uint16_t *depths;
     uint32_t depth_count;
+    /* all layers of [cached_tokens, this) lie here as the cloud has sealed them (fetcher.h); 0: nothing does */
+    uint32_t sealed_until;
     uint32_t unread_tokens; /* as long as computing so many takes reading what of this is on the disk only */
     uint32_t cached_tokens; /* leading tokens that the cloud will not compute; whole blocks, < prompt_count */
     bool cached_known; /* the cloud said so; else it is a guess, and the plan stays right if it is wrong */

@@ -77,8 +77,8 @@ struct tandem_options {
     int32_t no_filter;        /* 1: leave personal data in prompts as it is */
     int32_t plain;            /* 1: no TLS; tests */
     int64_t kv_disk;          /* bytes of KV in data_dir, encrypted; 0: 1 GiB; -1: none */
-    /* 1: KV of all layers that are held here, computed in idle time: a conversation that the cloud has lost is then sent instead of computed again, where
-     * that is sooner. */
+    /* 1: KV of all layers is kept, in idle time: computed where the layer is held here, else (with a slice) given by the cloud, sealed. A conversation that
+     * the cloud has lost is then sent instead of computed again, where that is sooner. */
     int32_t kv_whole;
 
     /* When the cloud is away: "wait" for cloud_timeout_s, or "continue": this device makes the reply, or the rest of it, and hands back when the cloud is

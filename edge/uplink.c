@@ -388,8 +388,8 @@ static void try_connect(void *ctx)
 
 /* ---- streams ---- */
 
-int uplink_open(struct uplink *u, void *owner, const Tandem__Open *open, const void *ids, size_t size,
-                uint32_t *stream)
+static int open_stream(struct uplink *u, void *owner, unsigned type, const ProtobufCMessage *header,
+                       const void *ids, size_t size, uint32_t *stream)
 {
     if (u->state != UPLINK_READY)
         return -TD_ERR_CLOSED;
@@ -397,7 +397,7 @@ int uplink_open(struct uplink *u, void *owner, const Tandem__Open *open, const v
     if (!slot)
         return -TD_ERR_FULL;
     uint32_t id = u->stream_last ? u->stream_last + 2 : 1;
-    int rc = link_send(u->link, FRAME_OPEN, id, &open->base, ids, size);
+    int rc = link_send(u->link, type, id, header, ids, size);
     if (rc < 0)
         return rc;
     for (size_t i = 0; i < OWNERS; i++)
@@ -410,6 +410,18 @@ int uplink_open(struct uplink *u, void *owner, const Tandem__Open *open, const v
     *stream = id;
     schedule(u);
     return 0;
+}
+
+int uplink_open(struct uplink *u, void *owner, const Tandem__Open *open, const void *ids, size_t size,
+                uint32_t *stream)
+{
+    return open_stream(u, owner, FRAME_OPEN, &open->base, ids, size, stream);
+}
+
+int uplink_fetch(struct uplink *u, void *owner, const Tandem__Fetch *fetch, const void *ids, size_t size,
+                 uint32_t *stream)
+{
+    return open_stream(u, owner, FRAME_FETCH, &fetch->base, ids, size, stream);
 }
 
 int uplink_send(struct uplink *u, uint32_t stream, unsigned type, const ProtobufCMessage *header,

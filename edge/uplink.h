@@ -64,6 +64,9 @@ const char *uplink_why(const struct uplink *u);
 /* All sends: 0, or what link_send says; -TD_ERR_CLOSED when there is no such stream (any more). */
 int uplink_open(struct uplink *u, void *owner, const Tandem__Open *open, const void *ids, size_t size,
                 uint32_t *stream);
+/* The same with FETCH. */
+int uplink_fetch(struct uplink *u, void *owner, const Tandem__Fetch *fetch, const void *ids, size_t size,
+                 uint32_t *stream);
 int uplink_send(struct uplink *u, uint32_t stream, unsigned type, const ProtobufCMessage *header,
                 const void *payload, size_t size);
 /* Takes payload on success. */

@@ -1,16 +1,18 @@
 """The second turn of a 2,000-token conversation computes and sends its new tokens only, whichever program was restarted; when the cloud has lost its store,
 what it had comes back from the device, which sends it instead of letting it be computed."""
 import shutil
+import subprocess
 import time
 
 import pytest
 
 from conftest import client_of
-from harness import Cloud, Edge
+from harness import BIN, Cloud, Edge, MODEL, wait_until
 
 NOTES = "Here are my notes. " + " ".join(f"On day {i} the fox went {i * 7 % 40} steps to the well and drank." for i in range(125))
 EXACT = {"ignore_eos": True, "fidelity": "exact", "timings": True}
 ROW, KV_LAYER = 576 * 4, 2 * 192 * 2  # bytes of a token: f32 row, K and V of a layer in f16
+FETCHED = "tandem_edge_kv_fetched_total"
 WRITTEN, COMPUTED = "tandem_edge_kv_disk_written_total", "tandem_edge_prefill_tokens_total"
 
 
@@ -18,7 +20,7 @@ def new_edge(path, cloud, base=None, extra=()):
     """An edge, perhaps with a copy of another's folder: what a restart finds."""
     if base:
         shutil.copytree(base.dir / "data", path / "data")
-    return Edge(path, cloud, cloud.token, 8, extra=["--codec", "l0", "--hidden", "f32", "--kv-whole", "--kv-memory", "512M", *extra]).start()
+    return Edge(path, cloud, cloud.token, 8, model=getattr(cloud, "device_model", MODEL), extra=["--codec", "l0", "--hidden", "f32", "--kv-whole", "--kv-memory", "512M", *extra]).start()
 
 
 def ask(edge, text, conversation=None, **extra):
@@ -117,3 +119,58 @@ def test_a_wiped_cloud_is_restored_from_the_device(tmp_path, world):
     assert timings["recomputed_tokens"] == 0
     whole = held * 30 * KV_LAYER
     assert 0.6 * whole < timings["uplink_bytes"] < 1.02 * whole + new * (ROW + 8 * KV_LAYER)
+
+
+@pytest.fixture
+def sliced_world(tmp_path):
+    """A device that holds 8 of 30 layers, and has been given the others, sealed, to keep."""
+    cloud = Cloud(tmp_path / "c")
+    cloud.token, cloud.device_model = cloud.new_token(), tmp_path / "device.gguf"
+    subprocess.run([BIN / "tandem", "model", "slice", "--layers", "0:8", MODEL, cloud.device_model], check=True, capture_output=True)
+    cloud.start()
+    edge = new_edge(tmp_path / "first", cloud)
+    conversation, reply = ask(edge, NOTES[:1200])
+    total = reply.usage.total_tokens
+    blocks = (total - 1) // 64
+    assert blocks > 4
+    assert wait_until(lambda: edge.metrics().get(FETCHED, 0) == blocks), edge.log()[-2000:]
+    settle(edge, 2 * blocks)  # and its own
+    assert edge.stop() == 0
+    yield cloud, edge, conversation, total
+    cloud.kill()
+
+
+def wipe(cloud):
+    cloud.kill()
+    shutil.rmtree(cloud.store)
+
+
+def test_a_slice_gives_back_what_the_cloud_sealed(tmp_path, sliced_world):
+    """Both have been started anew, the cloud without a store. It takes what it finds its own seal on, and says the same as without the loss; with another key there is nothing to
+    give back."""
+    cloud, first, conversation, total = sliced_world
+    held = (total - 1) // 64 * 64
+    cloud.env["TANDEM_PACED_LAYER_US"] = "200"
+    for attempt in range(3):
+        wipe(cloud)
+        cloud.start()
+        usage, timings, computed = second_turn(tmp_path, sliced_world, f"sealed{attempt}", "Where did the fox go?", warm=True)
+        if timings["plan"]["restored_tokens"] == held and computed == usage.prompt_tokens - held:
+            break
+    new = usage.prompt_tokens - held
+    assert usage.prompt_tokens_details.cached_tokens == 0
+    assert timings["plan"]["restored_tokens"] == held
+    assert computed == timings["edge_prefill_tokens"] == timings["cloud_prefill_tokens"] == new
+    assert timings["recomputed_tokens"] == 0, "all that came back was taken"
+    whole = held * 30 * KV_LAYER
+    assert 0.6 * whole < timings["uplink_bytes"] < 1.03 * whole + new * (ROW + 8 * KV_LAYER)
+
+    wipe(cloud)
+    (cloud.dir / "store.key").unlink()
+    cloud.start()
+    edge = new_edge(tmp_path / "lost", cloud, first)
+    ask(edge, NOTES[700:1900], cache=False)
+    _, reply = ask(edge, "Where did the fox go?", conversation)
+    edge.kill()
+    assert reply.usage.prompt_tokens == reply.model_extra["timings"]["cloud_prefill_tokens"] == usage.prompt_tokens
+    assert reply.model_extra["timings"]["plan"]["restored_tokens"] == 0

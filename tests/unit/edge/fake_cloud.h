@@ -6,7 +6,7 @@
 #include "protocol/generation.h"
 #include "protocol/link.h"
 #include "protocol/net.h"
-#include "shared/kv_block.h"
+#include "shared/kv_seal.h"
 #include <pthread.h>
 #include <semaphore.h>
 #include <stdlib.h>
@@ -18,6 +18,25 @@
 #define FAKE_REPLY    8 /* tokens, unless a test wants more */
 #define FAKE_TICK_US  500
 #define FAKE_RETRY_MS 700
+
+/* How it answers a FETCH. */
+enum fake_fetch {
+    FETCH_HONEST,
+    FETCH_BUSY,       /* once */
+    FETCH_HOLDS,      /* it does not, until this changes */
+    FETCH_LEAVES_OUT, /* the first block */
+    FETCH_REFUSES,
+    FETCH_OTHER_BLOCK, /* the rest breaks the rules */
+    FETCH_TWICE,
+    FETCH_WRONG_ORDER,
+    FETCH_PLAIN,
+    FETCH_MISLABELLED,
+    FETCH_DAMAGED,
+    FETCH_OTHER_SHAPE,
+    FETCH_HALF_A_BLOCK,
+    FETCH_OTHER_FRAME,
+    FETCH_KINDS
+};
 
 struct fake_open {
     uint8_t request_id[16];
@@ -46,6 +65,8 @@ struct fake_conn {
     uint32_t next, rows_until; /* next reply token; HIDDEN rows below this have come */
     bool generating, finished, owes_welcome;
     uint32_t keep_count;
+    uint32_t fetch_stream; /* 0: none; else it ends when all has left */
+    Tandem__Fetch fetch;
 };
 struct fake_cloud {
     struct net_loop *loop;
@@ -84,6 +105,10 @@ struct fake_cloud {
     bool error_retry;       /* … after FAKE_RETRY_MS */
     uint32_t
         leaves; /* plans of which it waits for no more rows when the first come, and goes on from there by itself */
+    bool seals; /* it answers FETCH, of a model of this shape, in this way */
+    struct kv_shape shape;
+    enum fake_fetch fetch_answer;
+    uint8_t seal_master; /* whose key it has */
     bool says_again; /* … and it says so once more when it has been helped again: on its way when it was */
 
     /* records */
@@ -92,6 +117,10 @@ struct fake_cloud {
     struct fake_open opens[FAKE_OPENS];
     struct fake_plan plans[FAKE_PLANS];
     uint32_t rows, rows_begin, row_layer, row_dtype, pieces, piece_tokens; /* of the latest plan's epoch */
+    uint32_t fetch_count, fetch_blocks,
+        fetch_cancels;               /* FETCHes, blocks that they named, and how often one was given up */
+    uint32_t fetch_first, fetch_ids; /* of the last one */
+    uint32_t sealed_pieces;          /* that came back just as they were given, of the latest plan */
     uint32_t token_count_max, done_count;
     float temperature;
     bool logprobs; /* wanted */
@@ -128,6 +157,137 @@ static inline void fake_send(struct fake_conn *c, unsigned type, uint32_t stream
 
 static inline void fake_welcome(struct fake_conn *c);
 
+static inline struct kv_seal fake_seal(const struct fake_cloud *f)
+{
+    uint8_t master[CRYPTO_KEY_SIZE] = {f->seal_master};
+    struct kv_seal seal;
+    kv_seal_derive(master, &seal);
+    return seal;
+}
+
+/* Piece i of a block, sealed, the same each time. malloc'ed. */
+static inline struct span fake_sealed(const struct fake_cloud *f, uint32_t block, uint32_t i, uint8_t codec)
+{
+    static const uint8_t salt[KV_SEAL_SALT_SIZE] = {5};
+    struct kv_block_id name = {{(uint8_t)block}};
+    struct kv_seal seal = fake_seal(f);
+    size_t count = kv_piece_values(&f->shape, KV_BLOCK_TOKENS),
+           bound = kv_piece_bound(&f->shape, KV_BLOCK_TOKENS);
+    struct kv_codec_scratch *scratch = kv_codec_scratch_create(&f->shape);
+    uint16_t *values = malloc(count * sizeof *values);
+    uint8_t *piece = malloc(bound), *sealed = malloc(bound + KV_SEAL_OVERHEAD);
+    for (size_t j = 0; j < count; j++)
+        values[j] = (uint16_t)(block * 300 + i * 30 + j % 29);
+    struct kv_piece_head head = {.codec = KV_L0,
+                                 .is_value = i % 2,
+                                 .quality = {KV_L0, KV_NUMERICS_CPU_V1, KV_FROM_CLOUD, 0},
+                                 .block_index = block,
+                                 .token_count = KV_BLOCK_TOKENS,
+                                 .layer = (uint16_t)(i / 2),
+                                 .kv_head_count = (uint16_t)f->shape.kv_head_count,
+                                 .head_dim = (uint16_t)f->shape.head_dim};
+    int64_t size = kv_piece_encode(scratch, &head, values, piece, bound);
+    if (size > 0 && codec == KV_SEALED)
+        size = kv_seal_piece(&seal, salt, &name, (struct span){piece, (size_t)size}, sealed,
+                             bound + KV_SEAL_OVERHEAD);
+    else
+        memcpy(sealed, piece, bound);
+    if (size <= 0)
+        abort();
+    free(values);
+    free(piece);
+    kv_codec_scratch_destroy(scratch);
+    return (struct span){sealed, (size_t)size};
+}
+
+static inline void fake_give(struct fake_conn *c, uint32_t as_block, uint32_t as_i, struct span piece)
+{
+    Tandem__KvBlock m = TANDEM__KV_BLOCK__INIT;
+    m.block_index = as_block;
+    m.layer = as_i / 2;
+    m.is_value = as_i % 2;
+    if (link_send_bulk(c->link, FRAME_KV_BLOCK, c->fetch_stream, &m.base, 0, (uint8_t *)(uintptr_t)piece.data,
+                       piece.size) < 0)
+        free((void *)(uintptr_t)piece.data);
+}
+
+static inline void fake_give_block(struct fake_conn *c, uint32_t block)
+{
+    struct fake_cloud *f = c->cloud;
+    enum fake_fetch how = f->fetch_answer;
+    uint32_t pieces = 2 * f->shape.layer_count;
+    bool half = how == FETCH_HALF_A_BLOCK && block + 1 == c->fetch.block_index + c->fetch.block_count;
+    for (uint32_t i = 0; i < pieces - half; i++) {
+        uint32_t of = how == FETCH_MISLABELLED ? block + 1 : block,
+                 which = how == FETCH_WRONG_ORDER ? i ^ 1 : i;
+        struct fake_cloud other = *f;
+        other.shape.head_dim += how == FETCH_OTHER_SHAPE ? 8 : 0;
+        struct span piece = fake_sealed(&other, of, which, how == FETCH_PLAIN ? KV_L0 : KV_SEALED);
+        if (how == FETCH_DAMAGED)
+            ((uint8_t *)(uintptr_t)piece.data)[piece.size - 1] ^= 1;
+        fake_give(c, block, which, piece);
+    }
+}
+
+static inline void fake_error(struct fake_conn *c, uint32_t stream, uint32_t code, bool retry)
+{
+    Tandem__Error e = TANDEM__ERROR__INIT;
+    e.code = code;
+    e.retry = retry;
+    e.retry_after_ms = retry ? 1 : 0;
+    link_send(c->link, FRAME_ERROR, stream, &e.base, NULL, 0);
+    ws_want_write(c->ws);
+}
+
+static inline void fake_answer_fetch(struct fake_conn *c)
+{
+    struct fake_cloud *f = c->cloud;
+    uint32_t first = c->fetch.block_index, end = first + c->fetch.block_count;
+    if (f->fetch_answer == FETCH_BUSY || f->fetch_answer == FETCH_REFUSES) {
+        bool retry = f->fetch_answer == FETCH_BUSY;
+        f->fetch_answer = FETCH_HONEST;
+        fake_error(c, c->fetch_stream, retry ? TD_ERR_BUSY : TD_ERR_UNSUPPORTED, retry);
+        c->fetch_stream = 0;
+        return;
+    }
+    if (f->fetch_answer == FETCH_OTHER_FRAME) {
+        uint8_t id[4] = {1};
+        link_send(c->link, FRAME_TOKEN, c->fetch_stream, NULL, id, sizeof id);
+    }
+    if (f->fetch_answer == FETCH_OTHER_BLOCK)
+        fake_give_block(c, end);
+    for (uint32_t block = first + (f->fetch_answer == FETCH_LEAVES_OUT); block < end; block++)
+        fake_give_block(c, block);
+    if (f->fetch_answer == FETCH_TWICE)
+        fake_give_block(c, end - 1);
+    ws_want_write(c->ws);
+}
+
+static inline void fake_on_fetch(struct fake_conn *c, const struct wire_frame *frame)
+{
+    struct fake_cloud *f = c->cloud;
+    f->fetch_count++;
+    f->fetch_blocks += frame->fetch->block_count;
+    f->fetch_first = frame->fetch->block_index;
+    f->fetch_ids = (uint32_t)(frame->payload.size / 4);
+    c->fetch_stream = frame->stream;
+    c->fetch = *frame->fetch;
+    if (f->fetch_answer != FETCH_HOLDS)
+        fake_answer_fetch(c);
+}
+
+/* DONE would overtake what is to be sent before it. */
+static inline void fake_end_fetch(struct fake_conn *c)
+{
+    struct link_stats stats;
+    link_stats(c->link, &stats);
+    if (!c->fetch_stream || stats.bulk_queued_size > 0 || c->cloud->fetch_answer == FETCH_HOLDS)
+        return;
+    uint32_t stream = c->fetch_stream;
+    c->fetch_stream = 0;
+    link_send(c->link, FRAME_DONE, stream, NULL, NULL, 0);
+}
+
 static inline void fake_hello(struct fake_conn *c, const Tandem__Hello *m)
 {
     struct fake_cloud *f = c->cloud;
@@ -163,6 +323,9 @@ static inline void fake_welcome(struct fake_conn *c)
     w.codec_mask = f->codec_mask;
     w.hidden_mask = f->hidden_mask;
     w.features = f->features;
+    struct kv_seal seal = fake_seal(f);
+    if (f->seals)
+        w.seal = (ProtobufCBinaryData){sizeof seal.tag, seal.tag};
     fake_send(c, FRAME_WELCOME, 0, &w.base, NULL, 0);
 }
 
@@ -247,7 +410,7 @@ static inline void fake_plan(struct fake_cloud *f, const Tandem__Plan *m)
         p->ranges[i].codec = m->ranges[i]->codec;
         p->ranges[i].hidden_dtype = m->ranges[i]->hidden_dtype;
     }
-    f->rows = f->pieces = f->piece_tokens = 0;
+    f->rows = f->pieces = f->piece_tokens = f->sealed_pieces = 0;
 }
 
 static inline uint32_t fake_epoch(const struct fake_cloud *f)
@@ -300,7 +463,15 @@ static inline int fake_on_frame(void *ctx, const struct wire_frame *frame)
         f->logprobs = frame->generate->logprobs;
         c->generating = true;
         break;
+    case FRAME_FETCH:
+        fake_on_fetch(c, frame);
+        break;
     case FRAME_CANCEL:
+        if (c->fetch_stream && frame->stream == c->fetch_stream) {
+            c->fetch_stream = 0;
+            f->fetch_cancels++;
+            break;
+        }
         f->cancel_count++;
         f->cancel_finished = frame->cancel->finished;
         f->cancel_keep = frame->cancel->keep_count;
@@ -336,6 +507,13 @@ static inline int fake_on_frame(void *ctx, const struct wire_frame *frame)
     case FRAME_KV_BLOCK:
         if (frame->kv_block->epoch == fake_epoch(f))
             f->pieces++;
+        if (f->seals && frame->kv_block->epoch == fake_epoch(f)) {
+            const Tandem__KvBlock *m = frame->kv_block;
+            struct span given = fake_sealed(f, m->block_index, m->layer * 2 + m->is_value, KV_SEALED);
+            f->sealed_pieces +=
+                given.size == frame->payload.size && memcmp(given.data, frame->payload.data, given.size) == 0;
+            free((void *)(uintptr_t)given.data);
+        }
         link_consumed(c->link, frame->stream, frame->payload.size);
         break;
     default:
@@ -410,6 +588,7 @@ static inline void fake_step(struct fake_conn *c)
     struct fake_cloud *f = c->cloud;
     if (c->owes_welcome && !f->away)
         fake_welcome(c);
+    fake_end_fetch(c);
     if (!c->stream || !c->generating)
         return;
     if (c->finished) {

@@ -1,6 +1,7 @@
 /* kv_disk: what the prefill thread computed is on the disk, comes back bit for bit after a restart, and is nobody else's; what is damaged, late or not
  * the device's own arithmetic is computed again. */
 #include "fake_backend.h"
+#include "edge/fetcher.h"
 #include "edge/pipeline.h"
 #include "shared/crypto.h"
 #include "shared/queue.h"
@@ -337,6 +338,168 @@ static void the_limit_is_kept_and_none_clears(void **state)
     device_stop(&d);
 }
 
+/* ---- what the cloud has sealed ---- */
+
+#define ALL_LAYERS 4u /* of the model; the device has LAYERS of them */
+#define SEALED     3u /* blocks */
+static const uint8_t tag[KV_SEAL_TAG_SIZE] = {6};
+
+/* Piece i of a block, sealed by whomever. malloc'ed. */
+static struct span sealed_piece(uint32_t block, uint32_t i, uint8_t fidelity)
+{
+    static const uint8_t master[CRYPTO_KEY_SIZE] = {4}, salt[KV_SEAL_SALT_SIZE] = {8};
+    struct kv_shape shape = {ALL_LAYERS, FAKE_HEADS, FAKE_DIM};
+    struct kv_codec_scratch *scratch = kv_codec_scratch_create(&shape);
+    size_t bound = kv_piece_bound(&shape, KV_BLOCK_TOKENS);
+    uint16_t *values = calloc(kv_piece_values(&shape, KV_BLOCK_TOKENS), sizeof *values);
+    uint8_t *piece = malloc(bound), *out = malloc(bound + KV_SEAL_OVERHEAD);
+    struct kv_seal seal;
+    struct kv_block_id name = {{(uint8_t)block}};
+    struct kv_piece_head head = {.codec = KV_L0,
+                                 .is_value = i % 2,
+                                 .quality = {fidelity, KV_NUMERICS_CPU_V1, KV_FROM_CLOUD, 0},
+                                 .block_index = block,
+                                 .token_count = KV_BLOCK_TOKENS,
+                                 .layer = (uint16_t)(i / 2),
+                                 .kv_head_count = FAKE_HEADS,
+                                 .head_dim = FAKE_DIM};
+    values[0] = (uint16_t)(100 * block + i);
+    kv_seal_derive(master, &seal);
+    int64_t size = kv_piece_encode(scratch, &head, values, piece, bound);
+    assert_true(size > 0);
+    size =
+        kv_seal_piece(&seal, salt, &name, (struct span){piece, (size_t)size}, out, bound + KV_SEAL_OVERHEAD);
+    assert_true(size > 0);
+    kv_codec_scratch_destroy(scratch);
+    free(values);
+    free(piece);
+    return (struct span){out, (size_t)size};
+}
+
+static void keep_sealed(struct device *d, uint32_t block, uint8_t fidelity)
+{
+    struct span pieces[2 * ALL_LAYERS];
+    struct store_block b = {.quality = {fidelity, KV_NUMERICS_CPU_V1, KV_FROM_CLOUD, 0},
+                            .block_index = block,
+                            .layer_end = ALL_LAYERS,
+                            .pieces = pieces};
+    sealed_block_id(tag, &chain[block], &b.id);
+    for (uint32_t i = 0; i < 2 * ALL_LAYERS; i++)
+        pieces[i] = sealed_piece(block, i, fidelity);
+    assert_int_equal(kv_disk_put(d->disk, &b), 0);
+    assert_int_equal(store_flush(d->store), 0);
+    for (uint32_t i = 0; i < 2 * ALL_LAYERS; i++)
+        free((void *)(uintptr_t)pieces[i].data);
+}
+
+/* The first blocks as they are, the rest split at LAYERS; or the cloud's. */
+static struct pipeline_job *give_back(struct device *d, bool splits)
+{
+    const uint32_t border = SEALED * KV_BLOCK_TOKENS;
+    struct pipeline_work work = {
+        .id = 1, .ids = ids, .count = ID_COUNT, .capacity = ID_COUNT, .chain = chain};
+    struct pipeline_send send = {
+        .epoch = 1,
+        .rows_begin = border,
+        .ranges = {{0, border, ALL_LAYERS, KV_SEALED, HIDDEN_F32},
+                   {border, ID_COUNT - border, splits ? LAYERS : 0, KV_RAW, HIDDEN_F32}},
+        .range_count = 2};
+    memcpy(send.seal, tag, sizeof tag);
+    memcpy(work.principal_key, key, sizeof key);
+    struct pipeline_job *job = pipeline_open(d->pipeline, &work);
+    pipeline_send(d->pipeline, job, &send);
+    return job;
+}
+
+struct given {
+    uint32_t sealed, plain, rows;
+    bool failed;
+};
+
+static void look_at(struct given *g, const struct pipeline_message *m)
+{
+    if (m->type == FRAME_HIDDEN) {
+        assert_true(m->first_token >= SEALED * KV_BLOCK_TOKENS);
+        g->rows += m->count;
+    } else if (m->block_index >= SEALED) {
+        g->plain++;
+    } else {
+        struct span expected = sealed_piece(m->block_index, m->layer * 2 + m->is_value, KV_L0);
+        assert_int_equal(m->size, expected.size);
+        assert_memory_equal(m->payload, expected.data, expected.size);
+        free((void *)(uintptr_t)expected.data);
+        assert_int_equal(m->block_index * 2 * ALL_LAYERS + m->layer * 2 + m->is_value, g->sealed++);
+    }
+}
+
+static struct given take_given(struct device *d, struct pipeline_job *job)
+{
+    struct given g = {0};
+    for (bool ended = false; !ended;) {
+        struct pipeline_event *e = queue_pop(d->events, WAIT_US);
+        assert_non_null(e);
+        g.failed |= e->type == PIPELINE_FAILED;
+        ended = e->type == PIPELINE_SENT || g.failed;
+        for (const struct pipeline_message *m = e->messages; m; m = m->next)
+            look_at(&g, m);
+        pipeline_event_free(e);
+    }
+    pipeline_close(d->pipeline, job, 0);
+    assert_true(pipeline_wait_idle(d->pipeline, WAIT_US / 1000));
+    assert_int_equal(d->fake->pages_bad, 0);
+    return g;
+}
+
+/* Bit for bit and in order, after a restart; nothing is computed of it, but what a split behind it needs. */
+static void sealed_blocks_are_handed_on_as_they_are(void **state)
+{
+    (void)state;
+    struct device d;
+    device_start(&d);
+    for (uint32_t i = 0; i < SEALED; i++)
+        keep_sealed(&d, i, KV_L0);
+    device_stop(&d);
+    for (int splits = 0; splits < 2; splits++) {
+        device_start(&d);
+        struct given g = take_given(&d, give_back(&d, splits));
+        assert_false(g.failed);
+        assert_int_equal(g.sealed, SEALED * 2 * ALL_LAYERS);
+        assert_int_equal(d.fake->rows, splits ? ID_COUNT : 0);
+        assert_int_equal(g.rows, splits ? ID_COUNT - SEALED * KV_BLOCK_TOKENS : 0);
+        assert_int_equal(g.plain, splits ? (BLOCKS - SEALED) * 2 * LAYERS : 0);
+        device_stop(&d);
+    }
+}
+
+static void a_sealed_block_that_is_gone_is_said_so(void **state)
+{
+    (void)state;
+    struct device d;
+    device_start(&d);
+    keep_sealed(&d, 0, KV_L0);
+    keep_sealed(&d, 2, KV_L0);
+    struct given g = take_given(&d, give_back(&d, false));
+    assert_true(g.failed);
+    assert_int_equal(g.sealed, 2 * ALL_LAYERS);
+    device_stop(&d);
+}
+
+static void what_a_request_would_not_take_is_not_held_for_it(void **state)
+{
+    (void)state;
+    struct device d;
+    struct kv_block_id id;
+    device_start(&d);
+    keep_sealed(&d, 0, KV_L1);
+    sealed_block_id(tag, &chain[0], &id);
+    assert_true(kv_disk_accepts(d.disk, &id, ALL_LAYERS, KV_ACCEPT_VISIBLE_LOSSLESS, KV_NUMERICS_CPU_V1));
+    assert_false(
+        kv_disk_accepts(d.disk, &id, ALL_LAYERS + 1, KV_ACCEPT_VISIBLE_LOSSLESS, KV_NUMERICS_CPU_V1));
+    assert_false(kv_disk_accepts(d.disk, &id, ALL_LAYERS, KV_ACCEPT_EXACT, KV_NUMERICS_CPU_V1));
+    assert_false(kv_disk_accepts(d.disk, &chain[0], ALL_LAYERS, KV_ACCEPT_ANY, KV_NUMERICS_CPU_V1));
+    device_stop(&d);
+}
+
 #define DISK_TEST(test) cmocka_unit_test_setup_teardown(test, make_directory, remove_directory)
 
 int main(void)
@@ -350,6 +513,9 @@ int main(void)
         DISK_TEST(late_blocks_are_computed_and_the_disk_rests),
         DISK_TEST(taken_in_any_order),
         DISK_TEST(the_limit_is_kept_and_none_clears),
+        DISK_TEST(sealed_blocks_are_handed_on_as_they_are),
+        DISK_TEST(a_sealed_block_that_is_gone_is_said_so),
+        DISK_TEST(what_a_request_would_not_take_is_not_held_for_it),
     };
     return cmocka_run_group_tests(tests, set_up, NULL);
 }
