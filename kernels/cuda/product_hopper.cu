@@ -103,7 +103,7 @@ struct stream_shared {
  * step 0.5 to 1 % shorter, and 4 make it 10 % longer. With 128 or 160 of W most is waited for act. */
 __host__ __device__ constexpr uint32_t act_slots(uint32_t n, uint32_t width)
 {
-    return n < WIDE ? 8 : n == WIDE ? 4 : width == 224 ? 7 : width >= 256 ? 8 : width == 160 ? 10 : 12;
+    return n < WIDE ? 8 : n == WIDE ? 4 : width == 224 ? 6 : width >= 256 ? 8 : width == 160 ? 10 : 12;
 }
 __host__ __device__ constexpr uint32_t act_slot_size(uint32_t n)
 {
@@ -546,6 +546,8 @@ __global__ void __launch_bounds__(THREADS, 1)
     stream_shared *sh = (stream_shared *)memory;
     static_assert(sizeof *sh == 1024 && 1024 + 4 * N * sums_row(WIDTH) <= SHARED_SIZE,
                   "what swizzling wants; sums fit");
+    static_assert(WIDTH == 0 || act_slots(N, WIDTH) % GROUPS == 0,
+                  "a slot is one group's for good: who waits on a bell has seen each phase of it before");
     rings r = rings_of<N>(sh, d);
     share own = share_of(d.shape);
     uint32_t warp = threadIdx.x / 32;
