@@ -19,6 +19,7 @@ struct fetcher {
     struct kv_disk *disk;
     struct kv_shape shape;
     bool has_tag, distrusted;
+    enum kv_numerics numerics; /* the cloud's */
     uint8_t tag[KV_SEAL_TAG_SIZE];
     struct wanted *wanted; /* the latest first */
     uint64_t pause_until_us;
@@ -126,7 +127,7 @@ const uint8_t *fetcher_tag(const struct fetcher *f)
 }
 
 uint32_t fetcher_held(const struct fetcher *f, const struct kv_block_id *chain, uint32_t begin, uint32_t end,
-                      enum kv_accept accept, enum kv_numerics numerics)
+                      enum kv_accept accept)
 {
     struct kv_block_id id;
     uint32_t at = begin;
@@ -134,7 +135,7 @@ uint32_t fetcher_held(const struct fetcher *f, const struct kv_block_id *chain, 
         return 0;
     for (; at < end; at++) {
         sealed_block_id(f->tag, &chain[at], &id);
-        if (!kv_disk_accepts(f->disk, &id, f->shape.layer_count, accept, numerics))
+        if (!kv_disk_accepts(f->disk, &id, f->shape.layer_count, accept, f->numerics))
             break;
     }
     return at - begin;
@@ -323,6 +324,7 @@ void fetcher_ready(struct fetcher *f, const Tandem__Welcome *welcome)
         return;
     bool same = f->has_tag && welcome->seal.len == sizeof f->tag &&
                 memcmp(f->tag, welcome->seal.data, sizeof f->tag) == 0;
+    f->numerics = (enum kv_numerics)welcome->version->numerics;
     if (!same)
         drop_wanted(f);
     f->has_tag = welcome->seal.len == sizeof f->tag;

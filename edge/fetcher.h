@@ -34,9 +34,9 @@ void fetcher_lost(struct fetcher *f); /* all streams are gone */
 const uint8_t *fetcher_tag(const struct fetcher *f);
 /* chain: the device's names of the whole blocks of ids, `count` of them. Both are copied. */
 void fetcher_want(struct fetcher *f, const int32_t *ids, const struct kv_block_id *chain, uint32_t count);
-/* Blocks from `begin` on, without a gap, that can be given back for a request that accepts this; numerics: the cloud's, where that is `exact`. */
+/* Blocks from `begin` on, without a gap, that can be given back for a request that accepts this. */
 uint32_t fetcher_held(const struct fetcher *f, const struct kv_block_id *chain, uint32_t begin, uint32_t end,
-                      enum kv_accept accept, enum kv_numerics numerics);
+                      enum kv_accept accept);
 
 /* idle: nothing else is to be done, and the link is READY. Begins, or gives up what is under way. How soon it is to be called again; 0: no matter. */
 uint64_t fetcher_run(struct fetcher *f, bool idle, uint64_t now_us);

@@ -241,9 +241,8 @@ static void make_plan(struct flight *f, struct plan *out)
     bool may_give_back = state.cached_known && !f->no_edge && !f->local.made && !f->is_private;
     if (may_give_back && a->fetcher && a->pipeline) {
         uint32_t begin = state.cached_tokens / KV_BLOCK_TOKENS;
-        uint32_t count = 0;
-        if (begin < blocks) /* exact: then both sides have the same arithmetic */
-            count = fetcher_held(a->fetcher, f->turn.chain, begin, blocks, f->accept, KV_NUMERICS_CPU_V1);
+        uint32_t count =
+            begin < blocks ? fetcher_held(a->fetcher, f->turn.chain, begin, blocks, f->accept) : 0;
         state.sealed_until = count ? (begin + count) * KV_BLOCK_TOKENS : 0;
     }
     planner_plan(&state, out);

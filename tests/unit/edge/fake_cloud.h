@@ -108,7 +108,8 @@ struct fake_cloud {
     bool seals; /* it answers FETCH, of a model of this shape, in this way */
     struct kv_shape shape;
     enum fake_fetch fetch_answer;
-    uint8_t seal_master; /* whose key it has */
+    uint8_t seal_master;     /* whose key it has */
+    uint8_t sealed_numerics; /* that the pieces claim; 0: its own */
     bool says_again; /* … and it says so once more when it has been helped again: on its way when it was */
 
     /* records */
@@ -178,14 +179,15 @@ static inline struct span fake_sealed(const struct fake_cloud *f, uint32_t block
     uint8_t *piece = malloc(bound), *sealed = malloc(bound + KV_SEAL_OVERHEAD);
     for (size_t j = 0; j < count; j++)
         values[j] = (uint16_t)(block * 300 + i * 30 + j % 29);
-    struct kv_piece_head head = {.codec = KV_L0,
-                                 .is_value = i % 2,
-                                 .quality = {KV_L0, KV_NUMERICS_CPU_V1, KV_FROM_CLOUD, 0},
-                                 .block_index = block,
-                                 .token_count = KV_BLOCK_TOKENS,
-                                 .layer = (uint16_t)(i / 2),
-                                 .kv_head_count = (uint16_t)f->shape.kv_head_count,
-                                 .head_dim = (uint16_t)f->shape.head_dim};
+    struct kv_piece_head head = {
+        .codec = KV_L0,
+        .is_value = i % 2,
+        .quality = {KV_L0, f->sealed_numerics ? f->sealed_numerics : KV_NUMERICS_CPU_V1, KV_FROM_CLOUD, 0},
+        .block_index = block,
+        .token_count = KV_BLOCK_TOKENS,
+        .layer = (uint16_t)(i / 2),
+        .kv_head_count = (uint16_t)f->shape.kv_head_count,
+        .head_dim = (uint16_t)f->shape.head_dim};
     int64_t size = kv_piece_encode(scratch, &head, values, piece, bound);
     if (size > 0 && codec == KV_SEALED)
         size = kv_seal_piece(&seal, salt, &name, (struct span){piece, (size_t)size}, sealed,

@@ -170,6 +170,24 @@ static void what_is_lost_is_given_back(void **state)
     rig_free(&r);
 }
 
+/* Made by pages that this cloud does not have (any more): it would only compute it again. */
+static void what_would_not_be_taken_is_not_sent(void **state)
+{
+    (void)state;
+    struct rig r;
+    double before = kept();
+    rig_sliced(&r);
+    r.cloud.sealed_numerics = KV_NUMERICS_CUDA_FAST_FP8;
+    rig_run(&r);
+    client_run(&r, client_asks(&r, long_text));
+    wait_for_blocks(&r, before, BLOCKS);
+    rig_again(&r);
+    struct client *c = ask_for_lost(&r);
+    finish(&r, c);
+    assert_false(sealed_is_planned(&r));
+    rig_free(&r);
+}
+
 static void say_two(void *arg)
 {
     struct rig *r = arg;
@@ -441,6 +459,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_conversation_is_asked_for),
         cmocka_unit_test(what_is_lost_is_given_back),
+        cmocka_unit_test(what_would_not_be_taken_is_not_sent),
         cmocka_unit_test(the_rest_of_a_reply_is_made_from_the_same),
         cmocka_unit_test(another_key_is_another_cloud),
         cmocka_unit_test(a_cloud_without_seals_is_not_asked),
