@@ -79,12 +79,14 @@ static uint64_t count_splits(const struct lists *l, uint64_t pages)
 static uint32_t pages_of_turns(const struct lists *l, uint64_t total, uint64_t blocks)
 {
     enum { TURNS = 4, TURN_COST = 3 }; /* a split's beginning and end, in pages */
-    uint64_t heads = l->b->base.model->params.kv_head_count, best = 1, least = UINT64_MAX, longest = 1;
+    uint64_t heads = l->b->base.model->params.kv_head_count, best = 1, least = UINT64_MAX, longest = 1,
+             most = (uint64_t)l->b->sm_count * SPLITS_PER_SM; /* that there is room for */
     for (uint32_t i = 0; i < l->p->seq_count; i++)
         longest = TD_MAX(longest, (uint64_t)seq_pages(l->p, l->p->seqs[i]));
     for (uint64_t turns = 1; turns <= TURNS; turns++) {
         uint64_t pages = TD_MAX((uint64_t)1, total * heads / (blocks * turns));
-        while (pages < longest && count_splits(l, pages) * heads > blocks * turns)
+        while (pages < longest &&
+               (count_splits(l, pages) * heads > blocks * turns || count_splits(l, pages) > most))
             pages += pages / 16 + 1;
         uint64_t taken = TD_MAX(turns, (count_splits(l, pages) * heads + blocks - 1) / blocks),
                  cost = taken * (TD_MIN(pages, longest) + TURN_COST);
