@@ -1,5 +1,5 @@
-/* io_worker: see io_worker.h. Each job has its turn: one more than the last of its owner's that waits, so that of each owner one job goes before
- * anybody's second. The list is in order of turns, and within one of submission; the turn of the job at work never runs backwards. */
+/* io_worker: see io_worker.h. Each job has its turn: one more than the last of its owner's that waits or has been begun in this one, so that of each owner
+ * one job goes before anybody's second. The list is in order of turns, and within one of submission; the turn of the job at work never runs backwards. */
 #include "protocol/io_worker.h"
 #include <pthread.h>
 #include <stdlib.h>
@@ -9,7 +9,9 @@ struct io_worker {
     pthread_mutex_t lock;
     pthread_cond_t changed;
     struct io_job *first; /* under lock, as the next three */
-    uint64_t turn, owner; /* of the job that was begun last */
+    uint64_t turn;        /* of the job that was begun last */
+    uint64_t
+        begun; /* whose jobs were begun in that turn: a bit of each owner; who shares it waits for the next */
     bool closed;
     pthread_t thread;
     size_t pending; /* the loop's thread alone */
@@ -37,6 +39,11 @@ static void on_done(struct inbox_item *item)
     job->done(job);
 }
 
+static uint64_t bit_of(uint64_t owner)
+{
+    return owner ? UINT64_C(1) << (owner >> 58) : 0;
+}
+
 /* NULL: it was closed, and all is done. */
 static struct io_job *take(struct io_worker *w)
 {
@@ -46,8 +53,8 @@ static struct io_job *take(struct io_worker *w)
     struct io_job *job = w->first;
     if (job) {
         w->first = job->next;
+        w->begun = (job->turn == w->turn ? w->begun : 0) | bit_of(job->owner);
         w->turn = job->turn;
-        w->owner = job->owner;
     }
     pthread_mutex_unlock(&w->lock);
     return job;
@@ -113,7 +120,7 @@ void io_worker_destroy(struct io_worker *w)
 static void put_in_turn(struct io_worker *w, struct io_job *job)
 {
     struct io_job **at = &w->first;
-    job->turn = w->turn + (job->owner && job->owner == w->owner);
+    job->turn = w->turn + ((w->begun & bit_of(job->owner)) != 0);
     for (const struct io_job *j = w->first; j; j = j->next)
         if (!job->owner || j->owner == job->owner)
             job->turn = j->turn + (job->owner != 0);

@@ -169,6 +169,23 @@ static void who_asks_one_by_one_takes_turns_as_well(void **state)
     all_came_in_their_turn(6);
 }
 
+/* Two who ask again while the other's is at work, and so always have one that waits, do not keep a third's second for ever. */
+static void two_who_alternate_do_not_keep_others_out(void **state)
+{
+    (void)state;
+    struct job jobs[6];
+    uint64_t ann = io_owner("t", "ann"), bob = io_owner("t", "bob"), cat = io_owner("t", "cat");
+    submit(&jobs[0], ann, 0, true);
+    submit(&jobs[1], bob, 1, true);
+    submit(&jobs[2], cat, 2, false);
+    submit(&jobs[3], cat, 3, false);
+    sem_post(&b.gate);
+    sem_wait(&b.begun);
+    submit(&jobs[4], ann, 4, false);
+    submit(&jobs[5], bob, 5, false);
+    all_came_in_their_turn(6);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -176,6 +193,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(a_stopped_worker_has_finished_and_takes_no_more, set_up, tear_down),
         cmocka_unit_test_setup_teardown(owners_take_turns, set_up, tear_down),
         cmocka_unit_test_setup_teardown(who_asks_one_by_one_takes_turns_as_well, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(two_who_alternate_do_not_keep_others_out, set_up, tear_down),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
