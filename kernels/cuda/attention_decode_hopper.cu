@@ -29,7 +29,7 @@ template <int HD> struct ring_shared {
     item_queue queue;
     decode_ends<WARPS> ends;
     bells b;
-    half fresh[2][HD]; /* the row's own K and V */
+    alignas(16) half fresh[2][HD]; /* the row's own K and V */
     float o[]; /* [warps][group][HD]; before, a head of each warp and the query heads (turned_heads) */
 };
 
@@ -203,6 +203,9 @@ __global__ void __launch_bounds__(THREADS, BLOCKS)
 
 template <int HD> static size_t shared_size(uint32_t group)
 {
+    static_assert(
+        BLOCKS * (sizeof(ring_shared<HD>) + sizeof(float) * WARPS * HEADS * HD + 1024) <= 228 * 1024,
+        "what an SM of sm_90 has, with 1 KB of the system's a block; of 128 values 64 bytes are left");
     uint32_t o = WARPS * group * HD, heads = WARPS * HD + group * HD / 2; /* which lie there before */
     return sizeof(ring_shared<HD>) + sizeof(float) * (o > heads ? o : heads);
 }
