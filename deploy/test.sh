@@ -66,9 +66,8 @@ stage_arm() {
   for tool in aarch64-linux-gnu-gcc qemu-aarch64; do
     have "$tool" || skip "$tool is missing; ./deploy/deps.sh --test installs it on Debian for x86-64"
   done
-  cmake -S tests/arm -B build/arm-twin -G Ninja
-  cmake --build build/arm-twin -j "$jobs" --target logits
-  build/arm-twin/logits >"$logs/logits.txt"
+  configure_and_build release --target logits
+  build/release/bin/logits >"$logs/logits.txt"
   cmake -S tests/arm -B build/arm -G Ninja -DCMAKE_TOOLCHAIN_FILE="$root/deploy/aarch64.cmake" -DTANDEM_LOGITS="$root/$logs/logits.txt"
   cmake --build build/arm -j "$jobs"
   ctest --test-dir build/arm --output-on-failure --no-tests=error -j "$jobs"
