@@ -33,7 +33,7 @@ def wait_until(condition, seconds=WAIT_SECONDS):
     while time.monotonic() < until:
         if condition():
             return True
-        time.sleep(0.05)
+        time.sleep(0.02)
     return False
 
 
@@ -89,7 +89,7 @@ class Program:
                 self.ready()
                 return
             except (OSError, urllib.error.URLError):
-                time.sleep(0.05)
+                time.sleep(0.01)
         raise RuntimeError(f"{self.name} is not ready: {self.log()[-2000:]}")
 
     def kill(self):

@@ -156,10 +156,7 @@ class Server:
         threading.Thread(target=self._serve, args=(answers,), daemon=True).start()
 
     def wait_for_requests(self, count):
-        until = time.monotonic() + 60
-        while len(self.asked) < count:
-            assert time.monotonic() < until
-            time.sleep(0.01)
+        assert wait_until(lambda: len(self.asked) >= count)
 
     def _serve(self, answers):
         threads = []
@@ -275,9 +272,8 @@ def test_a_device_that_did_it_all(tmp_path):
     c.kill()
     e.extra += ["--offline", "continue"]
     e.start(wait=False)
-    while "listening on" not in e.log().split("stopped")[-1]:
-        time.sleep(0.05)
     try:
+        assert wait_until(lambda: "listening on" in e.log().split("stopped")[-1]), e.log()
         r = tandem("chat", "--url", e.url, "Hi.", code=1)
         assert "identity" in r.stderr and "connect it once" in r.stderr and len(lines(r)) == 1
     finally:

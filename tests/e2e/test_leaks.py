@@ -19,7 +19,7 @@ import time
 
 import httpx
 
-from harness import Cloud, Edge, Relay
+from harness import Cloud, Edge, Relay, wait_until
 from test_cli import tandem
 
 SECONDS = int(os.environ.get("TANDEM_LEAK_SECONDS", "20"))
@@ -141,9 +141,7 @@ def held(cloud, edge):
 
 
 def at_rest(cloud, edge, seconds=60):
-    until = time.monotonic() + seconds
-    while held(cloud, edge) and time.monotonic() < until:
-        time.sleep(0.5)
+    wait_until(lambda: not held(cloud, edge), seconds)
     time.sleep(1.2)  # figures are published once a second
     return held(cloud, edge)
 

@@ -2,7 +2,6 @@
 what it had comes back from the device, which sends it instead of letting it be computed."""
 import shutil
 import subprocess
-import time
 
 import pytest
 
@@ -31,41 +30,45 @@ def ask(edge, text, conversation=None, **extra):
 
 
 def settle(edge, blocks):
-    """Nothing more is being written: the whole conversation is on the disk, in all layers."""
-    seen, since, until = 0, time.monotonic(), time.monotonic() + 60
-    while time.monotonic() < until:
-        now = edge.metrics().get(WRITTEN, 0)
-        if now != seen:
-            seen, since = now, time.monotonic()
-        if seen >= blocks and time.monotonic() - since > 2:
-            return
-        time.sleep(0.1)
-    assert False, f"{seen} of {blocks} blocks were written"
+    """So many have been written to its disk."""
+    assert wait_until(lambda: edge.metrics().get(WRITTEN, 0) >= blocks), f"{edge.metrics().get(WRITTEN, 0)} of {blocks} blocks were written"
 
 
-@pytest.fixture
-def world(tmp_path):
-    cloud = Cloud(tmp_path / "c")
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    """A cloud and, at rest, a device after the first turn, all of which is on the disks of both, at the device in all layers."""
+    path = tmp_path_factory.mktemp("first")
+    cloud = Cloud(path / "c")
     cloud.token = cloud.new_token()
     cloud.start()
-    edge = new_edge(tmp_path / "first", cloud)
+    edge = new_edge(path / "e", cloud)
     conversation, reply = ask(edge, NOTES)
     total = reply.usage.total_tokens
     assert total > 2000
-    settle(edge, (total - 1) // 64)
+    settle(edge, reply.usage.prompt_tokens // 64 + (total - 1) // 64)  # those of the prompt twice: as deep as was computed for the reply, and whole
     assert edge.stop() == 0
+    cloud.settle((total - 1) // 64)
     yield cloud, edge, conversation, total
     cloud.kill()
 
 
-def second_turn(tmp_path, world, name, question, warm=False):
+def without_store(cloud, path):
+    """The same cloud once more, which has lost what it had stored, and has better things to do than to compute."""
+    shutil.copytree(cloud.dir, path, ignore=shutil.ignore_patterns("store"))
+    other = Cloud(path)
+    other.token = cloud.token
+    other.env["TANDEM_PACED_LAYER_US"] = "150"
+    return other.start()
+
+
+def second_turn(tmp_path, world, name, question, warm=None):
     """The turn, and what one that takes nothing from anywhere says."""
     cloud, first, conversation, _ = world
     edge, control = new_edge(tmp_path / name, cloud, first), new_edge(tmp_path / (name + "-control"), cloud, first)
     try:
         if warm:  # both sides know by now what they, and the link, can do
-            ask(edge, NOTES[700:3600], cache=False)
-        before = edge.metrics()[COMPUTED] if warm else 0
+            ask(edge, warm, cache=False)
+        before = edge.metrics().get(COMPUTED, 0)
         _, got = ask(edge, question, conversation)
         computed = edge.metrics()[COMPUTED] - before
         _, want = ask(control, question, conversation, cache=False)
@@ -77,14 +80,15 @@ def second_turn(tmp_path, world, name, question, warm=False):
 
 
 def check_new_tokens_only(tmp_path, world, name, question, restarts=False):
-    """A disk that answers late counts as empty, and on a busy machine it may: such a turn is tried again. What was not there at all would be written anew."""
+    """A disk that answers later than computing takes counts as empty, and what computing takes here is only guessed before anything has been computed: on a busy
+    machine such a turn is tried again. What was not there at all would be written anew."""
     cloud, total = world[0], world[3]
     for attempt in range(10):
         if restarts:
             assert cloud.stop() == 0
             cloud.start()
         before = cloud.stored()
-        usage, timings, computed = second_turn(tmp_path, world, f"{name}{attempt}", f"{attempt}. {question}")
+        usage, timings, computed = second_turn(tmp_path, world, f"{name}{attempt}", f"{attempt}. {question}", warm=NOTES[700:1500] if attempt else None)
         if usage.prompt_tokens_details.cached_tokens == (total - 1) // 64 * 64 and computed <= usage.prompt_tokens - total + 64:
             break
         cloud.settle()
@@ -102,14 +106,14 @@ def test_new_tokens_only_after_either_is_restarted(tmp_path, world):
 
 
 def test_a_wiped_cloud_is_restored_from_the_device(tmp_path, world):
-    cloud, _, _, total = world
+    cloud, first, conversation, total = world
     held = (total - 1) // 64 * 64
-    cloud.env["TANDEM_PACED_LAYER_US"] = "150"  # a cloud that has better things to do
     for attempt in range(3):  # on a busy machine it may be foretold that computing is sooner all the same
-        cloud.kill()
-        shutil.rmtree(cloud.store)
-        cloud.start()
-        usage, timings, computed = second_turn(tmp_path, world, f"wiped{attempt}", "Where did the fox go?", warm=True)
+        wiped = without_store(cloud, tmp_path / f"c{attempt}")
+        try:
+            usage, timings, computed = second_turn(tmp_path, (wiped, first, conversation, total), f"wiped{attempt}", "Where did the fox go?", warm=NOTES[700:3600])
+        finally:
+            wiped.kill()
         if timings["plan"]["restored_tokens"] == held and computed == usage.prompt_tokens - held:
             break
     new = usage.prompt_tokens - held
@@ -154,7 +158,7 @@ def test_a_slice_gives_back_what_the_cloud_sealed(tmp_path, sliced_world):
     for attempt in range(3):
         wipe(cloud)
         cloud.start()
-        usage, timings, computed = second_turn(tmp_path, sliced_world, f"sealed{attempt}", "Where did the fox go?", warm=True)
+        usage, timings, computed = second_turn(tmp_path, sliced_world, f"sealed{attempt}", "Where did the fox go?", warm=NOTES[700:3600])
         if timings["plan"]["restored_tokens"] == held and computed == usage.prompt_tokens - held:
             break
     new = usage.prompt_tokens - held

@@ -4,7 +4,6 @@ import random
 import shutil
 import struct
 import subprocess
-import time
 
 import openai
 import pytest
@@ -15,20 +14,17 @@ from harness import MODEL, ROOT, WAIT_SECONDS, Cloud, Edge, wait_until
 HELLO = [{"role": "user", "content": "Hello. " * 80}]
 
 
-def edge_error(tmp_path, cloud, token, seconds=WAIT_SECONDS, **more):
+def complaints(program):
+    return [line for line in program.log().split("\n")[:-1] if " WARN " in line or " ERROR " in line]
+
+
+def edge_error(tmp_path, cloud, token, **more):
     """Start an edge that cannot come in; return what it says."""
     e = Edge(tmp_path, cloud, token, **more)
     e.start(wait=False)
-    until = time.monotonic() + seconds
-    said = ""
-    while time.monotonic() < until and not said:
-        if e.process.poll() is not None:
-            break
-        lines = [line for line in e.log().splitlines() if " WARN " in line or " ERROR " in line]
-        said = lines[-1] if lines else ""
-        time.sleep(0.1)
+    wait_until(lambda: complaints(e) or e.process.poll() is not None)
     e.kill()
-    return said or e.log()
+    return (complaints(e) or [e.log()])[-1]
 
 
 def test_wrong_token(tmp_path, cloud):
@@ -55,25 +51,16 @@ def test_expired_certificate(tmp_path):
     shutil.copy(c.certs / "dates/expired.crt", c.certs / "server.crt")
     e = Edge(tmp_path / "e", c, c.new_token())
 
-    def wait(condition):
-        until = time.monotonic() + 60
-        while not condition() and time.monotonic() < until:
-            time.sleep(0.05)
-        assert condition(), e.log()
-
-    def warned():
-        return [line for line in e.log().split("\n")[:-1] if " WARN " in line]
-
     try:
         c.start()
         assert "expired on 2021-02-03 04:05 UTC" in c.log() and "deploy/certs.sh" in c.log(), c.log()
         e.start(wait=False)
-        wait(warned)
-        assert "expired on 2021-02-03 04:05 UTC" in warned()[0] and "deploy/certs.sh" in warned()[0], e.log()
+        assert wait_until(lambda: complaints(e)), e.log()
+        assert "expired on 2021-02-03 04:05 UTC" in complaints(e)[0] and "deploy/certs.sh" in complaints(e)[0], e.log()
         c.stop()
         subprocess.run([ROOT / "deploy/certs.sh", c.certs], check=True, capture_output=True)
         c.start()
-        wait(lambda: "connected to" in e.log())
+        assert wait_until(lambda: "connected to" in e.log()), e.log()
     finally:
         e.kill()
         c.kill()

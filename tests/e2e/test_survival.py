@@ -112,7 +112,7 @@ def test_cut_before_each_frame(tmp_path):
         w.close()
 
 
-LONG = [{"role": "user", "content": "Here are my notes. " + " ".join(f"On day {i} the fox went {i * 7 % 40} steps to the well and drank." for i in range(30))}]
+LONG = [{"role": "user", "content": "Here are my notes. " + " ".join(f"On day {i} the fox went {i * 7 % 40} steps to the well and drank." for i in range(20))}]
 LOSSY = dict(model="default", messages=LONG, temperature=1.2, seed=78, max_tokens=40, extra_body={"ignore_eos": True, "cache": False})
 
 
@@ -123,7 +123,7 @@ def test_same_text_after_a_break_in_mid_prompt_at_defaults(tmp_path):
     try:
         begun, client = w.relay.bytes_up, client_of(w.edge)
         text, usage = stream_text(client, **LOSSY)
-        assert usage.prompt_tokens > 450
+        assert usage.prompt_tokens > 300
         total = w.relay.bytes_up - begun
         exact, _ = stream_text(client, **{**LOSSY, "extra_body": {**LOSSY["extra_body"], "fidelity": "exact"}})
         assert exact != text, "a prompt whose text does not depend on the form shows nothing"
