@@ -65,6 +65,7 @@ class Program:
         self.log_path = self.dir / f"{name}.log"
         self.process = None
         self.env = dict(os.environ)
+        atexit.register(self.kill)  # if its test has failed before it could
 
     def command(self):
         raise NotImplementedError
