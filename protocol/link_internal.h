@@ -100,7 +100,7 @@ void rate_windowed(struct rate *r); /* there is something to send, and rate_allo
 /* A ping came back. clean: nothing was on the way when it left. */
 void rate_ping(struct rate *r, uint64_t rtt_us, bool clean, uint64_t now_us);
 /* A ping with `size` bytes of padding came back, which had the path for itself. */
-void rate_probed(struct rate *r, size_t size, uint64_t rtt_us);
+void rate_probed(struct rate *r, size_t size, uint64_t rtt_us, uint64_t now_us);
 /* Should a ping go now so as to see the empty path? Starts draining when the minimum is old; true once the path is empty. */
 bool rate_wants_ping(struct rate *r, uint64_t now_us);
 /* The path is empty now, and the minimum would soon be old. */

@@ -348,8 +348,14 @@ void rate_ping(struct rate *r, uint64_t rtt_us, bool clean, uint64_t now_us)
     rate_take_rtt(r, rtt_us, now_us);
 }
 
-void rate_probed(struct rate *r, size_t size, uint64_t rtt_us)
+void rate_probed(struct rate *r, size_t size, uint64_t rtt_us, uint64_t now_us)
 {
+    if (rtt_us + RATE_PROBE_SLACK_US <
+        r->min_rtt_us) { /* the minimum was seen behind others' traffic: a probe held against it would show any rate */
+        r->min_rtt_us = rtt_us;
+        r->min_rtt_at_us = now_us - TD_MIN(now_us, (uint64_t)RATE_MIN_RTT_AGE_US);
+        return;
+    }
     uint64_t over_us = rtt_us > r->min_rtt_us ? rtt_us - r->min_rtt_us : 0;
     r->probe_rate = (uint64_t)size * 1000000 / (over_us + RATE_PROBE_SLACK_US);
     r->probe_count++;

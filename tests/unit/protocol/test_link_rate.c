@@ -720,6 +720,26 @@ static void test_a_larger_probe_shows_more(void **state)
     path_stop();
 }
 
+/* The minimum was seen in a queue of others' traffic, which has gone since: the probe corrects it and says nothing of the rate; a ping without padding is due, and then
+ * the next one tells. */
+static void test_a_probe_sooner_than_the_minimum(void **state)
+{
+    (void)state;
+    struct rate r;
+    rate_init(&r, 0);
+    uint64_t now_us = 100 * SECOND;
+    rate_ping(&r, 80 * MS, true, now_us);
+    assert_int_equal(r.min_rtt_us, 80 * MS);
+    rate_probed(&r, LINK_PROBE_SIZE, 45 * MS, now_us += SECOND);
+    assert_int_equal(r.probe_count, 0);
+    assert_int_equal(r.min_rtt_us, 45 * MS);
+    assert_true(rate_wants_ping(&r, now_us));
+    rate_ping(&r, 40 * MS, true, now_us);
+    rate_probed(&r, LINK_PROBE_SIZE, 45 * MS, now_us += SECOND);
+    assert_int_equal(r.probe_count, 1);
+    assert_int_equal(r.probe_rate, LINK_PROBE_SIZE * SECOND / (8 * MS));
+}
+
 /* Before bulk has shown anything a search begins with what a probe has, as far as it may be trusted. */
 static void test_a_search_begins_with_what_a_probe_has_shown(void **state)
 {
@@ -790,6 +810,7 @@ int main(void)
         cmocka_unit_test(test_the_mean_is_of_a_full_link),
         cmocka_unit_test(test_a_probe_finds_what_an_idle_path_carries),
         cmocka_unit_test(test_a_larger_probe_shows_more),
+        cmocka_unit_test(test_a_probe_sooner_than_the_minimum),
         cmocka_unit_test(test_a_search_begins_with_what_a_probe_has_shown),
         cmocka_unit_test(test_a_probe_has_the_path_for_itself),
         cmocka_unit_test(test_a_new_beginning_of_tcp_does_not_lower_the_estimate),
