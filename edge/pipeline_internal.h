@@ -127,10 +127,10 @@ void disk_note(struct pipeline *p, const struct pipeline_job *job, uint32_t inde
 bool disk_has_saves(const struct pipeline *p);
 void disk_save_next(struct pipeline *p);
 void disk_computed(struct pipeline *p, const struct pipeline_cost *cost); /* what a step took */
-/* Bring the job's next block, below limit_tokens and this deep, from the disk into the cache. False: it is not to be had in time. */
 /* The pieces of a sealed block, one of those up to `end` that will all be taken, appended to *list. 0, or they are not there, or not in time. */
 int disk_sealed(struct pipeline *p, const struct pipeline_job *job, const uint8_t *tag, uint32_t block,
                 uint32_t end, struct pipeline_message **list);
+/* Bring the job's next block, below limit_tokens and this deep, from the disk into the cache. False: it is not to be had in time. */
 bool disk_fetch(struct pipeline *p, struct pipeline_job *job, uint32_t limit_tokens, uint32_t layers);
 
 #endif

@@ -10,8 +10,7 @@ struct io_worker {
     pthread_cond_t changed;
     struct io_job *first; /* under lock, as the next three */
     uint64_t turn;        /* of the job that was begun last */
-    uint64_t
-        begun; /* whose jobs were begun in that turn: a bit of each owner; who shares it waits for the next */
+    uint64_t begun;       /* in that turn: a bit for each owner; who shares one waits for the next */
     bool closed;
     pthread_t thread;
     size_t pending; /* the loop's thread alone */

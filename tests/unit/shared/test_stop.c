@@ -125,22 +125,31 @@ static void in_time(void)
     nanosleep(&(struct timespec){.tv_sec = 1, .tv_nsec = 100000000}, NULL);
 }
 
+/* And not sooner than after the second that it has; a busy machine may look later. */
+static void assert_was_late(const char *said)
+{
+    static const char begins[] = "ERROR test: not stopped in ";
+    const char *at = strstr(said, begins);
+    assert_non_null(at);
+    assert_true(atoi(at + sizeof begins - 1) >= 1);
+}
+
 static void test_outcomes(void **state)
 {
     (void)state;
     char said[500];
     assert_int_equal(outcome(late, said, sizeof said), 1);
-    assert_non_null(strstr(said, "ERROR test: not stopped in 1 s"));
+    assert_was_late(said);
     assert_int_equal(outcome(asked_once, said, sizeof said), 1);
-    assert_non_null(strstr(said, "ERROR test: not stopped in 1 s"));
+    assert_was_late(said);
     assert_int_equal(outcome(disk_is_silent, said, sizeof said), 1);
     assert_non_null(strstr(said, "a disk does not answer"));
     assert_int_equal(outcome(disk_answers, said, sizeof said), 1);
-    assert_non_null(strstr(said, "not stopped in 1 s"));
+    assert_was_late(said);
     assert_int_equal(outcome(a_read_is_waited_for, said, sizeof said), 1);
     assert_non_null(strstr(said, "not stopped in 0 s: a disk does not answer"));
     assert_int_equal(outcome(a_read_came_back, said, sizeof said), 1);
-    assert_non_null(strstr(said, "not stopped in 1 s"));
+    assert_was_late(said);
     assert_int_equal(outcome(asked_twice, said, sizeof said), 1);
     assert_non_null(strstr(said, "second signal"));
     assert_int_equal(outcome(asked_twice_there, said, sizeof said), 1);

@@ -316,7 +316,6 @@ static void test_index_from_an_old_backup(void **state)
     fixture_remove(dir);
 }
 
-/* Rows of an index that no longer says how far they reach: the scan decides, and what it does not find leaves the index. */
 /* The later record of a block counts, and alone, also if the power went before the earlier one was voided. */
 static void test_a_void_that_was_lost(void **state)
 {
@@ -341,6 +340,7 @@ static void test_a_void_that_was_lost(void **state)
     fixture_remove(dir);
 }
 
+/* Rows of an index that no longer says how far they reach: the scan decides, and what it does not find leaves the index. */
 static void test_rows_without_their_segments(void **state)
 {
     (void)state;
