@@ -235,15 +235,19 @@ static uint32_t unauthenticated_of(const struct edge_server *s, const char *peer
     return count;
 }
 
-/* Many may come from one address, and who holds its places without greeting must not keep the others out. */
-static void make_room(struct edge_server *s, const char *peer)
+/* Many may come from one address, and who holds its places without greeting must not keep the others out. But all of them come at once when this node, or what
+ * is in front of them, starts again: were the oldest pushed out before a round trip is over, nobody would ever get in. */
+static int make_room(struct edge_server *s, const char *peer)
 {
     struct edge_connection *oldest = NULL;
     if (unauthenticated_of(s, peer, &oldest) < LIMIT_UNAUTHENTICATED_PER_PEER)
-        return;
+        return 0;
     metric_add(s->refused, 1);
+    if (clock_mono_us() - oldest->opened_us < s->greeting_us)
+        return -TD_ERR_LIMIT;
     oldest->dropped = true;
     ws_abort(oldest->ws, "it did not greet, and others came");
+    return 0;
 }
 
 static struct edge_connection *connection_create(struct edge_server *s, struct ws_conn *ws, const char *peer)
@@ -253,6 +257,7 @@ static struct edge_connection *connection_create(struct edge_server *s, struct w
         return NULL;
     c->server = s;
     c->ws = ws;
+    c->opened_us = clock_mono_us();
     snprintf(c->peer, sizeof c->peer, "%s", peer);
     struct link_config config = {.role = LINK_CLOUD, .on_frame = on_frame, .ctx = c};
     c->link = link_create(&config, clock_mono_us());
@@ -268,7 +273,9 @@ static struct edge_connection *connection_create(struct edge_server *s, struct w
 static int on_open(void *ctx, struct ws_conn *ws, const char *peer, void **user)
 {
     struct edge_server *s = ctx;
-    make_room(s, peer);
+    int rc = make_room(s, peer);
+    if (rc < 0)
+        return rc;
     struct edge_connection *c = connection_create(s, ws, peer);
     if (!c)
         return -TD_ERR_NOMEM;
@@ -310,6 +317,7 @@ struct edge_server *edge_server_create(struct service *service)
     s->service = service;
     s->connections_max = LIMIT_CONNECTIONS_PER_PRINCIPAL;
     s->fetches_max = EDGE_FETCHES_MAX;
+    s->greeting_us = LIMIT_GREETING_MS * UINT64_C(1000);
     s->handler = (struct ws_handler){.on_open = on_open,
                                      .on_message = on_message,
                                      .on_part = on_part,

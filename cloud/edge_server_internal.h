@@ -21,6 +21,7 @@ struct edge_server {
     uint32_t connection_count, stream_count;
     uint32_t connections_max; /* of one principal; tests lower it, as the next */
     uint32_t fetches_max, fetch_count;
+    uint64_t greeting_us; /* LIMIT_GREETING_MS; tests change it */
     struct log_limit log_refused, log_failures;
     struct metric *connections_gauge, *streams_gauge, *refused, *protocol_errors, *saved, *save_failures;
 };
@@ -32,6 +33,7 @@ struct edge_connection {
     struct link *link;
     struct net_timer *timer;
     char peer[64];
+    uint64_t opened_us;
     bool ready;     /* WELCOME was sent */
     bool lingering; /* the link is closed; the socket follows */
     bool dropped;   /* not greeted in time for others: it goes on the loop's next turn */

@@ -14,6 +14,7 @@
 /* connections and streams */
 #define LIMIT_HELLO_TIMEOUT_MS          5000u
 #define LIMIT_UNAUTHENTICATED_PER_PEER  16u
+#define LIMIT_GREETING_MS               500u        /* before it makes room for others from its address */
 #define LIMIT_CONNECTIONS_PER_PRINCIPAL 512u        /* each may hold a frame that is not whole yet */
 #define LIMIT_STREAMS                   64u         /* open streams a connection */
 #define LIMIT_CONNECTION_WINDOW         (16u << 20) /* unread bulk bytes a connection */

@@ -131,14 +131,34 @@ static void assert_served(struct edge_client *c)
     fake_next("open");
 }
 
-/* Those who do not greet make room for others from the same address, the known do not. */
+static void allow_no_time(void *arg)
+{
+    (void)arg;
+    fx.edges->greeting_us = 0;
+}
+
+static void allow_an_hour(void *arg)
+{
+    (void)arg;
+    fx.edges->greeting_us = UINT64_C(3600000000);
+}
+
+/* Those who do not greet make room for others from the same address, once they have had the time to; the known do not. */
 static void test_unauthenticated_connections(void **state)
 {
     (void)state;
-    struct edge_client *silent[LIMIT_UNAUTHENTICATED_PER_PEER], *known = edge_client_ready("alice");
+    struct edge_client *silent[LIMIT_UNAUTHENTICATED_PER_PEER], *known = edge_client_ready("alice"),
+                                                                *one_more;
+    assert_int_equal(fx.edges->greeting_us, LIMIT_GREETING_MS * 1000);
+    on_loop(allow_an_hour, NULL);
     for (unsigned i = 0; i < TD_COUNT(silent); i++)
         silent[i] = edge_client_open(NULL);
     wait_for_connections(TD_COUNT(silent) + 1);
+    one_more = edge_client_open(edge_hello("bob"));
+    edge_client_next_frame(one_more, 0); /* closed */
+    edge_client_keep(one_more, NULL);
+    edge_client_close(one_more);
+    on_loop(allow_no_time, NULL);
     edge_client_close(edge_client_ready("bob"));
     assert_served(known);
     edge_client_close(known);
