@@ -2,6 +2,8 @@
  *
  *     control queue > the link's own frames (PING, INGESTED, CREDIT) > tokens > HIDDEN > KV_BLOCK
  *
+ * One exception: the ping that wakes a fast link goes before the OPEN that it is for (wakes_padded).
+ *
  * Within a bulk class the streams take turns, a frame each. A bulk frame leaves when the stream's and the connection's credit
  * and the unacknowledged-bytes window allow. A message begins only when the credit for all of it is there and is then reserved,
  * so whatever has begun can be finished without another grant: no two half-sent messages can wait for each other. (Bytes of a
