@@ -370,12 +370,14 @@ static int sink_event(void *ctx, struct pipeline_event *e)
 static int choose_codec(struct agent *a, struct td_error *err)
 {
     struct td_error why = {0};
-    if (!a->config.codec)
-        return kv_level_choose(a->config.model_path, a->model->fingerprint, &a->config.codec, err);
-    if (a->config.codec_unchecked)
+    bool is_asked = a->config.codec != NULL;
+    if (is_asked && a->config.codec_unchecked)
         return 0;
-    int rc = kv_level_allowed(a->config.codec, a->config.model_path, a->model->fingerprint, &why);
-    return rc < 0 ? td_fail(err, rc, "%s, or add --codec-unchecked", why.text) : 0;
+    int rc = is_asked ? kv_level_allowed(a->config.codec, a->config.model_path, a->model->fingerprint, &why)
+                      : kv_level_choose(a->config.model_path, a->model->fingerprint, &a->config.codec, &why);
+    return rc < 0
+               ? td_fail(err, rc, "%s, or add %s--codec-unchecked", why.text, is_asked ? "" : "--codec l1 ")
+               : 0;
 }
 
 static int open_model(struct agent *a, struct td_error *err)

@@ -66,7 +66,7 @@ uint64_t estimates_probe_wait_us(const struct estimates *e, uint64_t now_us);
  * answers late: it had better wait, but for no longer than ESTIMATES_PROBE_US. */
 bool estimates_wants_probe(struct estimates *e, bool busy, uint64_t now_us);
 /* With how many bytes: few (0), which TCP lets go at once where it begins anew, unless the belief is about as high as those can show (a probe's slack, link_rate.c):
- * then what twice the believed rate carries in ESTIMATES_PROBE_SPAN_US. */
+ * then what twice the believed rate carries in ESTIMATES_PROBE_SPAN_US, in the first that follow it; an idle link is not made to pay for it all day. */
 size_t estimates_probe_size(const struct estimates *e);
 /* Bytes a microsecond, as it is believed now. */
 double estimates_rate(const struct estimates *e, uint64_t now_us);

@@ -451,7 +451,8 @@ static void show_plan(struct flight *f)
         shown->token_count += r->count;
         if (r->layers == 0)
             continue;
-        shown->hidden_dtype = dtype_names[r->hidden_dtype];
+        if (r->layers < f->agent->model->params.layer_count)
+            shown->hidden_dtype = dtype_names[r->hidden_dtype];
         if (r->codec != PLAN_CODEC_NONE) {
             shown->kv_tokens += r->count;
             shown->codec = codec_name(f->agent, r->codec);

@@ -171,6 +171,8 @@ int link_send_bulk(struct link *l, unsigned type, uint32_t stream, const Protobu
     memcpy(&m->header, header, known->descriptor->sizeof_message);
     m->header.base.n_unknown_fields = 0;
     m->header.base.unknown_fields = NULL;
+    l->probe_frames -= l->probe_left; /* it does not wait for the rest of a probe */
+    l->probe_left = 0;
     m->epoch = epoch;
     m->size = (uint32_t)payload_size;
     m->payload = payload;
@@ -372,7 +374,7 @@ void link_probe(struct link *l, size_t size)
 {
     size_t frames = (size + LINK_PROBE_SIZE - 1) / LINK_PROBE_SIZE;
     l->probe_wanted = true;
-    l->probe_frames = (uint32_t)TD_MIN(TD_MAX(frames, (size_t)1), (size_t)LINK_PROBE_FRAMES_MAX);
+    l->probe_frames_wanted = (uint32_t)TD_MIN(TD_MAX(frames, (size_t)1), (size_t)LINK_PROBE_FRAMES_MAX);
 }
 
 static bool confirm_due(const struct link *l, uint64_t now_us)
@@ -437,9 +439,9 @@ static int64_t next_ping(struct link *l, uint8_t *dst, size_t capacity, uint64_t
         l->pong_due = false;
         return wire_encode(FRAME_PING, 0, 0, &ping.base, NULL, 0, dst, capacity);
     }
-    bool measure = !l->ping_open && rate_wants_ping(&l->rate, now_us);
+    bool measure = !l->ping_open && rate_wants_ping(&l->rate, now_us), wakes = wakes_padded(l, now_us);
     measure |= confirm_due(l, now_us);
-    if (wakes_padded(l, now_us))
+    if (wakes)
         ping.padding = (ProtobufCBinaryData){sizeof padding, padding};
     l->confirm_wanted = false;
     bool regular = l->ping_us == 0 || now_us - l->ping_us >= LIMIT_PING_INTERVAL_MS * UINT64_C(1000) ||
@@ -451,7 +453,7 @@ static int64_t next_ping(struct link *l, uint8_t *dst, size_t capacity, uint64_t
     if (begins) {
         l->probe_wanted = false;
         l->probe_sent_size = l->rate.sent_size;
-        l->probe_left = l->probe_frames;
+        l->probe_left = l->probe_frames = l->probe_frames_wanted;
         l->probe_us = now_us;
     }
     if (padded) {
@@ -463,6 +465,7 @@ static int64_t next_ping(struct link *l, uint8_t *dst, size_t capacity, uint64_t
     ping.id = ++l->ping_id;
     l->ping_open = true;
     l->ping_padded = padded;
+    l->ping_wakes = wakes;
     l->ping_clean = l->rate.sent_size == l->rate.acked_size;
     l->ping_us = TD_MAX(now_us, (uint64_t)1);
     return wire_encode(FRAME_PING, 0, 0, &ping.base, NULL, 0, dst, capacity);

@@ -245,6 +245,10 @@ static void what_is_believed_says_how_large_a_probe_must_be(void **state)
     assert_int_equal(estimates_probe_size(&e), 160000);
     estimates_set_rate(&e, 60);
     assert_int_equal(estimates_probe_size(&e), 250000);
+    e.probes_vain = 2 * ESTIMATES_PROBE_SOON;
+    assert_int_equal(estimates_probe_size(&e), 250000);
+    e.probes_vain++; /* an idle day's */
+    assert_int_equal(estimates_probe_size(&e), 0);
 }
 
 /* How long after the n-th vain probe the next is due: a few soon, in case something passing made them late. */

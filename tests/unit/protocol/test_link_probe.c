@@ -59,6 +59,29 @@ static void test_a_larger_probe_shows_more(void **state)
     path_stop();
 }
 
+/* Bulk does not wait for the rest of a probe, whose answer is of what had gone. */
+static void test_bulk_ends_a_probe(void **state)
+{
+    (void)state;
+    static uint8_t bytes[LIMIT_FRAME_SIZE];
+    path_start(100 * MBIT, 40 * MS);
+    path_run(500 * MS);
+    struct link *l = path.edge.link;
+    link_probe(l, SIZE_MAX - LINK_PROBE_SIZE);
+    for (int i = 0; i < 3; i++) {
+        int64_t size = link_next(l, bytes, sizeof bytes, path.now_us);
+        assert_int_equal(bytes[0], FRAME_PING);
+        assert_true(size > LINK_PROBE_SIZE);
+        pipe_put(&path.up, bytes, (size_t)size, path.now_us);
+    }
+    link_probe(l, 0); /* another is asked for: this one is as large as it was */
+    path_queue(1000);
+    assert_true(link_next(l, bytes, sizeof bytes, path.now_us) > 0);
+    assert_int_equal(bytes[0], FRAME_KV_BLOCK);
+    assert_int_equal(l->probe_frames, 3);
+    path_stop();
+}
+
 /* The minimum was seen in a queue of others' traffic, which has gone since: the probe corrects it and says nothing of the rate; a ping without padding is due, and then
  * the next one tells. */
 static void test_a_probe_sooner_than_the_minimum(void **state)
@@ -127,6 +150,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_a_probe_finds_what_an_idle_path_carries),
         cmocka_unit_test(test_a_larger_probe_shows_more),
+        cmocka_unit_test(test_bulk_ends_a_probe),
         cmocka_unit_test(test_a_probe_sooner_than_the_minimum),
         cmocka_unit_test(test_a_search_begins_with_what_a_probe_has_shown),
         cmocka_unit_test(test_a_probe_has_the_path_for_itself),
