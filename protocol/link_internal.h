@@ -196,7 +196,7 @@ struct link {
     struct rate rate;
 
     uint64_t ping_id, ping_us; /* the last one sent */
-    bool ping_open, ping_clean, ping_padded, ping_wakes, probe_wanted;
+    bool ping_open, ping_clean, ping_padded, probe_wanted;
     uint32_t probe_frames_wanted;
     uint32_t probe_frames, probe_left; /* of the probe at hand: all, and those that are still to go */
     uint64_t probe_us;                 /* when its first went */

@@ -160,12 +160,6 @@ static int receive_credit(struct link *l, struct stream *s, const struct wire_fr
     return 0;
 }
 
-/* A padded ping may confirm the minimum; where the link has become slow, its size is no longer path. */
-static bool wakes_late(const struct link *l, uint64_t now_us)
-{
-    return l->ping_wakes && now_us - l->ping_us > l->rate.min_rtt_us + LIMIT_UNACKED_MARGIN_US / 2;
-}
-
 static int receive_ping(struct link *l, const Tandem__Ping *m, uint64_t now_us)
 {
     if (!m->reply) { /* only the latest is answered: what waits here stays bounded */
@@ -177,7 +171,7 @@ static int receive_ping(struct link *l, const Tandem__Ping *m, uint64_t now_us)
         if (alone && !l->ping_open)
             rate_probed(&l->rate, (size_t)l->probe_frames * LINK_PROBE_SIZE, now_us - l->probe_us, now_us);
         else if (!l->ping_padded)
-            rate_ping(&l->rate, now_us - l->ping_us, l->ping_clean && !wakes_late(l, now_us), now_us);
+            rate_ping(&l->rate, now_us - l->ping_us, l->ping_clean, now_us);
     }
     return 0;
 }

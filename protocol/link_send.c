@@ -439,9 +439,9 @@ static int64_t next_ping(struct link *l, uint8_t *dst, size_t capacity, uint64_t
         l->pong_due = false;
         return wire_encode(FRAME_PING, 0, 0, &ping.base, NULL, 0, dst, capacity);
     }
-    bool measure = !l->ping_open && rate_wants_ping(&l->rate, now_us), wakes = wakes_padded(l, now_us);
+    bool measure = !l->ping_open && rate_wants_ping(&l->rate, now_us);
     measure |= confirm_due(l, now_us);
-    if (wakes)
+    if (wakes_padded(l, now_us))
         ping.padding = (ProtobufCBinaryData){sizeof padding, padding};
     l->confirm_wanted = false;
     bool regular = l->ping_us == 0 || now_us - l->ping_us >= LIMIT_PING_INTERVAL_MS * UINT64_C(1000) ||
@@ -465,7 +465,6 @@ static int64_t next_ping(struct link *l, uint8_t *dst, size_t capacity, uint64_t
     ping.id = ++l->ping_id;
     l->ping_open = true;
     l->ping_padded = padded;
-    l->ping_wakes = wakes;
     l->ping_clean = l->rate.sent_size == l->rate.acked_size;
     l->ping_us = TD_MAX(now_us, (uint64_t)1);
     return wire_encode(FRAME_PING, 0, 0, &ping.base, NULL, 0, dst, capacity);

@@ -274,29 +274,6 @@ static void test_a_fast_link_is_woken_by_more_than_a_packet(void **state)
     }
 }
 
-/* What wakes a link that has become slow is late for its size: however old the minimum, the path is no longer than it was. */
-static void test_what_wakes_a_link_is_no_longer_path(void **state)
-{
-    (void)state;
-    path_start(100 * MBIT, 40 * MS);
-    path.queued_target = 4 << 20;
-    path_run(3 * SECOND);
-    path.queued_target = 0;
-    path_run(6 * SECOND);
-    struct link *l = path.edge.link;
-    const uint64_t minimum_us = l->rate.min_rtt_us;
-    path.up.rate = MBIT;
-    for (uint32_t stream = 3; stream <= 7; stream += 2) {
-        l->rate.min_rtt_at_us = path.now_us - 11 * SECOND;
-        uint64_t before = l->ping_us;
-        assert_int_equal(edge_open(&path.edge, stream), 0);
-        path_run(200 * MS);
-        assert_true(l->ping_us > before);
-        assert_true(l->rate.min_rtt_us < minimum_us + 20 * MS);
-    }
-    path_stop();
-}
-
 /* A machine that stumbles makes one answer late, and the next comes in time; a path that has become longer shows it twice. */
 static void test_one_late_answer_is_no_longer_path(void **state)
 {
@@ -544,7 +521,6 @@ int main(void)
         cmocka_unit_test(test_longer_path),
         cmocka_unit_test(test_an_opened_stream_has_the_minimum_confirmed),
         cmocka_unit_test(test_a_fast_link_is_woken_by_more_than_a_packet),
-        cmocka_unit_test(test_what_wakes_a_link_is_no_longer_path),
         cmocka_unit_test(test_one_late_answer_is_no_longer_path),
         cmocka_unit_test(test_minimum_does_not_creep),
         cmocka_unit_test(test_a_slow_link_shows_itself_by_its_queue),
