@@ -67,6 +67,7 @@ struct fake_conn {
     uint32_t keep_count;
     uint32_t fetch_stream; /* 0: none; else it ends when all has left */
     Tandem__Fetch fetch;
+    bool fetch_answered;
 };
 struct fake_cloud {
     struct net_loop *loop;
@@ -245,6 +246,7 @@ static inline void fake_answer_fetch(struct fake_conn *c)
 {
     struct fake_cloud *f = c->cloud;
     uint32_t first = c->fetch.block_index, end = first + c->fetch.block_count;
+    c->fetch_answered = true;
     if (f->fetch_answer == FETCH_BUSY || f->fetch_answer == FETCH_REFUSES) {
         bool retry = f->fetch_answer == FETCH_BUSY;
         f->fetch_answer = FETCH_HONEST;
@@ -274,6 +276,7 @@ static inline void fake_on_fetch(struct fake_conn *c, const struct wire_frame *f
     f->fetch_ids = (uint32_t)(frame->payload.size / 4);
     c->fetch_stream = frame->stream;
     c->fetch = *frame->fetch;
+    c->fetch_answered = false;
     if (f->fetch_answer != FETCH_HOLDS)
         fake_answer_fetch(c);
 }
@@ -283,7 +286,7 @@ static inline void fake_end_fetch(struct fake_conn *c)
 {
     struct link_stats stats;
     link_stats(c->link, &stats);
-    if (!c->fetch_stream || stats.bulk_queued_size > 0 || c->cloud->fetch_answer == FETCH_HOLDS)
+    if (!c->fetch_stream || stats.bulk_queued_size > 0 || !c->fetch_answered)
         return;
     uint32_t stream = c->fetch_stream;
     c->fetch_stream = 0;
