@@ -139,7 +139,9 @@ static void on_tick(void *ctx)
     if (!uploading)
         probe_link(a);
     bool idle = a->flight_count == 0 && !a->drained && uplink_state(a->uplink) == UPLINK_READY;
-    uint64_t fetch_us = fetcher_run(a->fetcher, idle && !a->draining, clock_mono_us());
+    struct plan_model model;
+    plan_fill_model(a, &model);
+    uint64_t fetch_us = fetcher_run(a->fetcher, idle && !a->draining ? &model : NULL, clock_mono_us());
     if (a->flight_count > 0) {
         net_timer_start(a->tick, uploading ? TICK_UPLOAD_US : TICK_US);
     } else if (!a->drained) {

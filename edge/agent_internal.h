@@ -229,6 +229,8 @@ void flight_free(struct flight *f); /* whatever its state; shutdown only */
 /* ---- flight_plan.c ---- */
 /* bytes of the pipeline's that the link has, or nobody wants */
 void plan_taken(struct agent *a, size_t size);
+/* What is believed now, of no request in particular. */
+void plan_fill_model(const struct agent *a, struct plan_model *m);
 void plan_open_work(struct flight *f); /* a job of the prefill thread, if there is none and there can be */
 /* The rows and pieces that are still wanted end here; what was computed stays with the job. */
 void plan_stop(struct flight *f);

@@ -148,21 +148,37 @@ static bool lacks(const struct fetcher *f, const struct wanted *w, uint32_t bloc
 
 /* ---- asking ---- */
 
-/* The next blocks that are not there: [wanted->at, end). False: there are none. */
-static bool find_next(struct fetcher *f)
+/* Of this conversation only blocks below it are asked for now. */
+static uint32_t may_ask_until(const struct wanted *w, const struct plan_model *believed)
 {
-    while (f->wanted) {
-        struct wanted *w = f->wanted;
+    double blocks = FETCHER_IDS_US * believed->rate_bytes_per_us / (KV_BLOCK_TOKENS * sizeof *w->ids);
+    bool pays = plan_model_sealed_pays(believed, w->count * KV_BLOCK_TOKENS);
+    return pays ? (uint32_t)TD_MIN(blocks, (double)w->count) : 0;
+}
+
+/* The next blocks that are not there, and may be asked for: [wanted->at, end) of what is then the first. False: there are none. */
+static bool find_next(struct fetcher *f, const struct plan_model *believed)
+{
+    for (struct wanted **at = &f->wanted; *at;) {
+        struct wanted *w = *at;
+        uint32_t until = may_ask_until(w, believed);
         while (w->at < w->count && !lacks(f, w, w->at))
             w->at++;
-        if (w->at < w->count) {
-            f->end = w->at + 1;
-            while (f->end < w->count && f->end - w->at < FETCHER_BLOCKS && lacks(f, w, f->end))
-                f->end++;
-            return true;
+        if (w->at < w->count && w->at >= until) {
+            at = &w->next;
+            continue;
         }
-        f->wanted = w->next;
-        wanted_free(w);
+        *at = w->next;
+        if (w->at == w->count) {
+            wanted_free(w);
+            continue;
+        }
+        w->next = f->wanted;
+        f->wanted = w;
+        f->end = w->at + 1;
+        while (f->end < until && f->end - w->at < FETCHER_BLOCKS && lacks(f, w, f->end))
+            f->end++;
+        return true;
     }
     return false;
 }
@@ -189,11 +205,11 @@ static int ask(struct fetcher *f)
     return rc;
 }
 
-uint64_t fetcher_run(struct fetcher *f, bool idle, uint64_t now_us)
+uint64_t fetcher_run(struct fetcher *f, const struct plan_model *believed, uint64_t now_us)
 {
     if (!f)
         return 0;
-    if (!idle || !f->has_tag) {
+    if (!believed || !f->has_tag) {
         give_up(f);
         return 0;
     }
@@ -201,7 +217,7 @@ uint64_t fetcher_run(struct fetcher *f, bool idle, uint64_t now_us)
         return 0;
     if (now_us < f->pause_until_us)
         return f->pause_until_us - now_us;
-    if (!find_next(f))
+    if (!find_next(f, believed))
         return 0;
     if (ask(f) < 0) {
         f->stream = 0;

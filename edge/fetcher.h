@@ -1,6 +1,7 @@
 /* fetcher: KV of all layers for a device that holds some of them: in idle time it asks the cloud for the blocks of conversations that have just been had (FETCH),
  * and keeps the answers on its disk. They are sealed by the cloud (shared/kv_seal.h): the device cannot read them, and gives them back when the cloud
- * has lost the conversation and that is sooner than computing it again (edge/planner.h, restoring).
+ * has lost the conversation and that is sooner than computing it again (edge/planner.h, restoring). What would not be, by what is believed of the link
+ * and the cloud now, is not asked for, nor is what it takes too many ids to name; as soon as more is believed, it is.
  *
  *     wanted conversations --idle, link READY--> FETCH of at most FETCHER_BLOCKS --KV_BLOCKs--> disk --DONE--> the next ones
  *     a request comes, or the link goes: the stream is given up at once, and what has not come is asked for later. BUSY: later, FETCHER_TRIES times
@@ -12,12 +13,14 @@
 #ifndef TANDEM_EDGE_FETCHER_H
 #define TANDEM_EDGE_FETCHER_H
 #include "edge/kv_disk.h"
+#include "edge/plan_model.h"
 #include "edge/uplink.h"
 #include "shared/kv_seal.h"
 
 #define FETCHER_WANTED 16u
-#define FETCHER_BLOCKS 8u /* of one FETCH: at most LIMIT_FETCH_BLOCKS */
-#define FETCHER_TRIES  8u /* of one conversation at a busy cloud */
+#define FETCHER_BLOCKS LIMIT_FETCH_BLOCKS /* of one FETCH */
+#define FETCHER_IDS_US 20000.0 /* of the link: ids of one FETCH, which a request may have to wait for */
+#define FETCHER_TRIES  8u      /* of one conversation at a busy cloud */
 
 /* The name on this device's disk of a block that the cloud of this tag has sealed. id: the device's own name of it. */
 void sealed_block_id(const uint8_t tag[KV_SEAL_TAG_SIZE], const struct kv_block_id *id,
@@ -38,8 +41,9 @@ void fetcher_want(struct fetcher *f, const int32_t *ids, const struct kv_block_i
 uint32_t fetcher_held(const struct fetcher *f, const struct kv_block_id *chain, uint32_t begin, uint32_t end,
                       enum kv_accept accept);
 
-/* idle: nothing else is to be done, and the link is READY. Begins, or gives up what is under way. How soon it is to be called again; 0: no matter. */
-uint64_t fetcher_run(struct fetcher *f, bool idle, uint64_t now_us);
+/* believed: nothing else is to be done, the link is READY, and this is what giving back would take now. NULL: there is something, and what is under way is
+ * given up. How soon it is to be called again; 0: when more is believed. */
+uint64_t fetcher_run(struct fetcher *f, const struct plan_model *believed, uint64_t now_us);
 bool fetcher_is_busy(const struct fetcher *f);                        /* something is on its way */
 int fetcher_frame(struct fetcher *f, const struct wire_frame *frame); /* of a stream whose owner is f */
 

@@ -166,17 +166,23 @@ static uint8_t codec_for(const struct agent *a, enum kv_accept accept)
     return codec > KV_L1 && codec != KV_RAW && accept != KV_ACCEPT_ANY ? KV_L1 : codec;
 }
 
-static void fill_model(const struct flight *f, struct planner_state *s)
+void plan_fill_model(const struct agent *a, struct plan_model *m)
 {
-    const struct agent *a = f->agent;
-    struct plan_model *m = &s->model;
-    m->layer_count = s->layer_count;
+    *m = (struct plan_model){0};
+    m->layer_count = a->model->params.layer_count;
     m->chunk_tokens = a->config.chunk_tokens;
     for (uint8_t type = 0; type < TD_COUNT(m->row_size); type++)
         m->row_size[type] = (double)hidden_wire_size(type, 1, a->model->params.embd_size);
     m->sealed_size = kv_size(a, KV_L0); /* as the cloud keeps it, mostly */
-    m->kv_size = kv_size(a, s->accept == KV_ACCEPT_EXACT && s->codec != KV_RAW ? KV_L0 : s->codec);
     estimates_fill(&a->estimates, clock_mono_us(), m);
+}
+
+static void fill_model(const struct flight *f, struct planner_state *s)
+{
+    const struct agent *a = f->agent;
+    struct plan_model *m = &s->model;
+    plan_fill_model(a, m);
+    m->kv_size = kv_size(a, s->accept == KV_ACCEPT_EXACT && s->codec != KV_RAW ? KV_L0 : s->codec);
     m->queue_us = (double)f->queue_tokens * s->layer_count * m->cloud.base_ns * 1e-3 + (double)f->load_us;
 }
 

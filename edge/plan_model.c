@@ -25,6 +25,12 @@ double plan_model_edge_us(const struct plan_model *m, uint32_t begin, uint32_t e
     return cost_us(&m->edge, begin, end, layers);
 }
 
+bool plan_model_sealed_pays(const struct plan_model *m, uint32_t tokens)
+{
+    double size = (double)tokens * m->layer_count * m->sealed_size;
+    return size < cost_us(&m->cloud, 0, tokens, m->layer_count) * m->rate_bytes_per_us;
+}
+
 static double cloud_works(struct stages *s, uint32_t begin, uint32_t end, uint32_t layers)
 {
     double us = cost_us(&s->m->cloud, begin, end, layers);

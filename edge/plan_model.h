@@ -55,6 +55,9 @@ struct plan_times {
 /* Tokens [begin, end) through so many layers on the device. */
 double plan_model_edge_us(const struct plan_model *m, uint32_t begin, uint32_t end, uint32_t layers);
 
+/* Would all of [0, tokens), as the cloud has sealed it, be there sooner than the cloud has computed it? */
+bool plan_model_sealed_pays(const struct plan_model *m, uint32_t tokens);
+
 /* ranges: the whole plan, from the first token that is not cached. */
 struct plan_times plan_model_run(const struct plan_model *m, const struct plan_range *ranges, uint32_t count,
                                  const struct plan_progress *at);

@@ -4,7 +4,8 @@
 #include "edge/agent_internal.h"
 #include "shared/metrics.h"
 
-#define BLOCKS 3u /* whole ones of long_text with its reply */
+#define BLOCKS  3u        /* whole ones of long_text with its reply */
+#define SLOW_NS 20000000u /* a token and layer, of a cloud that is later than any link */
 
 /* The device has one layer of two. */
 static void rig_sliced(struct rig *r)
@@ -24,6 +25,7 @@ static void rig_sliced(struct rig *r)
     r->config.kv_whole = true;
     r->config.kv_disk = 64u << 20;
     r->cloud.seals = true;
+    r->cloud.layer_ns = SLOW_NS;
 }
 
 /* Another cloud of the same kind, and the device started again. */
@@ -35,6 +37,7 @@ static void rig_again(struct rig *r)
     r->cloud.shape = shape;
     r->cloud.seal_master = master;
     r->cloud.seals = true;
+    r->cloud.layer_ns = SLOW_NS;
 }
 
 static bool has_kept(void *arg)
@@ -69,15 +72,24 @@ static bool nothing_flies(void *arg)
     return !((struct rig *)arg)->agent->flights;
 }
 
+static bool has_settled(void *arg)
+{
+    return !fetcher_is_busy(((struct rig *)arg)->agent->fetcher);
+}
+
 static void be_idle(void *arg)
 {
-    fetcher_run(((struct rig *)arg)->agent->fetcher, true, clock_mono_us() + 60000000);
+    struct agent *a = ((struct rig *)arg)->agent;
+    struct plan_model believed;
+    plan_fill_model(a, &believed);
+    fetcher_run(a->fetcher, &believed, clock_mono_us() + 60000000);
 }
 
 /* Whatever it has to ask for it has had the time to, and the cloud has heard it: what comes behind has been answered. */
 static void have_idle_time(struct rig *r)
 {
     assert_true(comes_true(r->cloud.loop, nothing_flies, r));
+    assert_true(comes_true(r->cloud.loop, has_settled, r));
     on_loop(r->cloud.loop, be_idle, r);
     client_run(r, client_asks(r, "hello"));
 }
@@ -131,7 +143,6 @@ static void speak(void *arg)
 
 static struct client *ask_for_lost(struct rig *r)
 {
-    r->cloud.layer_ns = 20000000;
     rig_run(r);
     client_run(r, client_asks(r, "hello")); /* tells what cloud and link do */
     r->cloud.silent = true;
@@ -309,6 +320,92 @@ static void answer(void *arg)
     ((struct rig *)arg)->cloud.fetch_answer = FETCH_HONEST;
 }
 
+static void be_slow(void *arg)
+{
+    ((struct rig *)arg)->cloud.layer_ns = SLOW_NS;
+}
+
+/* What the cloud computes sooner than this device can send it would never be given back. The cloud may be slower later. */
+static void what_would_not_be_sooner_is_not_asked_for(void **state)
+{
+    (void)state;
+    struct rig r;
+    double before = kept();
+    rig_sliced(&r);
+    r.cloud.layer_ns = 1;
+    rig_run(&r);
+    client_run(&r, client_asks(&r, long_text));
+    have_idle_time(&r);
+    assert_int_equal(r.cloud.fetch_count, 0);
+    on_loop(r.cloud.loop, be_slow, &r);
+    client_run(&r, client_asks(&r, "hello"));
+    wait_for_blocks(&r, before, BLOCKS);
+    assert_int_equal(r.cloud.fetch_count, 1);
+    rig_free(&r);
+}
+
+#define MANY (2 * LIMIT_FETCH_BLOCKS)
+
+static void want_many(void *arg)
+{
+    struct rig *r = arg;
+    static const int32_t ids[MANY * KV_BLOCK_TOKENS];
+    struct kv_block_id chain[MANY];
+    for (uint32_t i = 0; i < MANY; i++)
+        chain[i] = (struct kv_block_id){{1, (uint8_t)i}};
+    fetcher_want(r->agent->fetcher, ids, chain, MANY);
+}
+
+/* On a link that carries the ids of so many blocks in the time that there is for them. */
+struct link_for {
+    struct rig *rig;
+    double blocks;
+};
+
+static void be_idle_on(void *arg)
+{
+    const struct link_for *l = arg;
+    struct agent *a = l->rig->agent;
+    struct plan_model believed;
+    plan_fill_model(a, &believed);
+    believed.cloud.base_ns = 1e12;
+    believed.rate_bytes_per_us = (l->blocks + 0.5) * KV_BLOCK_TOKENS * sizeof(int32_t) / FETCHER_IDS_US;
+    fetcher_run(a->fetcher, &believed, clock_mono_us() + 60000000);
+}
+
+/* A request that comes just then waits for the ids, and they come with every FETCH from the first on: so there are few, and none with too many. */
+static void ids_hold_nobody_up(void **state)
+{
+    (void)state;
+    struct rig r;
+    double before = kept();
+    rig_sliced(&r);
+    r.cloud.layer_ns = 1; /* so the agent itself does not ask */
+    rig_run(&r);
+    client_run(&r, client_asks(&r, "hello"));
+    assert_true(comes_true(r.cloud.loop, nothing_flies, &r));
+    on_loop(r.cloud.loop, want_many, &r);
+    static const struct {
+        double link;
+        uint32_t first, end, count;
+    } turns[] = {{0, 0, 0, 0},
+                 {3, 0, 3, 1},
+                 {3, 0, 3, 1},
+                 {1000, 3, 3 + LIMIT_FETCH_BLOCKS, 2},
+                 {MANY - 1, 3 + LIMIT_FETCH_BLOCKS, MANY - 1, 3},
+                 {MANY, MANY - 1, MANY, 4}};
+    for (size_t i = 0; i < TD_COUNT(turns); i++) {
+        struct link_for link = {&r, turns[i].link};
+        on_loop(r.cloud.loop, be_idle_on, &link);
+        wait_for_blocks(&r, before, turns[i].end);
+        assert_true(comes_true(r.cloud.loop, has_settled, &r));
+        assert_int_equal(r.cloud.fetch_count, turns[i].count);
+        assert_int_equal(r.cloud.fetch_ids, turns[i].end * KV_BLOCK_TOKENS);
+        assert_int_equal(r.cloud.fetch_first, turns[i].first);
+    }
+    rig_free(&r);
+}
+
 /* Whoever comes meanwhile goes first; what had not come is asked for again. */
 static void a_request_goes_first(void **state)
 {
@@ -464,6 +561,8 @@ int main(void)
         cmocka_unit_test(another_key_is_another_cloud),
         cmocka_unit_test(a_cloud_without_seals_is_not_asked),
         cmocka_unit_test(who_need_not_does_not_ask),
+        cmocka_unit_test(what_would_not_be_sooner_is_not_asked_for),
+        cmocka_unit_test(ids_hold_nobody_up),
         cmocka_unit_test(a_request_goes_first),
         cmocka_unit_test(a_lost_link_is_asked_again),
         cmocka_unit_test(another_key_ends_what_was_wanted),

@@ -55,6 +55,7 @@ static void what_the_cloud_sealed_is_given_back_where_that_is_sooner(void **stat
         planner_plan(&s, &without);
         assert_int_equal(without.restore_end, 0);
         assert_int_equal(p.restore_end > p.restore_begin, links[i] > 500);
+        assert_int_equal(plan_model_sealed_pays(&s.model, 1984), links[i] > 500);
         if (links[i] < 500)
             continue;
         assert_int_equal(p.restore_end, 1984);
