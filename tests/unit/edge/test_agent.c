@@ -67,7 +67,9 @@ static void an_idle_link_is_probed_for_the_planner(void **state)
     struct client *c = client_asks(&r, "hello");
     client_run(&r, c);
     client_check_reply(c, FAKE_REPLY);
-    assert_false(probe_came(&r));
+    struct fake_question came = {probe_came, &r, true};
+    on_loop(r.cloud.loop, fake_ask, &came);
+    assert_false(came.answer);
     rig_free(&r);
 }
 
