@@ -84,6 +84,8 @@ bool estimates_wants_probe(struct estimates *e, bool busy, uint64_t now_us)
 size_t estimates_probe_size(const struct estimates *e)
 {
     bool small_tells = e->rate < ESTIMATES_RATE_UNKNOWN / 3 || e->probes_vain > 2 * ESTIMATES_PROBE_SOON;
+    if (e->rate > 0 && e->rate < ESTIMATES_RATE_SLOW)
+        return TD_MAX((size_t)(e->rate * ESTIMATES_PROBE_MOST_US), (size_t)ESTIMATES_PROBE_LEAST);
     return small_tells ? 0 : (size_t)(2 * TD_MIN(e->rate, ESTIMATES_RATE_UNKNOWN) * ESTIMATES_PROBE_SPAN_US);
 }
 

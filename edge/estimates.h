@@ -31,6 +31,10 @@
 /* so many of them in a row may be later than the one that is believed, as where somebody else computes, and do not count */
 #define ESTIMATES_PROBES_LATE   8u
 #define ESTIMATES_PROBE_SPAN_US 20000
+/* on a link below this a probe is what goes in so many microseconds, as a question may come behind it; a packet at least */
+#define ESTIMATES_RATE_SLOW     0.12 /* bytes a microsecond: 1 Mbit/s */
+#define ESTIMATES_PROBE_MOST_US 100000
+#define ESTIMATES_PROBE_LEAST   1200u
 /* an acknowledgement may be so much later than a round trip: machines stumble, packets are lost */
 #define ESTIMATES_SLACK_US 200000
 
@@ -65,8 +69,8 @@ uint64_t estimates_probe_wait_us(const struct estimates *e, uint64_t now_us);
 /* Should the link be probed now, if it has nothing else to do? The answer comes with estimates_link. busy: somebody computes, here or there, and makes
  * answers late: it had better wait, but for no longer than ESTIMATES_PROBE_US. */
 bool estimates_wants_probe(struct estimates *e, bool busy, uint64_t now_us);
-/* With how many bytes: few (0), which TCP lets go at once where it begins anew, unless the belief is about as high as those can show (a probe's slack, link_rate.c):
- * then what twice the believed rate carries in ESTIMATES_PROBE_SPAN_US, in the first that follow it; an idle link is not made to pay for it all day. */
+/* With how many bytes: few (0), which TCP lets go at once where it begins anew, and of a slow link fewer; unless the belief is about as high as those can show
+ * (a probe's slack, link_rate.c): then what twice the believed rate carries in ESTIMATES_PROBE_SPAN_US, in the first that follow it; an idle link is not made to pay for it all day. */
 size_t estimates_probe_size(const struct estimates *e);
 /* Bytes a microsecond, as it is believed now. */
 double estimates_rate(const struct estimates *e, uint64_t now_us);

@@ -65,8 +65,8 @@ const char *link_error_text(const struct link *l);
 /* Next frame for the socket, most urgent first: its size, 0: nothing may be sent now, negative: closed and drained.
  * capacity: LIMIT_FRAME_SIZE always suffices; -TD_ERR_NOSPACE: less than the next control frame needs. */
 int64_t link_next(struct link *l, uint8_t *dst, size_t capacity, uint64_t now_us);
-/* Find out what an idle link carries at least, with about so many bytes of padded PINGs, once nothing is on the way and the minimum round trip is known. What it can
- * show is what carries them in RATE_PROBE_SLACK_US (link_rate.c) at most: 12,000 bytes 32 Mbit/s. */
+/* Find out what an idle link carries at least, with about so many bytes of padded PINGs (0: 12,000), once nothing is on the way and the minimum round trip is
+ * known. What it can show is what carries them in RATE_PROBE_SLACK_US (link_rate.c) at most: 12,000 bytes 32 Mbit/s. */
 void link_probe(struct link *l, size_t size);
 /* Somebody waits for the peer, and no longer than this: it is asked (PING) after half of that without a sound, and gone half of it after that; or after
  * four round trips if that is more. An end that slept itself asks first. 0: nobody does; LIMIT_PEER_SILENCE_MS. */

@@ -197,8 +197,9 @@ struct link {
 
     uint64_t ping_id, ping_us; /* the last one sent */
     bool ping_open, ping_clean, ping_padded, probe_wanted;
-    uint32_t probe_frames_wanted;
+    uint32_t probe_frames_wanted, probe_padding_wanted;
     uint32_t probe_frames, probe_left; /* of the probe at hand: all, and those that are still to go */
+    uint32_t probe_padding;            /* of each */
     uint64_t probe_us;                 /* when its first went */
     /* a stream has been opened: the minimum round trip should be of now before bulk goes */
     bool confirm_wanted;

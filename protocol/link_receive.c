@@ -169,7 +169,7 @@ static int receive_ping(struct link *l, const Tandem__Ping *m, uint64_t now_us)
         bool alone = l->ping_padded && l->rate.sent_size == l->probe_sent_size;
         l->ping_open = alone && l->probe_left > 0; /* the rest of the probe has not gone yet */
         if (alone && !l->ping_open)
-            rate_probed(&l->rate, (size_t)l->probe_frames * LINK_PROBE_SIZE, now_us - l->probe_us, now_us);
+            rate_probed(&l->rate, (size_t)l->probe_frames * l->probe_padding, now_us - l->probe_us, now_us);
         else if (!l->ping_padded)
             rate_ping(&l->rate, now_us - l->ping_us, l->ping_clean, now_us);
     }

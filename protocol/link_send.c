@@ -374,6 +374,7 @@ void link_probe(struct link *l, size_t size)
 {
     size_t frames = (size + LINK_PROBE_SIZE - 1) / LINK_PROBE_SIZE;
     l->probe_wanted = true;
+    l->probe_padding_wanted = frames == 1 ? (uint32_t)size : LINK_PROBE_SIZE;
     l->probe_frames_wanted = (uint32_t)TD_MIN(TD_MAX(frames, (size_t)1), (size_t)LINK_PROBE_FRAMES_MAX);
 }
 
@@ -454,10 +455,11 @@ static int64_t next_ping(struct link *l, uint8_t *dst, size_t capacity, uint64_t
         l->probe_wanted = false;
         l->probe_sent_size = l->rate.sent_size;
         l->probe_left = l->probe_frames = l->probe_frames_wanted;
+        l->probe_padding = l->probe_padding_wanted;
         l->probe_us = now_us;
     }
     if (padded) {
-        ping.padding = (ProtobufCBinaryData){sizeof padding, padding};
+        ping.padding = (ProtobufCBinaryData){l->probe_padding, padding};
         l->probe_left--;
     }
     if (link_ask_us(l) <= now_us)

@@ -239,6 +239,12 @@ static void what_is_believed_says_how_large_a_probe_must_be(void **state)
     (void)state;
     struct estimates e = {0};
     assert_int_equal(estimates_probe_size(&e), 0);
+    estimates_set_rate(&e, 0.125); /* 1 Mbit/s */
+    assert_int_equal(estimates_probe_size(&e), 0);
+    estimates_set_rate(&e, 0.0625); /* a question that comes behind it waits for 100 ms */
+    assert_int_equal(estimates_probe_size(&e), 6250);
+    estimates_set_rate(&e, 0.004);
+    assert_int_equal(estimates_probe_size(&e), 1200);
     estimates_set_rate(&e, 2); /* 16 Mbit/s */
     assert_int_equal(estimates_probe_size(&e), 0);
     estimates_set_rate(&e, 4);

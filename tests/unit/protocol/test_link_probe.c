@@ -32,7 +32,7 @@ static void test_a_larger_probe_shows_more(void **state)
     path_start(100 * MBIT, 200 * MS);
     path_run(500 * MS);
     for (uint64_t frames = 1; frames <= 15; frames += 14) {
-        link_probe(path.edge.link, (frames - 1) * LINK_PROBE_SIZE + 1);
+        link_probe(path.edge.link, frames * LINK_PROBE_SIZE - 1);
         path_run(500 * MS);
         link_stats(path.edge.link, &stats);
         uint64_t size = frames * LINK_PROBE_SIZE;
@@ -56,6 +56,25 @@ static void test_a_larger_probe_shows_more(void **state)
     path_run(500 * MS);
     link_stats(path.edge.link, &stats);
     assert_int_equal(stats.probe_count, 4);
+    path_stop();
+}
+
+/* What it finds is of the bytes that went. */
+static void test_a_slow_link_is_probed_with_little(void **state)
+{
+    (void)state;
+    enum { RATE = 4000, SIZE = 1200 };
+    struct link_stats stats;
+    path_start(RATE, 40 * MS);
+    path_run(2 * SECOND);
+    link_stats(path.edge.link, &stats);
+    uint64_t before = stats.bytes_out;
+    link_probe(path.edge.link, SIZE);
+    path_run(SECOND);
+    link_stats(path.edge.link, &stats);
+    assert_in_range(stats.bytes_out - before, SIZE, SIZE + 64);
+    assert_int_equal(stats.probe_count, 1);
+    assert_about(stats.probe_bytes_per_s, RATE, 12);
     path_stop();
 }
 
@@ -150,6 +169,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_a_probe_finds_what_an_idle_path_carries),
         cmocka_unit_test(test_a_larger_probe_shows_more),
+        cmocka_unit_test(test_a_slow_link_is_probed_with_little),
         cmocka_unit_test(test_bulk_ends_a_probe),
         cmocka_unit_test(test_a_probe_sooner_than_the_minimum),
         cmocka_unit_test(test_a_search_begins_with_what_a_probe_has_shown),
