@@ -230,6 +230,16 @@ void edge_fetch_cancelled(struct edge_connection *c, uint32_t stream)
 
 /* ---- the beginning ---- */
 
+/* Whoever reads slowly, on as many connections as there are places, leaves some to others. */
+static bool has_its_share(const struct edge_connection *c)
+{
+    uint32_t count = 0;
+    for (const struct edge_connection *o = c->server->connections; o; o = o->next)
+        count += o->fetch && strcmp(o->who.principal, c->who.principal) == 0 &&
+                 strcmp(o->who.tenant, c->who.tenant) == 0;
+    return count >= EDGE_FETCHES_EACH;
+}
+
 /* Somebody who waits for a place computes, or decodes, before anybody keeps copies. */
 static bool is_busy(const struct edge_connection *c)
 {
@@ -239,7 +249,7 @@ static bool is_busy(const struct edge_connection *c)
     if (engine)
         engine_stats(engine, &stats);
     return !engine || s->draining || c->fetch || stats.waiting > 0 ||
-           c->server->fetch_count >= c->server->fetches_max;
+           c->server->fetch_count >= c->server->fetches_max || has_its_share(c);
 }
 
 static struct edge_fetch *fetch_create(struct edge_connection *c, uint32_t stream, const Tandem__Fetch *m)

@@ -2,6 +2,8 @@
 #include "service_fixture.h"
 #include "cloud/edge_server_internal.h"
 #include "edge_client.h"
+#include <sched.h>
+#include <semaphore.h>
 
 #define BLOCKS 3u
 #define LAYERS 2u /* of the fixture's model */
@@ -216,6 +218,12 @@ static void test_busy(void **state)
     edge_client_close(c);
 }
 
+static void wait_for_fetches(uint32_t count)
+{
+    for (uint32_t now = count + 1; now != count; sched_yield())
+        on_loop(count_fetches, &now);
+}
+
 static void much_later(void *arg)
 {
     (void)arg;
@@ -272,6 +280,49 @@ static void test_one_at_a_time(void **state)
     assert_int_equal(pieces, LIMIT_FETCH_BLOCKS * 2 * LAYERS);
     assert_true(refused <= 1); /* unless it had come to its end before */
     edge_client_close(c);
+}
+
+static sem_t may_read;
+
+static void wait_to_read(struct io_job *job)
+{
+    (void)job;
+    sem_wait(&may_read);
+}
+
+static void nothing(struct io_job *job)
+{
+    (void)job;
+}
+
+static void hold_reads(void *job)
+{
+    assert_int_equal(io_worker_submit(fx.service.fetcher, job), 0);
+}
+
+/* None of them comes to its end meanwhile. */
+static void test_nobody_holds_all_places(void **state)
+{
+    (void)state;
+    struct io_job job = {.work = wait_to_read, .done = nothing};
+    struct edge_client *alice[EDGE_FETCHES_EACH + 1], *bob = edge_client_ready("bob");
+    sem_init(&may_read, 0, 0);
+    on_loop(hold_reads, &job);
+    for (uint32_t i = 0; i < TD_COUNT(alice); i++) {
+        alice[i] = edge_client_ready("alice");
+        fetch(alice[i], 1, 0, 1);
+        if (i < EDGE_FETCHES_EACH)
+            wait_for_fetches(i + 1);
+    }
+    assert_stream_error(alice[EDGE_FETCHES_EACH], 1, TD_ERR_BUSY, true);
+    fetch(bob, 1, 0, 1);
+    wait_for_fetches(EDGE_FETCHES_EACH + 1);
+    sem_post(&may_read);
+    expect_done(bob, 1);
+    for (uint32_t i = 0; i < TD_COUNT(alice); i++)
+        edge_client_close(alice[i]);
+    edge_client_close(bob);
+    sem_destroy(&may_read);
 }
 
 static void test_what_cannot_be_asked(void **state)
@@ -361,6 +412,7 @@ int main(void)
         FETCH_TEST(test_busy),
         FETCH_TEST(test_late),
         FETCH_TEST(test_one_at_a_time),
+        FETCH_TEST(test_nobody_holds_all_places),
         FETCH_TEST(test_what_cannot_be_asked),
         FETCH_TEST(test_some_layers),
         FETCH_TEST(test_given_up),
