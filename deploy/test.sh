@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# test.sh: every test of Tandem, from nothing but this repository. Takes less than half an hour on 2 cores.
+# test.sh: every test of Tandem, from nothing but this repository. Takes about 20 minutes on 2 cores.
 #
 #   test.sh               all stages
 #   test.sh --long        with the full counts (hours): fuzzers ten minutes each, 200 kills, 10,000 simulations, an hour of load
