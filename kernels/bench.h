@@ -52,7 +52,8 @@ struct bench_engine_result {
     /* Of a GPU, measured in the same run; 0 on the CPU. What a step cannot do without, over the ceilings: */
     double copy_gb_s, matmul_tflop_s, to_device_gb_s;
     double decode_floor_ms, prefill_floor_ms;
-    double host_ms; /* of a decode step, what the device does not take; 0 where no step is recorded */
+    double
+        host_ms; /* of a decode step, what a recorded one does not take: the host's part and the copy of its lists; 0: none is recorded */
     double swap_gib, swap_out_s, swap_in_s; /* medians; until the pages can be used */
 };
 

@@ -88,3 +88,4 @@ def test_a_record_decides(tmp_path, cloud):
     assert e.stop() == 0
     record.write_text(record.read_text().replace(json.loads(record.read_text())["fingerprint"], 64 * "0"))
     assert "another model" in refusal("l2-k5")
+    assert "another model" in refusal("auto") and "--codec l1 --codec-unchecked" in refusal("auto")

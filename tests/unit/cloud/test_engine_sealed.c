@@ -52,14 +52,19 @@ static uint8_t *sealed_piece(struct scene *s, const struct sealing *how, uint32_
     return out;
 }
 
-static void open_and_plan(struct scene *s, enum kv_accept accept)
+static void plan_sealed(struct scene *s, struct engine_open open)
 {
     static const struct plan_range ranges[] = {{0, HELD, 2, KV_SEALED, 0}, {HELD, PROMPT - HELD, 0, 0, 0}};
-    struct engine_open open = client_open_of(&s->client, s->prompt, PROMPT, 0);
-    open.accept = accept;
     client_send(s->rig, &s->client, open);
     plan(s, 1, ranges, 2);
     start(s, rig_greedy(REPLY));
+}
+
+static void open_and_plan(struct scene *s, enum kv_accept accept)
+{
+    struct engine_open open = client_open_of(&s->client, s->prompt, PROMPT, 0);
+    open.accept = accept;
+    plan_sealed(s, open);
 }
 
 static size_t give_back(struct scene *s, const struct sealing *how)
@@ -177,11 +182,7 @@ static void whatever_else_is_computed(void **state)
         change(&how, (enum change)what);
         struct engine_open open = client_open_of(&s->client, s->prompt, PROMPT, 0);
         open.no_cache = true;
-        static const struct plan_range ranges[] = {{0, HELD, 2, KV_SEALED, 0},
-                                                   {HELD, PROMPT - HELD, 0, 0, 0}};
-        client_send(s->rig, &s->client, open);
-        plan(s, 1, ranges, 2);
-        start(s, rig_greedy(REPLY));
+        plan_sealed(s, open);
         size_t size = give_back(s, &how);
         finish(s);
         if (s->client.done_event.done.recomputed_tokens != HELD)
@@ -200,11 +201,7 @@ static void one_bad_piece_costs_its_block(void **state)
         struct sealing how = sealing_of(s);
         struct engine_open open = client_open_of(&s->client, s->prompt, PROMPT, 0);
         open.no_cache = true;
-        static const struct plan_range ranges[] = {{0, HELD, 2, KV_SEALED, 0},
-                                                   {HELD, PROMPT - HELD, 0, 0, 0}};
-        client_send(s->rig, &s->client, open);
-        plan(s, 1, ranges, 2);
-        start(s, rig_greedy(REPLY));
+        plan_sealed(s, open);
         for (uint32_t block = 0; block < HELD / KV_BLOCK_TOKENS; block++)
             for (uint32_t i = 0; i < 4; i++) {
                 size_t size;

@@ -94,6 +94,17 @@ static void have_idle_time(struct rig *r)
     client_run(r, client_asks(r, "hello"));
 }
 
+/* A device with a slice, a conversation of BLOCKS whole blocks, and a cloud that answers FETCH so. Returns what was kept before. */
+static double first_turn(struct rig *r, enum fake_fetch how)
+{
+    double before = kept();
+    rig_sliced(r);
+    r->cloud.fetch_answer = how;
+    rig_run(r);
+    client_run(r, client_asks(r, long_text));
+    return before;
+}
+
 /* In idle time, with one request, and once. */
 static void a_conversation_is_asked_for(void **state)
 {
@@ -163,10 +174,7 @@ static void what_is_lost_is_given_back(void **state)
 {
     (void)state;
     struct rig r;
-    double before = kept();
-    rig_sliced(&r);
-    rig_run(&r);
-    client_run(&r, client_asks(&r, long_text));
+    double before = first_turn(&r, FETCH_HONEST);
     wait_for_blocks(&r, before, BLOCKS);
     rig_again(&r);
     struct client *c = ask_for_lost(&r);
@@ -231,10 +239,7 @@ static void the_rest_of_a_reply_is_made_from_the_same(void **state)
 {
     (void)state;
     struct rig r;
-    double before = kept();
-    rig_sliced(&r);
-    rig_run(&r);
-    client_run(&r, client_asks(&r, long_text));
+    double before = first_turn(&r, FETCH_HONEST);
     wait_for_blocks(&r, before, BLOCKS);
     rig_again(&r);
     struct client *c = ask_for_lost(&r);
@@ -254,10 +259,7 @@ static void another_key_is_another_cloud(void **state)
 {
     (void)state;
     struct rig r;
-    double before = kept();
-    rig_sliced(&r);
-    rig_run(&r);
-    client_run(&r, client_asks(&r, long_text));
+    double before = first_turn(&r, FETCH_HONEST);
     wait_for_blocks(&r, before, BLOCKS);
     r.cloud.seal_master = 1;
     rig_again(&r);
@@ -411,11 +413,7 @@ static void a_request_goes_first(void **state)
 {
     (void)state;
     struct rig r;
-    double before = kept();
-    rig_sliced(&r);
-    r.cloud.fetch_answer = FETCH_HOLDS;
-    rig_run(&r);
-    client_run(&r, client_asks(&r, long_text));
+    double before = first_turn(&r, FETCH_HOLDS);
     assert_true(comes_true(r.cloud.loop, has_asked, &r));
     struct client *c = client_asks(&r, "hello");
     client_run(&r, c);
@@ -431,11 +429,7 @@ static void a_lost_link_is_asked_again(void **state)
 {
     (void)state;
     struct rig r;
-    double before = kept();
-    rig_sliced(&r);
-    r.cloud.fetch_answer = FETCH_HOLDS;
-    rig_run(&r);
-    client_run(&r, client_asks(&r, long_text));
+    double before = first_turn(&r, FETCH_HOLDS);
     assert_true(comes_true(r.cloud.loop, has_asked, &r));
     on_loop(r.cloud.loop, cut, &r);
     wait_for_blocks(&r, before, BLOCKS);
@@ -460,11 +454,7 @@ static void another_key_ends_what_was_wanted(void **state)
 {
     (void)state;
     struct rig r;
-    double before = kept();
-    rig_sliced(&r);
-    r.cloud.fetch_answer = FETCH_HOLDS;
-    rig_run(&r);
-    client_run(&r, client_asks(&r, long_text));
+    double before = first_turn(&r, FETCH_HOLDS);
     assert_true(comes_true(r.cloud.loop, has_asked, &r));
     on_loop(r.cloud.loop, cut_for_another, &r);
     assert_true(comes_true(r.cloud.loop, is_back, &r));
@@ -480,11 +470,7 @@ static void what_is_left_out_is_left(void **state)
 {
     (void)state;
     struct rig r;
-    double before = kept();
-    rig_sliced(&r);
-    r.cloud.fetch_answer = FETCH_LEAVES_OUT;
-    rig_run(&r);
-    client_run(&r, client_asks(&r, long_text));
+    double before = first_turn(&r, FETCH_LEAVES_OUT);
     wait_for_blocks(&r, before, BLOCKS - 1);
     have_idle_time(&r);
     assert_int_equal(r.cloud.fetch_count, 1);
@@ -495,11 +481,7 @@ static void a_refusal_is_heard(void **state)
 {
     (void)state;
     struct rig r;
-    double before = kept();
-    rig_sliced(&r);
-    r.cloud.fetch_answer = FETCH_REFUSES;
-    rig_run(&r);
-    client_run(&r, client_asks(&r, long_text));
+    double before = first_turn(&r, FETCH_REFUSES);
     assert_true(comes_true(r.cloud.loop, has_asked, &r));
     have_idle_time(&r);
     assert_int_equal(r.cloud.fetch_count, 1);
@@ -511,11 +493,7 @@ static void a_busy_cloud_is_asked_later(void **state)
 {
     (void)state;
     struct rig r;
-    double before = kept();
-    rig_sliced(&r);
-    r.cloud.fetch_answer = FETCH_BUSY;
-    rig_run(&r);
-    client_run(&r, client_asks(&r, long_text));
+    double before = first_turn(&r, FETCH_BUSY);
     wait_for_blocks(&r, before, BLOCKS);
     assert_int_equal(r.cloud.fetch_count, 2);
     rig_free(&r);
@@ -533,11 +511,7 @@ static void a_hostile_cloud_is_not_asked_again(void **state)
     (void)state;
     for (int how = FETCH_OTHER_BLOCK; how < FETCH_KINDS; how++) {
         struct rig r;
-        double before = kept();
-        rig_sliced(&r);
-        r.cloud.fetch_answer = (enum fake_fetch)how;
-        rig_run(&r);
-        client_run(&r, client_asks(&r, long_text));
+        double before = first_turn(&r, (enum fake_fetch)how);
         assert_true(comes_true(r.cloud.loop, is_connected_again, &r));
         uint32_t good = how == FETCH_TWICE ? BLOCKS : how == FETCH_HALF_A_BLOCK ? BLOCKS - 1 : 0;
         if (kept() != before + good)

@@ -59,16 +59,21 @@ static void count_as_queued(int64_t size)
     pthread_mutex_unlock(&store->queue.lock);
 }
 
+static void hold_a_commit(void)
+{
+    assert_int_equal(fixture_put(store, "acme", &blocks[0]), 0);
+    hold(CALL_SYNC, 0);
+    assert_int_equal(store_put(store, "acme", &blocks[1].block, NULL, NULL), 0);
+    wait_until_inside(CALL_SYNC);
+}
+
 /* What lies before a turn in the queue is given its time as well: a disk that takes it slowly is none that does not answer. */
 static void a_turn_behind_much_else_is_waited_for(void **state)
 {
     (void)state;
     enum { MUCH = 1 << 30 };
     pthread_t thread;
-    assert_int_equal(fixture_put(store, "acme", &blocks[0]), 0);
-    hold(CALL_SYNC, 0);
-    assert_int_equal(store_put(store, "acme", &blocks[1].block, NULL, NULL), 0);
-    wait_until_inside(CALL_SYNC);
+    hold_a_commit();
     count_as_queued(MUCH);
     uint64_t queued = stats().queue_bytes;
     assert_int_equal(pthread_create(&thread, NULL, answer_in_time, &queued), 0);
@@ -102,10 +107,7 @@ static void a_turn_behind_much_else_is_given_up_when_a_call_hangs(void **state)
     (void)state;
     enum { MUCH = 1 << 30 };
     pthread_t thread;
-    assert_int_equal(fixture_put(store, "acme", &blocks[0]), 0);
-    hold(CALL_SYNC, 0);
-    assert_int_equal(store_put(store, "acme", &blocks[1].block, NULL, NULL), 0);
-    wait_until_inside(CALL_SYNC);
+    hold_a_commit();
     store->due_us = 0;
     count_as_queued(MUCH);
     uint64_t queued = stats().queue_bytes;
