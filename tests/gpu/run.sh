@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # run.sh [BUILD]: everything that needs a GPU: the CUDA tests; the same by the kernels that older devices than Hopper get; compute-sanitizer over all of
 # them with few and small cases; the real model; the real programs. BUILD (build/release) was made where nvcc is; without a GPU, or without the CUDA
-# engine in it, it says so and exits with 77.
+# engine in it, it says so and exits with 77. How fast the engine is: bench.py.
 #   TANDEM_GPU_STAGES="tests faults older sanitizer model programs": these alone
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
