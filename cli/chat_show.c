@@ -46,17 +46,32 @@ static void print_offline(const json_t *offline)
 
 static void print_estimates(const json_t *e)
 {
-    fprintf(stderr,
-            "[estimates: first token %.0f ms, 16th %.0f ms (the cloud alone: %.0f, %.0f; this device alone: "
-            "%.0f, %.0f); a token and layer %.1f us here, %.1f us there; uplink %.1f Mbit/s, %.1f ms; queue "
-            "%.0f ms]\n",
+    double alone_ms = member(e, "edge_alone_first_token_ms"); /* 0: it cannot, or is not to */
+    fprintf(stderr, "[estimates: first token %.0f ms, 16th %.0f ms (the cloud alone: %.0f, %.0f",
             member(e, "first_token_ms"), member(e, "t16_ms"), member(e, "cloud_alone_first_token_ms"),
-            member(e, "cloud_alone_t16_ms"), member(e, "edge_alone_first_token_ms"),
-            member(e, "edge_alone_t16_ms"), member(e, "edge_layer_us"), member(e, "cloud_layer_us"),
-            member(e, "uplink_mbit"), member(e, "delay_ms"), member(e, "queue_ms"));
+            member(e, "cloud_alone_t16_ms"));
+    if (alone_ms > 0)
+        fprintf(stderr, "; this device alone: %.0f, %.0f", alone_ms, member(e, "edge_alone_t16_ms"));
+    fprintf(stderr,
+            "); a token and layer %.1f us here, %.1f us there; uplink %.1f Mbit/s, %.1f ms; queue %.0f ms]\n",
+            member(e, "edge_layer_us"), member(e, "cloud_layer_us"), member(e, "uplink_mbit"),
+            member(e, "delay_ms"), member(e, "queue_ms"));
 }
 
-static void print_decision(const json_t *plan, const json_t *e)
+/* Why there are no estimates; "" where that is not known. */
+static const char *why_none(const json_t *plan)
+{
+    static const char *const texts[][2] = {{"given", "; the number of layers was given"},
+                                           {"continued", "; the reply was taken up again"},
+                                           {"unable", "; this device could have no part in it"}};
+    const char *why = json_string_value(json_object_get(plan, "why"));
+    for (size_t i = 0; why && i < TD_COUNT(texts); i++)
+        if (!strcmp(why, texts[i][0]))
+            return texts[i][1];
+    return "";
+}
+
+static void print_decision(const json_t *plan)
 {
     char layers[48], tokens[48];
     const char *codec = json_string_value(json_object_get(plan, "codec")),
@@ -65,7 +80,7 @@ static void print_decision(const json_t *plan, const json_t *e)
             counted(member(plan, "layers"), "layer", layers),
             counted(member(plan, "tokens"), "prompt token", tokens), member(plan, "first_token"),
             member(plan, "kv_tokens"), codec ? " in " : "", codec ? codec : "", hidden ? ", rows in " : "",
-            hidden ? hidden : "", e ? "" : "; the number of layers was given");
+            hidden ? hidden : "", why_none(plan));
     if (member(plan, "restored_tokens") > 0)
         fprintf(stderr, "[restored: KV of %s that the cloud had lost, as this device held it]\n",
                 counted(member(plan, "restored_tokens"), "token", tokens));
@@ -101,7 +116,7 @@ void chat_print_plan(const struct chat *c)
     if (offline)
         print_offline(offline);
     if (plan)
-        print_decision(plan, e);
+        print_decision(plan);
     else if (timing(c, "local_tokens") > 0)
         fprintf(stderr, "[no plan was needed: this device did it all, prompt and reply]\n");
     else
@@ -151,6 +166,8 @@ void chat_print_resume(const struct chat *c, const char *lead)
         print_word("ca", server->ca_path);
     if (server->key_file[0])
         print_word("key-file", server->key_file);
+    if (c->settings->prefer[0]) /* private is a wish of each request */
+        print_word("prefer", c->settings->prefer);
     print_word("conversation", c->conversation[0] ? c->conversation : "ID");
     fputc('\n', stderr);
 }

@@ -438,6 +438,12 @@ static const char *codec_name(const struct agent *a, uint8_t codec)
                                            : NULL;
 }
 
+static const char *why_not_chosen(const struct flight *f)
+{
+    bool given = f->agent->layers_wanted == 0 || (f->agent->layers_wanted != PLANNER_AUTO && !f->no_edge);
+    return f->plan.chosen ? NULL : f->receiver.count > 0 ? "continued" : given ? "given" : "unable";
+}
+
 /* What the client is told of a plan, should it ask. */
 static void show_plan(struct flight *f)
 {
@@ -446,6 +452,7 @@ static void show_plan(struct flight *f)
     const struct plan *p = &f->plan;
     struct api_plan *shown = &f->shown;
     *shown = (struct api_plan){.chosen = p->chosen,
+                               .why = why_not_chosen(f),
                                .local = p->local,
                                .layers = p->layers,
                                .first_token = p->range_count ? p->ranges[0].first_token : 0,
@@ -454,7 +461,8 @@ static void show_plan(struct flight *f)
                                .left_tokens = shown->left_tokens};
     for (uint32_t i = 0; i < p->range_count; i++) {
         const struct plan_range *r = &p->ranges[i];
-        shown->token_count += r->count;
+        if (r->first_token < f->turn.ids_count) /* else tokens of the reply so far */
+            shown->token_count += r->count;
         if (r->layers == 0)
             continue;
         if (r->layers < f->agent->model->params.layer_count)

@@ -163,6 +163,8 @@ static json_t *plan_of(const struct api_plan *p)
         put(o, "codec", json_string(p->codec));
     if (p->hidden_dtype)
         put(o, "hidden", json_string(p->hidden_dtype));
+    if (p->why)
+        put(o, "why", json_string(p->why));
     if (!p->chosen)
         return o;
     const struct {

@@ -46,7 +46,9 @@ struct api_usage {
     uint32_t prompt_tokens, completion_tokens, cached_tokens;
 };
 struct api_plan { /* of a device that planned: what it chose, why, and what became of it */
-    bool chosen;  /* by the planner; else k was given, and there are no estimates */
+    bool chosen;  /* by the planner; else there are no estimates */
+    /* Not chosen: "given": k was; "continued": a reply is taken up again; "unable": the device can have no part. Static */
+    const char *why;
     /* k; the prompt tokens planned; of these, whose KV is sent */
     uint32_t layers, first_token, token_count, kv_tokens;
     double first_token_ms, t16_ms;             /* foretold: to the first and to the 16th token */

@@ -520,6 +520,7 @@ static void without_room_the_cloud_gets_the_prompt(void **state)
     on_loop(r.cloud.loop, let_tokens, &r);
     assert_true(comes_true(r.cloud.loop, client_ended, c));
     client_check_reply(c, FAKE_REPLY);
+    assert_string_equal(c->timings.plan.why, "unable");
     rig_free(&r);
 }
 

@@ -31,6 +31,7 @@ static void every_token_comes_once_over_a_cut_link(void **state)
             assert_int_equal(r.cloud.plan_count, 2);
             assert_int_equal(r.cloud.plans[1].ranges[0].count, a->prompt_count);
             assert_int_equal(r.cloud.plans[1].ranges[0].layers, 1);
+            assert_string_equal(c->timings.plan.why, "continued");
         } else {
             assert_int_equal(r.cloud.plan_count, 1);
         }
@@ -436,7 +437,7 @@ static void an_agent_that_chooses_says_by_what(void **state)
         client_run(&r, c);
         client_check_reply(c, FAKE_REPLY);
         const struct api_plan *p = &c->timings.plan;
-        assert_true(p->chosen);
+        assert_true(p->chosen && !p->why);
         assert_true(p->plan_count >= 1);
         assert_true(p->layers <= 2);
         assert_int_equal(p->token_count, c->usage.prompt_tokens);
@@ -445,6 +446,28 @@ static void an_agent_that_chooses_says_by_what(void **state)
         assert_true(p->edge_layer_us > 0 && p->cloud_layer_us > 0 && p->uplink_mbit > 0);
     }
     rig_free(&r);
+}
+
+/* Rows are sent of some of the layers only, KV of those that the device runs. */
+static void an_agent_that_was_told_says_what_it_sends(void **state)
+{
+    (void)state;
+    for (uint32_t layers = 0; layers <= 2; layers++) {
+        struct rig r;
+        rig_make(&r, layers);
+        rig_run(&r);
+        struct client *c = client_asks(&r, long_text);
+        client_run(&r, c);
+        const struct api_plan *p = &c->timings.plan;
+        assert_false(p->chosen);
+        assert_string_equal(p->why, "given");
+        assert_int_equal(p->layers, layers);
+        assert_int_equal(p->token_count, c->usage.prompt_tokens);
+        assert_int_equal(p->kv_tokens, layers ? p->token_count : 0);
+        assert_true(layers ? p->codec && !strcmp(p->codec, "l1") : !p->codec);
+        assert_true(layers == 1 ? p->hidden_dtype && !strcmp(p->hidden_dtype, "f16") : !p->hidden_dtype);
+        rig_free(&r);
+    }
 }
 
 static void a_node_that_leaves_is_followed(void **state)
@@ -560,6 +583,7 @@ int main(void)
         cmocka_unit_test(a_plan_does_not_get_deeper_under_way),
         cmocka_unit_test(a_plan_beyond_the_prompt_is_not_carried_out),
         cmocka_unit_test(an_agent_that_chooses_says_by_what),
+        cmocka_unit_test(an_agent_that_was_told_says_what_it_sends),
     };
     return cmocka_run_group_tests(tests, rig_set_up, NULL);
 }

@@ -56,6 +56,12 @@ static void come_back(void *arg)
     ((struct rig *)arg)->cloud.away = false;
 }
 
+static void come_back_warm(void *arg)
+{
+    ((struct rig *)arg)->cloud.cached_tokens = KV_BLOCK_TOKENS; /* the prompt is shorter */
+    come_back(arg);
+}
+
 static void it_hands_back(void **state)
 {
     (void)state;
@@ -66,19 +72,22 @@ static void it_hands_back(void **state)
     r.cloud.away_then = true;
     rig_run(&r);
     struct client *c = rig_asks(&r, 400);
-    c->then_at = 30, c->then = come_back, c->then_arg = &r; /* at once: the device does not wait */
+    c->then_at = 70, c->then = come_back_warm, c->then_arg = &r; /* at once: the device does not wait */
     client_run(&r, c);
     assert_all_own(c, 400);
+    assert_true(c->usage.prompt_tokens < KV_BLOCK_TOKENS);
     const struct fake_open *again = &r.cloud.opens[r.cloud.open_count - 1];
     assert_int_equal(r.cloud.open_count, 2);
-    assert_true(again->held_count >= 30);
+    assert_true(again->held_count >= 70);
     assert_true(again->attempt > r.cloud.opens[0].attempt);
     assert_int_equal(r.cloud.done_count, 1); /* the end is the cloud's */
     assert_int_equal(c->timings.offline_from, 10);
-    assert_true(c->timings.offline_tokens >= 20);
+    assert_true(c->timings.offline_tokens >= 60);
     assert_true(c->timings.offline_tokens <= again->held_count - 10 + 64);
     const struct fake_plan *plan = &r.cloud.plans[r.cloud.plan_count - 1];
     assert_int_equal(plan->ranges[0].layers, 0); /* the cloud computes the context from ids */
+    assert_string_equal(c->timings.plan.why, "continued");
+    assert_int_equal(c->timings.plan.token_count, 0); /* of the prompt */
     rig_free(&r);
 }
 

@@ -425,6 +425,37 @@ static void test_response_json(void **state)
         api_json_response(&chat_reply, "\xff", 1, "stop", &usage, NULL, NULL, 0)); /* never broken JSON */
 }
 
+static void assert_plan_json(const struct api_plan *plan, const char *expected)
+{
+    struct api_timings timings = {.plan = *plan};
+    char *json = api_json_response(&text_reply, "", 0, "stop", &(struct api_usage){0}, &timings, NULL, 0);
+    const char *shown = json ? strstr(json, "\"plan\":") : NULL;
+    assert_non_null(shown);
+    assert_memory_equal(shown, expected, strlen(expected));
+    free(json);
+}
+
+/* What is not there is not shown: forms of what is not sent, estimates where none were made, else why there are none. */
+static void test_plan_json(void **state)
+{
+    (void)state;
+    assert_plan_json(
+        &(struct api_plan){.plan_count = 1,
+                           .why = "given",
+                           .layers = 8,
+                           .token_count = 70,
+                           .kv_tokens = 64,
+                           .codec = "l1",
+                           .hidden_dtype = "f16"},
+        "\"plan\":{\"layers\":8,\"first_token\":0,\"tokens\":70,\"kv_tokens\":64,\"restored_tokens\":0,"
+        "\"plans\":1,"
+        "\"left_to_cloud_tokens\":0,\"local\":false,\"codec\":\"l1\",\"hidden\":\"f16\",\"why\":\"given\"}}");
+    assert_plan_json(
+        &(struct api_plan){.plan_count = 2, .chosen = true, .local = true, .token_count = 70},
+        "\"plan\":{\"layers\":0,\"first_token\":0,\"tokens\":70,\"kv_tokens\":0,\"restored_tokens\":0,"
+        "\"plans\":2,\"left_to_cloud_tokens\":0,\"local\":true,\"estimates\":{");
+}
+
 #define CHUNK                                                                                                \
     "{\"id\":\"chatcmpl-1\",\"object\":\"chat.completion.chunk\",\"created\":1700000000,\"model\":\"m\","    \
     "\"system_fingerprint\":null,"
@@ -638,6 +669,7 @@ int main(void)
         cmocka_unit_test(test_limits),
         cmocka_unit_test(test_stop_limits),
         cmocka_unit_test(test_response_json),
+        cmocka_unit_test(test_plan_json),
         cmocka_unit_test(test_chunk_json),
         cmocka_unit_test(test_logprobs_json),
         cmocka_unit_test(test_error_json),
