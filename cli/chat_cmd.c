@@ -32,6 +32,13 @@ static const struct config_option OPTIONS[] = {
      .offset = FIELD(model),
      .metavar = "NAME",
      .help = "model name to ask for"},
+    {.name = "prefer",
+     .type = CONFIG_STRING,
+     .offset = FIELD(prefer),
+     .metavar = "WISH",
+     .help = "latency, cloud-cost, or private (an agent sends no token ids of the prompt); without it, what "
+             "the agent was "
+             "started with"},
     {.name = "max-tokens",
      .type = CONFIG_INT,
      .offset = FIELD(max_tokens),
@@ -76,6 +83,7 @@ static const struct config_spec SPEC = {
     .usage = "[options] [MESSAGE]",
     .examples = "  tandem chat\n"
                 "  tandem chat --stats 'Name three rivers.'\n"
+                "  tandem chat --prefer private 'What helps against a cold?'\n"
                 "  tandem chat --conversation conv-1f0c…\n"
                 "  tandem chat - <letter.txt\n"
                 "In the chat: /save FILE, /id, /new, /help, /exit; Ctrl-C ends the reply\n",
@@ -167,6 +175,8 @@ static json_t *make_request(const struct chat *c, const char *message)
         rc |= json_object_set_new(request, "model", json_string(s->model));
     if (c->conversation[0])
         rc |= json_object_set_new(request, "conversation", json_string(c->conversation));
+    if (s->prefer[0])
+        rc |= json_object_set_new(request, "prefer", json_string(s->prefer));
     if (rc < 0) {
         json_decref(request);
         return NULL;

@@ -6,7 +6,7 @@
 
 struct chat_settings {
     struct cli_server server;
-    const char *conversation, *system, *model;
+    const char *conversation, *system, *model, *prefer;
     int64_t max_tokens, seed;
     double temperature;
     bool stats, explain, json;

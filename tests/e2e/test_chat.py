@@ -220,6 +220,40 @@ def test_a_turn_that_is_not_kept_is_told():
     assert "could not be stored" not in tandem("chat", "--url", Server(HELLO + DONE).url, "Hi.").stderr
 
 
+def test_plans_are_told_in_words():
+    """Each reason for which there are no estimates, and estimates of a device that cannot do it alone."""
+    def explained(**plan):
+        told = {"choices": [], "timings": {"first_token_ms": 40, "plan": {"layers": 8, "tokens": 324, "kv_tokens": 320, "plans": 1, **plan}}}
+        said = tandem("chat", "--url", Server(HELLO + f"data: {json.dumps(told)}\n\n".encode() + DONE).url, "--explain", "Hi.").stderr
+        return said[:said.index("[what happened:")]
+
+    begun = "[plan: 8 layers here of 324 prompt tokens from token 0 on; KV of 320 of them sent"
+    assert explained(codec="l1", hidden="f16", why="given") == begun + " in l1, rows in f16; the number of layers was given]\n"
+    assert explained(why="continued") == begun + "; the reply was taken up again]\n"
+    assert explained(why="unable") == begun + "; this device could have no part in it]\n"
+    assert explained(why="of later days") == explained() == begun + "]\n"
+    assert explained(restored_tokens=64).endswith("[restored: KV of 64 tokens that the cloud had lost, as this device held it]\n")
+    assert "[first tokens here: " in explained(local=True)
+    times = {"first_token_ms": 50, "t16_ms": 90, "cloud_alone_first_token_ms": 60, "cloud_alone_t16_ms": 100, "edge_alone_first_token_ms": 0, "edge_alone_t16_ms": 0}
+    assert "16th 90 ms (the cloud alone: 60, 100); a token" in explained(estimates=times)
+    times |= {"edge_alone_first_token_ms": 70, "edge_alone_t16_ms": 140}
+    assert "(the cloud alone: 60, 100; this device alone: 70, 140); a token" in explained(estimates=times)
+
+
+def test_a_preference_goes_with_each_message(edge):
+    """Also with those of a chat that is taken up later; the agent says which there are."""
+    servers = [Server(HELLO + DONE) for _ in range(2)]
+    t = Terminal("chat", "--url", servers[0].url, "--prefer", "private", "Hi.")
+    assert t.end() == 0
+    again = shlex.split(re.search(r"go on with: (.*)\r\n", t.shown.decode()).group(1))
+    assert again[again.index("--prefer") + 1] == "private"
+    tandem("chat", "--url", servers[1].url, "Hi.")
+    asked = [json.loads(s.asked[0].partition(b"\r\n\r\n")[2]) for s in servers]
+    assert asked[0]["prefer"] == "private" and "prefer" not in asked[1]
+    r = tandem("chat", "--url", edge.url, "--prefer", "cheap", "Hi.", code=1)
+    assert "cloud-cost" in r.stderr and len(lines(r)) == 1
+
+
 def test_one_question_tells_how_to_go_on(at):
     """At a terminal: with all options that lead there. In a pipe the answer alone, or one object."""
     t = Terminal("chat", *at, "--temperature", 0, "--max-tokens", 4, "Name a river.")
