@@ -7,7 +7,7 @@
 #define MODULE   "edge"
 #define PAUSE_US 5000000u /* after a refusal, unless the cloud names another time */
 
-struct wanted { /* a conversation */
+struct wanted { /* a conversation, or another prompt with its reply */
     struct wanted *next;
     int32_t *ids;              /* [count * KV_BLOCK_TOKENS] */
     struct kv_block_id *chain; /* sealed_block_id of each */

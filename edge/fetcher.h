@@ -1,12 +1,15 @@
-/* fetcher: KV of all layers for a device that holds some of them: in idle time it asks the cloud for the blocks of conversations that have just been had (FETCH),
+/* fetcher: KV of all layers for a device that holds some of them: in idle time it asks the cloud for the blocks of what has just been said (FETCH),
  * and keeps the answers on its disk. They are sealed by the cloud (shared/kv_seal.h): the device cannot read them, and gives them back when the cloud
- * has lost the conversation and that is sooner than computing it again (edge/planner.h, restoring). What would not be, by what is believed of the link
+ * has lost them and that is sooner than computing it again (edge/planner.h, restoring). What would not be, by what is believed of the link
  * and the cloud now, is not asked for, nor is what it takes too many ids to name; as soon as more is believed, it is.
  *
- *     wanted conversations --idle, link READY--> FETCH of at most FETCHER_BLOCKS --KV_BLOCKs--> disk --DONE--> the next ones
+ *     wanted: prompts with their replies --idle, link READY--> FETCH of at most FETCHER_BLOCKS --KV_BLOCKs--> disk --DONE--> the next ones
  *     a request comes, or the link goes: the stream is given up at once, and what has not come is asked for later. BUSY: later, FETCHER_TRIES times
  *
- * Bounds: FETCHER_WANTED conversations, the latest; one FETCH at a time; memory for one block. What the disk keeps is bounded as its other blocks are.
+ * What is wanted does not outlive the agent: it cannot be found again in the stored conversations, as these do not say of which ids the cloud is not to be
+ * told (private prompts). A conversation's next turn asks for all of it that is not there.
+ *
+ * Bounds: FETCHER_WANTED of them, the latest; one FETCH at a time; memory for one block. What the disk keeps is bounded as its other blocks are.
  * A cloud that sends what was not asked for breaks the rules: the connection ends, and it is not asked again while this agent runs.
  *
  * Threads: the net loop's only, but for sealed_block_id. */
@@ -20,7 +23,7 @@
 #define FETCHER_WANTED 16u
 #define FETCHER_BLOCKS LIMIT_FETCH_BLOCKS /* of one FETCH */
 #define FETCHER_IDS_US 20000.0 /* of the link: ids of one FETCH, which a request may have to wait for */
-#define FETCHER_TRIES  8u      /* of one conversation at a busy cloud */
+#define FETCHER_TRIES  8u      /* for one of them at a busy cloud */
 
 /* The name on this device's disk of a block that the cloud of this tag has sealed. id: the device's own name of it. */
 void sealed_block_id(const uint8_t tag[KV_SEAL_TAG_SIZE], const struct kv_block_id *id,

@@ -360,13 +360,13 @@ static void fill_timings(struct flight *f, uint32_t count)
     }
 }
 
-/* The conversation as it is now: its KV is asked for when there is time. What the cloud is not told the ids of it cannot name. */
+/* Prompt and reply: their KV is asked for when there is time. What the cloud is not told the ids of it cannot name. */
 static void want_sealed(struct flight *f)
 {
     const struct edge_turn *t = &f->turn;
     struct agent *a = f->agent;
     uint32_t blocks = (t->ids_count + t->reply_count) / KV_BLOCK_TOKENS;
-    if (!a->fetcher || !t->has_turn || f->is_private || blocks == 0)
+    if (!a->fetcher || f->is_private || blocks == 0)
         return;
     int32_t *ids = malloc(((size_t)t->ids_count + t->reply_count) * sizeof *ids);
     struct kv_block_id *chain = malloc(blocks * sizeof *chain);

@@ -33,7 +33,7 @@ static const struct config_option options[] = {
     {.name = "threads", OPTION(threads, CONFIG_INT), .max = WORKERS_MAX, .metavar = "N", .help = "compute threads; 0: all cores"},
     {.name = "kv-memory", OPTION(kv_memory, CONFIG_SIZE), .min = 1 * MIB, .fallback = "256M", .metavar = "SIZE", .help = "memory for this device's own KV"},
     {.name = "kv-disk", OPTION(kv_disk, CONFIG_SIZE), .min = 16 * MIB, .fallback = "1G", .metavar = "SIZE", .help = "disk for it, encrypted, in the data folder, so that later turns compute their new tokens only, also after a restart; 0: none"},
-    {.name = "kv-whole", OPTION(kv_whole, CONFIG_BOOL), .help = "keep it of all layers, in idle time: those that this device holds it computes; with a slice of the model the cloud gives it the others, sealed. A conversation that the cloud has lost is then sent instead of computed again, where that is sooner"},
+    {.name = "kv-whole", OPTION(kv_whole, CONFIG_BOOL), .help = "keep it of all layers, in idle time: those that this device holds it computes; with a slice of the model the cloud gives it the others after each reply, sealed, where giving them back would be sooner than computing; what a restart left undone waits for the conversation's next turn. What the cloud has lost is then sent instead of computed again, where that is sooner"},
     {.name = "listen", OPTION(listen, CONFIG_STRING), .fallback = "127.0.0.1", .metavar = "ADDRESS", .help = "where to serve the API"},
     {.name = "listen-port", OPTION(listen_port, CONFIG_INT), .fallback = "8081", .max = 65535, .metavar = "PORT", .help = "0: any free one"},
     {.name = "unix-socket", OPTION(unix_socket, CONFIG_STRING), .metavar = "PATH", .help = "serve the API there too"},

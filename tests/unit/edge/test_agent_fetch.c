@@ -127,6 +127,27 @@ static void a_conversation_is_asked_for(void **state)
     rig_free(&r);
 }
 
+/* A prompt that is no turn of a conversation may come again, too. */
+static void a_completion_is_asked_for(void **state)
+{
+    (void)state;
+    struct rig r;
+    double before = kept();
+    rig_sliced(&r);
+    rig_run(&r);
+    struct client *c = client_make(&r);
+    c->request.chat = false;
+    c->request.prompt = (char *)long_text;
+    c->request.prompt_size = strlen(long_text);
+    client_run(&r, c);
+    client_check_reply(c, FAKE_REPLY);
+    uint32_t blocks = (c->usage.prompt_tokens + FAKE_REPLY) / KV_BLOCK_TOKENS;
+    assert_true(blocks > 0);
+    wait_for_blocks(&r, before, blocks);
+    assert_int_equal(r.cloud.fetch_ids, blocks * KV_BLOCK_TOKENS);
+    rig_free(&r);
+}
+
 static bool gave_back(void *arg)
 {
     const struct rig *r = arg;
@@ -529,6 +550,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_conversation_is_asked_for),
+        cmocka_unit_test(a_completion_is_asked_for),
         cmocka_unit_test(what_is_lost_is_given_back),
         cmocka_unit_test(what_would_not_be_taken_is_not_sent),
         cmocka_unit_test(the_rest_of_a_reply_is_made_from_the_same),
