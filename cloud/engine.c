@@ -320,7 +320,7 @@ bool engine_turn(struct engine *e)
     engine_take_pieces(e);
     bool ran = engine_step(e);
     finish_turn(e);
-    return ran || ingest_has_more(e->ingest) || (e->short_of_places && engine_place_is_free(e)) ||
+    return ran || ingest_has_more(e->ingest) || (e->short_of_places && engine_place_is_free(e, NULL)) ||
            e->running_count < running; /* somebody left: who waits may have its place */
 }
 

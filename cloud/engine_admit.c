@@ -3,7 +3,7 @@
  * A prefix is looked up block by block, each in memory and then on disk, as long as every one is found; whole blocks, and never the last token. While
  * all blocks so far came from the shared namespace the next is sought there first, then in the principal's own; after one of those, only there.
  *
- * Admission is in order of arrival, among principals that have as many places (engine_places.c): a sequence runs when the pages that its prompt needs can
+ * Admission is in order of arrival, among tenants, and principals, that have as many places (engine_places.c): a sequence runs when the pages that its prompt needs can
  * be had beside what the running ones still need for theirs. Replies are not reserved for: when pages run out the youngest, of the same principal if there
  * is one, gives up its own (preemption) and is computed again later, from ids. */
 #include "cloud/engine_internal.h"
@@ -327,9 +327,6 @@ static void fetch_swapped(struct engine *e, struct sequence *s, struct prefix *p
 static bool admit_one(struct engine *e, struct sequence *s)
 {
     e->answer_due = false;
-    e->short_of_places = !engine_place_is_free(e);
-    if (e->short_of_places)
-        return false;
     struct prefix p;
     uint32_t promised = pages_promised(e);
     hold_prefix(e, s, &p);
@@ -357,7 +354,7 @@ static bool admit_one(struct engine *e, struct sequence *s)
     count_look_up(e, s, p.first); /* what is read counts when it is here */
     touch_chain(e, s);
     uint64_t now = e->clock();
-    engine_take_place(e);
+    engine_take_place(e, s);
     s->admitted_us = now;
     s->queue_us += now - s->waiting_us;
     if (p.declined) {
@@ -379,23 +376,29 @@ static bool admit_one(struct engine *e, struct sequence *s)
 static bool admit_all(struct engine *e)
 {
     bool answer_due = false, any = false;
-    const struct sequence *behind = NULL; /* with all of its principal */
+    const struct sequence *behind = NULL, *placeless = NULL; /* with all of its principal; of its tenant */
     e->answer_due = e->short_of_places = false;
-    for (uint32_t i = 0; i < e->live_count && !e->short_of_places; i++) {
+    for (uint32_t i = 0; i < e->live_count; i++) {
         struct sequence *s = e->live[i];
-        if (s->state == SEQ_RUNNING && s->placeless && !s->idle)
-            s->placeless = !engine_take_place(e);
-        if (s->state != SEQ_WAITING || (behind && engine_same_principal(behind, s)))
+        bool wants_back = s->state == SEQ_RUNNING && s->placeless && !s->idle;
+        if ((!wants_back && s->state != SEQ_WAITING) || (placeless && placeless->turn == s->turn))
             continue;
-        e->short_of_places = !engine_place_is_free(e);
-        if (e->short_of_places) /* whose turn it is, which takes long to find out, is of no matter */
-            break;
+        if (!engine_place_is_free(e,
+                                  s)) { /* whose turn it is, which takes long to find out, is of no matter */
+            e->short_of_places = true;
+            placeless = s;
+            continue;
+        }
+        if (wants_back)
+            s->placeless = !engine_take_place(e, s);
+        if (wants_back || (behind && engine_same_principal(behind, s)))
+            continue;
         if (engine_comes_behind(e, s)) {
             behind = s;
             continue;
         }
         bool admitted = admit_one(e, s);
-        while (!admitted && !e->answer_due && !e->short_of_places && engine_reclaim(e, s))
+        while (!admitted && !e->answer_due && engine_reclaim(e, s))
             admitted = admit_one(e, s);
         any |= admitted;
         if (admitted)

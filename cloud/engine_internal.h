@@ -4,7 +4,7 @@
  *   engine.c          life, the thread, commands from other threads
  *   engine_open.c     open, re-open, generate, cancel, detach, finish: a sequence's life
  *   engine_admit.c    prefix look-up, who runs, pages, preemption
- *   engine_places.c   what idle ones give to others
+ *   engine_places.c   whose turn it is; what idle ones give to others
  *   engine_load.c     blocks from the store's tiers: whether to read them, and reading
  *   engine_meet.c     reading a prompt's blocks from the end while computing them from the front
  *   engine_swap.c     pages to and from host memory; blocks that a device has no page for
@@ -193,6 +193,7 @@ struct engine {
     struct pending_block *pending; /* ring [page_count] */
     uint32_t pending_first, pending_count;
     uint64_t next_key, next_load_id;
+    uint64_t next_turn;          /* of a tenant's prompts */
     struct line prefill_cost;    /* nanoseconds a token and layer over the position */
     uint64_t prefill_rows_per_s; /* measured, smoothed; 0: not yet */
     uint32_t loads_in_flight;
@@ -243,8 +244,12 @@ void engine_preempt(struct engine *e, struct sequence *s); /* WAITING again, to 
 
 /* engine_places.c */
 bool engine_same_principal(const struct sequence *a, const struct sequence *b);
-bool engine_place_is_free(const struct engine *e); /* or an idle one has it */
-bool engine_take_place(struct engine *e);          /* false: all who have one have work */
+void engine_join_turns(struct engine *e, struct sequence *s); /* before it is live */
+/* The scheduler has granted s rows of its prompt, and its tenant another turn. */
+void engine_take_turn(struct engine *e, struct sequence *s, uint64_t turn);
+/* Or an idle one has it, or for s, if that is not NULL, a prompt of a tenant that has more places than its own. */
+bool engine_place_is_free(const struct engine *e, const struct sequence *s);
+bool engine_take_place(struct engine *e, const struct sequence *s); /* false: there is none */
 /* Of those that wait another principal's is to come in first: it runs less, or its idle ones leave more of the pages. */
 bool engine_comes_behind(const struct engine *e, const struct sequence *s);
 /* Any thread: one more of this principal is to run or wait: 0, or -TD_ERR_FULL: there is no room, or what is left is for others. */

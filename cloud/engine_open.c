@@ -215,6 +215,7 @@ static void add_live(struct engine *e, struct sequence *s, uint64_t now_us)
     s->state = SEQ_WAITING;
     s->arrival = e->next_key++;
     s->upload_us = s->waiting_us = now_us;
+    engine_join_turns(e, s);
     e->live[e->live_count++] = s;
 }
 

@@ -1,17 +1,20 @@
-/* engine_places: what one that is idle, as it waits for its edge, gives to others: its place among those that run, and its pages.
+/* engine_places: whose turn it is to come in, and to have rows of its prompt run; and what one that is idle, as it waits for its edge, gives to others:
+ * its place among those that run, and its pages.
  *
  * Places are for work. An idle one keeps its place until somebody else wants it; then it is placeless: it keeps its pages and all that has come, and with
  * the next data it takes a place again, before all who came later. So a device that opens many prompts and sends nothing holds nobody up. Whose
  * principal has most idle ones with a place gives one first. Rejected: a place only with the first rows, as blocks are read from the disk, and held,
  * while an edge still computes them.
  *
- * Who comes in, and who is next, is a matter of principals, not of who asks most: engine_come_in; and of those who wait the next is one whose
- * principal has fewest places; among these, in order of arrival. Rejected: order of arrival alone, as one client with a few connections then
- * shuts out, or holds up for minutes, everybody else.
+ * Who comes in, and who is next, is a matter of tenants and of principals, not of who asks most: engine_come_in; and of those who wait the next is one
+ * whose tenant has fewest places, and of these whose principal has; among these, in order of arrival. Where no place is free one whose tenant has fewer by
+ * two or more has that of the other's youngest prompt, which goes on later, with its pages: a reply is not stopped. Rejected: order of arrival alone, as
+ * one client with a few connections, or one tenant with many devices, then shuts out, or holds up for minutes, everybody else.
  *
  * Pages stay promised to idle ones, or their rows would come to no pages and be lost. But while others wait for pages the idle ones of a principal may
- * have half of them: beyond, its youngest are as if they had not been admitted, and it comes behind those who have less. Of these nothing is lost, unless rows
- * or pieces are in their pages already; then they have STALLED_US first. One alone is left in peace. */
+ * have half of them, and while another tenant waits all of a tenant may: beyond, the youngest are as if they had not been admitted, and come behind those who
+ * have less. Of these nothing is lost, unless rows or pieces are in their pages already; then idle ones have STALLED_US first, and others end. One alone is
+ * left in peace. */
 #include "cloud/engine_internal.h"
 #include <stdio.h>
 
@@ -27,9 +30,20 @@ static bool is_idle(const struct sequence *s)
     return s->state == SEQ_RUNNING && s->idle;
 }
 
+static bool is_admitted(const struct sequence *s)
+{
+    return s->state == SEQ_RUNNING || s->state == SEQ_LOADING;
+}
+
 static bool has_place(const struct sequence *s)
 {
-    return (s->state == SEQ_RUNNING || s->state == SEQ_LOADING) && !s->placeless;
+    return is_admitted(s) && !s->placeless;
+}
+
+/* More is to be run than the row that extends a reply. */
+static bool is_prompt(const struct sequence *s)
+{
+    return s->state == SEQ_RUNNING && s->ids_count - s->high > 1;
 }
 
 static uint32_t pages_of(const struct engine *e, const struct sequence *s)
@@ -37,11 +51,18 @@ static uint32_t pages_of(const struct engine *e, const struct sequence *s)
     return TD_MIN(sequence_blocks(s->ids_count + 1), e->backend->page_count);
 }
 
-/* What the live of each principal have together. It is kept with the youngest of them, and that one is found by a byte of the principal's key, as
+static struct sequence *find_crowd(struct sequence **first, struct sequence *s)
+{
+    while (*first && (*first)->turn != s->turn)
+        first = &(*first)->kin.next_crowd;
+    return *first ? *first : (*first = s);
+}
+
+/* What the live of each principal, and tenant, have together. It is kept with the youngest of them, and the principal's is found by a byte of its key, as
  * there may be hundreds of each. */
 static void count_kin(const struct engine *e)
 {
-    struct sequence *first[UINT8_MAX + 1] = {NULL};
+    struct sequence *first[UINT8_MAX + 1] = {NULL}, *crowds = NULL;
     for (uint32_t i = e->live_count; i-- > 0;) {
         struct sequence *s = e->live[i], **at = &first[s->own_key[0]];
         while (*at && !engine_same_principal(*at, s))
@@ -49,6 +70,7 @@ static void count_kin(const struct engine *e)
         if (!*at) {
             *at = s;
             s->kin = (struct seq_kin){0};
+            s->kin.crowd = find_crowd(&crowds, s);
         }
         s->youngest = *at;
         struct seq_kin *kin = &s->youngest->kin;
@@ -57,6 +79,8 @@ static void count_kin(const struct engine *e)
         if (is_idle(s) && has_place(s) && kin->idle_count++ == 0)
             kin->idle = s;
         kin->placed_count += has_place(s);
+        kin->crowd->kin.crowd_placed += has_place(s);
+        kin->crowd->kin.crowd_pages += is_admitted(s) ? pages_of(e, s) : 0;
         kin->idle_pages += is_idle(s) ? pages_of(e, s) : 0;
     }
 }
@@ -112,6 +136,44 @@ void engine_leave(struct engine *e, const char *tenant, const char *principal)
     pthread_mutex_unlock(&e->lock);
 }
 
+/* --- turns ---------------------------------------------------------------------------------------- */
+
+/* A tenant's first one comes behind all who are here. A principal's is of the round that its tenant is in, or behind what it has begun. */
+void engine_join_turns(struct engine *e, struct sequence *s)
+{
+    uint64_t begun = 0, now = UINT64_MAX;
+    bool is_first = true;
+    for (uint32_t i = 0; i < e->live_count; i++) {
+        const struct sequence *other = e->live[i];
+        if (strcmp(other->tenant, s->tenant) != 0)
+            continue;
+        is_first = false;
+        s->turn = other->turn;
+        if (other->state == SEQ_WAITING || is_prompt(other))
+            now = TD_MIN(now, other->round);
+        if (strcmp(other->principal, s->principal) == 0)
+            begun = TD_MAX(begun, other->round + other->begun);
+    }
+    if (is_first)
+        s->turn = e->next_turn++;
+    s->round = now == UINT64_MAX ? begun : TD_MAX(begun, now);
+    s->begun = false;
+}
+
+void engine_take_turn(struct engine *e, struct sequence *s, uint64_t turn)
+{
+    uint64_t last = s->turn;
+    bool begins = !s->begun;
+    s->begun = true;
+    for (uint32_t i = 0; i < e->live_count; i++) {
+        struct sequence *other = e->live[i];
+        if (other->turn == last)
+            other->turn = turn;
+        if (begins && !other->begun && engine_same_principal(other, s))
+            other->round = TD_MAX(other->round, s->round + 1);
+    }
+}
+
 /* --- places --------------------------------------------------------------------------------------- */
 
 /* The youngest of the principal that has most of them; NULL: none has a place. */
@@ -130,38 +192,76 @@ static struct sequence *find_idle(const struct engine *e)
     return best;
 }
 
-bool engine_place_is_free(const struct engine *e)
+/* The youngest prompt of the tenant that has most places, if that is two more than the tenant of s has; by what count_kin found. */
+static struct sequence *find_crowded(const struct engine *e, const struct sequence *s)
 {
-    return e->running_count < e->config.sequences_max || find_idle(e);
+    struct sequence *best = NULL;
+    uint32_t most = 1;
+    for (uint32_t i = 0; i < e->live_count; i++)
+        most += e->live[i]->turn == s->turn && has_place(e->live[i]);
+    for (uint32_t i = e->live_count; i-- > 0;) {
+        uint32_t placed = e->live[i]->youngest->kin.crowd->kin.crowd_placed;
+        if (placed > most && is_prompt(e->live[i]) && has_place(e->live[i])) {
+            best = e->live[i];
+            most = placed;
+        }
+    }
+    return best;
 }
 
-bool engine_take_place(struct engine *e)
+/* Who gives its place to s. */
+static struct sequence *find_giver(const struct engine *e, const struct sequence *s)
+{
+    struct sequence *idle = find_idle(e);
+    return idle || !s ? idle : find_crowded(e, s);
+}
+
+bool engine_place_is_free(const struct engine *e, const struct sequence *s)
+{
+    return e->running_count < e->config.sequences_max || find_giver(e, s);
+}
+
+bool engine_take_place(struct engine *e, const struct sequence *s)
 {
     if (e->running_count < e->config.sequences_max) {
         e->running_count++;
         return true;
     }
-    struct sequence *idle = find_idle(e);
-    if (idle)
-        idle->placeless = true;
+    struct sequence *giver = find_giver(e, s);
+    if (giver)
+        giver->placeless = true;
     else
         e->short_of_places = true;
-    return idle != NULL;
+    return giver != NULL;
 }
 
 /* --- pages ---------------------------------------------------------------------------------------- */
 
-/* By what count_kin found. */
+/* pages: of all together, s among them or not. */
+static bool is_more_than_a_share(const struct engine *e, const struct sequence *s, uint32_t pages,
+                                 bool is_among)
+{
+    uint32_t others = pages - (is_among ? pages_of(e, s) : 0);
+    return others > 0 && others + pages_of(e, s) > e->backend->page_count / 2;
+}
+
+/* Its principal, or tenant, has; by what count_kin found. */
 static bool has_more_than_its_share(const struct engine *e, const struct sequence *s)
 {
-    uint32_t others = s->youngest->kin.idle_pages - (is_idle(s) ? pages_of(e, s) : 0);
-    return others > 0 && others + pages_of(e, s) > e->backend->page_count / 2;
+    return is_more_than_a_share(e, s, s->youngest->kin.idle_pages, is_idle(s));
+}
+
+static bool is_crowded(const struct engine *e, const struct sequence *s)
+{
+    return is_more_than_a_share(e, s, s->youngest->kin.crowd->kin.crowd_pages, is_admitted(s));
 }
 
 /* Who has too much is behind all who have not; else the fewest places. It is an order, so somebody is first: no two hold each other up. */
 static uint64_t turn_of(const struct engine *e, const struct sequence *s)
 {
-    return (uint64_t)has_more_than_its_share(e, s) << 32 | s->youngest->kin.placed_count;
+    const struct seq_kin *kin = &s->youngest->kin;
+    return (uint64_t)is_crowded(e, s) << 63 | (uint64_t)has_more_than_its_share(e, s) << 62 |
+           (uint64_t)kin->crowd->kin.crowd_placed << 32 | kin->placed_count;
 }
 
 bool engine_comes_behind(const struct engine *e, const struct sequence *s)
@@ -190,11 +290,13 @@ static struct sequence *find_stalled(const struct engine *e, const struct sequen
     count_kin(e);
     for (uint32_t i = e->live_count; i-- > 0;) {
         struct sequence *s = e->live[i];
-        if (!is_idle(s) || s->youngest == waiting->youngest)
+        bool is_others = s->youngest->kin.crowd != waiting->youngest->kin.crowd && is_crowded(e, s);
+        if (s->state != SEQ_RUNNING || s->youngest == waiting->youngest)
             continue;
-        if (only_cached ? !has_only_cached(s) : now < TD_MAX(s->upload_us, s->kv_us) + STALLED_US)
+        if (only_cached ? !has_only_cached(s)
+                        : !is_idle(s) || now < TD_MAX(s->upload_us, s->kv_us) + STALLED_US)
             continue;
-        if (has_more_than_its_share(e, s))
+        if (is_others || (is_idle(s) && has_more_than_its_share(e, s)))
             return s;
     }
     return NULL;

@@ -80,13 +80,16 @@ static uint32_t collect_jobs(struct engine *e)
             continue;
         i++;
         s->idle = job.kind == JOB_NONE;
-        if (s->idle || (s->placeless && !engine_take_place(e)))
+        if (s->idle || (s->placeless && !engine_take_place(e, NULL)))
             continue;
         s->placeless = false;
         e->picked[count] = s;
         e->jobs[count] = job;
-        e->items[count++] =
-            (struct scheduler_item){.rows = job.rows, .left = s->ids_count - s->high, .decode = job.decode};
+        e->items[count++] = (struct scheduler_item){.rows = job.rows,
+                                                    .left = s->ids_count - s->high,
+                                                    .decode = job.decode,
+                                                    .turn = s->turn,
+                                                    .round = s->round};
     }
     return count;
 }
@@ -109,9 +112,14 @@ static void schedule(struct engine *e, uint32_t count)
         decode += e->items[i].decode;
     uint64_t step_us = decode > 0 || somebody_sends(e) ? ENGINE_STEP_TARGET_US : 0;
     uint32_t prefill = scheduler_prefill_rows(e->config.token_budget, decode, e->prefill_rows_per_s, step_us);
-    struct scheduler_budget budget = {
-        .rows = e->config.token_budget, .prefill_rows = prefill, .sequences = e->config.sequences_max};
-    scheduler_pick(e->items, count, budget);
+    struct scheduler_budget budget = {.rows = e->config.token_budget,
+                                      .prefill_rows = prefill,
+                                      .sequences = e->config.sequences_max,
+                                      .turn = e->next_turn};
+    e->next_turn = scheduler_pick(e->items, count, budget);
+    for (uint32_t i = 0; i < count; i++)
+        if (e->items[i].granted > 0 && !e->items[i].decode)
+            engine_take_turn(e, e->picked[i], e->items[i].turn);
 }
 
 /* --- filling the batch ---------------------------------------------------------------------------- */

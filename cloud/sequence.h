@@ -68,6 +68,9 @@ struct seq_kin {                  /* of all of a principal that live: engine_pla
     const struct sequence *waits; /* the oldest that is WAITING */
     struct sequence *idle;        /* the youngest that is idle and has a place */
     uint32_t idle_count, placed_count, idle_pages;
+    struct sequence *crowd;      /* the youngest of its tenant, with which the tenant's are kept: */
+    struct sequence *next_crowd; /* that of another tenant */
+    uint32_t crowd_placed, crowd_pages;
 };
 
 struct sequence {
@@ -153,9 +156,12 @@ struct sequence {
 
     /* RUNNING (cloud/engine_places.c) */
     bool idle;      /* nothing could run in the last turn, and nothing of its edge has come since */
-    bool placeless; /* its place among those that run went to another while it was idle */
+    bool placeless; /* its place among those that run went to another */
 
     /* any (cloud/engine_places.c) */
+    uint64_t turn;             /* of its tenant's prompts: scheduler.h, as the next */
+    uint64_t round;            /* of its principal's; the same of all that have not begun */
+    bool begun;                /* rows of its prompt have run */
     struct sequence *youngest; /* of its principal */
     struct seq_kin kin;        /* if it is that */
 

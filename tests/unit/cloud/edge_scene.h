@@ -80,4 +80,29 @@ static inline void finish(struct scene *s)
     rig_until(s->rig, s->client.done || s->client.failed);
     assert_reply(&s->client, s->reply, REPLY);
 }
+static inline struct engine_open open_as(struct client *c, const char *principal, const int32_t *ids,
+                                         uint32_t count)
+{
+    struct engine_open open = client_open_of(c, ids, count, 0);
+    snprintf(open.principal, sizeof open.principal, "%s", principal);
+    kv_principal_key(open.shared_key, open.principal, open.own_key);
+    return open;
+}
+
+/* OPEN, PLAN and GENERATE of a prompt whose rows do not come. */
+static inline void stall(struct scene *s, struct client *c, const char *principal, bool generate)
+{
+    struct plan_range range = {0, PROMPT, generate ? s->edge.layers : 0, generate ? KV_L0 : 0, HIDDEN_F32};
+    struct engine_generate greedy = rig_greedy(REPLY);
+    client_send(s->rig, c, open_as(c, principal, s->prompt, PROMPT));
+    assert_int_equal(engine_plan(s->rig->engine, c->sequence, 1, &range, 1, false), 0);
+    if (generate)
+        assert_int_equal(engine_start(s->rig->engine, c->sequence, &greedy), 0);
+}
+
+static inline const struct sequence *sequence_of(const struct scene *s, const struct client *c)
+{
+    return engine_find(s->rig->engine, c->sequence);
+}
+
 #endif

@@ -3,30 +3,6 @@
 
 #define STALLED 12
 
-static struct engine_open open_as(struct client *c, const char *principal, const int32_t *ids, uint32_t count)
-{
-    struct engine_open open = client_open_of(c, ids, count, 0);
-    snprintf(open.principal, sizeof open.principal, "%s", principal);
-    kv_principal_key(open.shared_key, open.principal, open.own_key);
-    return open;
-}
-
-/* OPEN, PLAN and GENERATE of a prompt whose rows do not come. */
-static void stall(struct scene *s, struct client *c, const char *principal, bool generate)
-{
-    struct plan_range range = {0, PROMPT, generate ? s->edge.layers : 0, generate ? KV_L0 : 0, HIDDEN_F32};
-    struct engine_generate greedy = rig_greedy(REPLY);
-    client_send(s->rig, c, open_as(c, principal, s->prompt, PROMPT));
-    assert_int_equal(engine_plan(s->rig->engine, c->sequence, 1, &range, 1, false), 0);
-    if (generate)
-        assert_int_equal(engine_start(s->rig->engine, c->sequence, &greedy), 0);
-}
-
-static const struct sequence *sequence_of(const struct scene *s, const struct client *c)
-{
-    return engine_find(s->rig->engine, c->sequence);
-}
-
 /* A direct request of another principal, while all those are open. Turns move the clock by less than any idle limit. */
 static void others_are_served(struct scene *s, bool generate)
 {
@@ -209,6 +185,7 @@ static void live_at_random(struct sequence *live[LIVE], int round)
         s->idle = random >> 30;
         s->placeless = random >> 24 & 3 ? false : true;
         s->own_key[0] = (uint8_t)(who % 3);
+        s->turn = who % 2;
         snprintf(s->tenant, sizeof s->tenant, "tenant-%u", who % 2);
         snprintf(s->principal, sizeof s->principal, "person-%u", who / 2);
     }
@@ -224,28 +201,39 @@ static void the_right_one_of_many_gives_its_place(void **state)
     for (int round = 0; round < ROUNDS; round++) {
         live_at_random(live, round);
         for (struct sequence *next; (next = naive_idle(&e)); given++) {
-            assert_true(engine_place_is_free(&e));
-            assert_true(engine_take_place(&e));
+            assert_true(engine_place_is_free(&e, NULL));
+            assert_true(engine_take_place(&e, NULL));
             assert_true(next->placeless);
         }
-        assert_false(engine_place_is_free(&e));
-        assert_false(engine_take_place(&e));
+        assert_false(engine_place_is_free(&e, NULL));
+        assert_false(engine_take_place(&e, NULL));
     }
     assert_true(given > 10 * ROUNDS);
 }
 
-/* A place where those are first whose principal has fewest, but behind all others where its idle ones leave too few pages. */
-static uint32_t naive_turn(const struct engine *e, const struct sequence *of)
+static bool naive_is_too_much(const struct engine *e, uint32_t others, uint32_t own)
 {
-    uint32_t placed = 0, idle = 0, pages = sequence_blocks(of->ids_count + 1);
+    return others > 0 && others + own > e->backend->page_count / 2;
+}
+
+/* A place where those are first whose tenant has fewest, of these whose principal has, but behind all others where its idle ones leave too few pages, and
+ * behind these where its tenant's do. */
+static uint64_t naive_turn(const struct engine *e, const struct sequence *of)
+{
+    uint32_t placed = 0, idle = 0, tenants = 0, pages = sequence_blocks(of->ids_count + 1);
     for (uint32_t i = 0; i < e->live_count; i++) {
         const struct sequence *s = e->live[i];
-        if (!engine_same_principal(s, of) || s->state != SEQ_RUNNING)
+        if (s->state != SEQ_RUNNING || strcmp(s->tenant, of->tenant) != 0)
+            continue;
+        placed += s->placeless ? 0 : 100;
+        tenants += s != of ? sequence_blocks(s->ids_count + 1) : 0;
+        if (!engine_same_principal(s, of))
             continue;
         placed += !s->placeless;
         idle += s->idle && s != of ? sequence_blocks(s->ids_count + 1) : 0;
     }
-    return placed + (idle > 0 && idle + pages > e->backend->page_count / 2 ? 1000 : 0);
+    return placed + (naive_is_too_much(e, idle, pages) ? 100000 : 0) +
+           (naive_is_too_much(e, tenants, pages) ? 1000000 : 0);
 }
 
 static bool naive_comes_behind(const struct engine *e, const struct sequence *s)
@@ -271,6 +259,7 @@ static void somebody_is_next(void **state)
     uint32_t next = 0, behind = 0;
     for (int round = 0; round < ROUNDS; round++) {
         live_at_random(live, round);
+        backend.page_count = 32 + 6 * (uint32_t)round;
         const struct sequence *first = NULL;
         for (uint32_t i = 0; i < LIVE; i++) {
             live[i]->state = i % 3 ? live[i]->state : SEQ_WAITING;
@@ -441,217 +430,6 @@ static void who_stalls_in_mid_prompt_gives_way(void **state)
     scene_close(s);
 }
 
-/* --- who asks much -------------------------------------------------------------------------------- */
-
-/* No two prompts begin alike. */
-static int try_to_ask(struct rig *r, struct client *c, const char *tenant, const char *principal,
-                      uint32_t count, uint32_t reply)
-{
-    static uint32_t seed = 1000;
-    int32_t ids[200];
-    rig_ids(ids, count, 256, seed++);
-    struct engine_open open = open_as(c, principal, ids, count);
-    snprintf(open.tenant, sizeof open.tenant, "%s", tenant);
-    open.direct = true;
-    open.generate = rig_greedy(reply);
-    *c = (struct client){0};
-    return engine_open(r->engine, &open, &c->sequence);
-}
-
-static void ask(struct rig *r, struct client *c, const char *tenant, const char *principal, uint32_t count,
-                uint32_t reply)
-{
-    assert_int_equal(try_to_ask(r, c, tenant, principal, count, reply), 0);
-}
-
-/* How many more of this principal come in; of what waits to be seen by the engine, too. */
-static uint32_t fill(struct rig *r, const char *tenant, const char *principal)
-{
-    static struct client clients[64];
-    static uint32_t used;
-    for (uint32_t count = 0;; count++) {
-        struct client *c = &clients[used];
-        int rc = try_to_ask(r, c, tenant, principal, 10, 300);
-        if (rc == -TD_ERR_FULL)
-            return count;
-        assert_int_equal(rc, 0);
-        if (used++ % 2)
-            rig_turn(r);
-    }
-}
-
-/* 32 may run or wait. One client takes no more than leaves room to its colleagues, and these no more than leaves room to others. */
-static void nobody_shuts_others_out(void **state)
-{
-    (void)state;
-    struct rig *r = rig_open((struct rig_options){.sequences_max = 4, .waiting_max = 28});
-    struct client last;
-    assert_int_equal(fill(r, "acme", "ann"), 24);
-    assert_int_equal(fill(r, "acme", "ann"), 0);
-    assert_int_equal(fill(r, "acme", "bob"), 4);
-    assert_int_equal(fill(r, "acme", "carl"), 0);
-    assert_int_equal(fill(r, "other", "ann"), 3);
-    ask(r, &last, "third", "ann", 10, 1);
-    rig_turn(r);
-    assert_true(last.opened);
-    assert_int_equal(rig_stats(r).waiting, 28);
-    assert_int_equal(r->engine->share_count, 4);
-    while (r->engine->live_count > 0)
-        engine_drop(r->engine, r->engine->live[0]);
-    assert_int_equal(r->engine->share_count + atomic_load(&r->engine->open_count), 0);
-    rig_close(r);
-}
-
-/* Of those that wait the next is one of who runs least; where that is the same, who came first. */
-static void principals_take_turns(void **state)
-{
-    (void)state;
-    struct rig *r = rig_open((struct rig_options){.sequences_max = 3});
-    static struct client ann[6], bob[2], carl;
-    for (int i = 0; i < 6; i++)
-        ask(r, &ann[i], "acme", "ann", 10, 20);
-    rig_until(r, ann[2].count > 0);
-    ask(r, &bob[0], "acme", "bob", 10, 20);
-    ask(r, &bob[1], "acme", "bob", 10, 20);
-    ask(r, &carl, "other", "ann", 10, 5);
-    rig_until(r, carl.done);
-    assert_true(ann[3].count > 0 && bob[0].count > 0);
-    assert_int_equal(ann[4].count + ann[5].count + bob[1].count, 0);
-    rig_until(r, ann[5].done && bob[1].done);
-    rig_close(r);
-}
-
-static uint32_t turns_asked;
-bool __real_engine_comes_behind(const struct engine *e, const struct sequence *s);
-bool __wrap_engine_comes_behind(const struct engine *e, const struct sequence *s);
-
-bool __wrap_engine_comes_behind(const struct engine *e, const struct sequence *s)
-{
-    turns_asked++;
-    return __real_engine_comes_behind(e, s);
-}
-
-/* Whose turn it is takes a look at all that live, for each that waits: only where one could come in. */
-static void where_no_place_is_free_nobody_asks_whose_turn_it_is(void **state)
-{
-    (void)state;
-    struct rig *r = rig_open((struct rig_options){.sequences_max = 2});
-    static struct client ann[2], bob[3];
-    for (int i = 0; i < 2; i++)
-        ask(r, &ann[i], "acme", "ann", 10, 50);
-    rig_until(r, ann[1].count > 0);
-    for (int i = 0; i < 3; i++)
-        ask(r, &bob[i], "acme", "bob", 10, 1);
-    rig_turn(r);
-    assert_true(bob[2].opened);
-    turns_asked = 0;
-    for (int i = 0; i < 10; i++)
-        rig_turn(r);
-    assert_int_equal(turns_asked, 0);
-    rig_until(r, ann[1].done && bob[2].done);
-    assert_true(turns_asked > 0);
-    rig_close(r);
-}
-
-/* Free places go to all who wait in one turn, whoever comes behind whom. */
-static void free_places_do_not_wait(void **state)
-{
-    (void)state;
-    struct rig *r = rig_open((struct rig_options){.sequences_max = 8});
-    static struct client ann[4], bob[2];
-    ask(r, &ann[0], "acme", "ann", 10, 100);
-    rig_until(r, ann[0].count > 0);
-    for (int i = 1; i < 4; i++)
-        ask(r, &ann[i], "acme", "ann", 10, 100);
-    for (int i = 0; i < 2; i++)
-        ask(r, &bob[i], "acme", "bob", 10, 100);
-    rig_turn(r);
-    assert_int_equal(rig_stats(r).running, 6);
-    rig_close(r);
-}
-
-/* Who comes behind as its idle ones have too many pages is nobody for whose sake others come behind, as these two would wait for each other. */
-static void who_has_too_much_holds_nobody_up(void **state)
-{
-    (void)state;
-    struct scene *s = scene_open(1, (struct rig_options){.pages = 16});
-    struct client bob[3];
-    static struct client ann[4];
-    ask(s->rig, &ann[0], "acme", "ann", 10, 50);
-    rig_until(s->rig, ann[0].count > 0);
-    for (int i = 0; i < 2; i++) {
-        stall(s, &bob[i], "bob", true);
-        rig_until(s->rig, sequence_of(s, &bob[i]) && sequence_of(s, &bob[i])->idle);
-    }
-    stall(s, &bob[2], "bob", true);
-    for (int i = 1; i < 4; i++)
-        ask(s->rig, &ann[i], "acme", "ann", 10, 50);
-    rig_until(s->rig, ann[3].count > 0);
-    assert_false(ann[0].done);
-    scene_close(s);
-}
-
-/* Of two who both have too many pages idle neither comes behind the other. */
-static void two_who_have_too_much_do_not_wait(void **state)
-{
-    (void)state;
-    static const char *const names[] = {"ann", "bob"};
-    struct scene *s = scene_open(1, (struct rig_options){.pages = 20});
-    struct client idle[4];
-    static struct client direct[2];
-    for (int i = 0; i < 4; i++) {
-        stall(s, &idle[i], names[i / 2], true);
-        rig_until(s->rig, sequence_of(s, &idle[i]) && sequence_of(s, &idle[i])->idle);
-    }
-    for (int i = 0; i < 2; i++)
-        ask(s->rig, &direct[i], "acme", names[i], 180, 5);
-    rig_until(s->rig, direct[0].done && direct[1].done);
-    for (int i = 0; i < 4; i++)
-        assert_true(sequence_of(s, &idle[i])->idle);
-    scene_close(s);
-}
-
-/* Who comes behind holds up with it what its principal asked for later, and others do not wait for that. */
-static void who_waits_behind_its_own_holds_nobody_up(void **state)
-{
-    (void)state;
-    struct scene *s = scene_open(1, (struct rig_options){.pages = 20});
-    struct client idle[2];
-    static struct client ann[2], bob[4];
-    for (int i = 0; i < 2; i++) {
-        stall(s, &idle[i], "ann", true);
-        rig_until(s->rig, sequence_of(s, &idle[i]) && sequence_of(s, &idle[i])->idle);
-    }
-    for (int i = 0; i < 3; i++)
-        ask(s->rig, &bob[i], "acme", "bob", 10, 50);
-    rig_until(s->rig, bob[2].count > 0);
-    ask(s->rig, &ann[0], "acme", "ann", 180, 5); /* too much beside its idle ones */
-    ask(s->rig, &ann[1], "acme", "ann", 10, 5);  /* not so */
-    ask(s->rig, &bob[3], "acme", "bob", 10, 5);
-    rig_until(s->rig, bob[3].count > 0);
-    assert_false(bob[0].done);
-    scene_close(s);
-}
-
-/* Whose replies outgrow the pages takes them from its own first, also where others came later. */
-static void growth_is_paid_by_its_principal(void **state)
-{
-    (void)state;
-    struct rig *r = rig_open((struct rig_options){.pages = 6});
-    static struct client ann[2], bob;
-    struct metric *preemptions = metric_counter("tandem_preemptions_total", NULL, "");
-    double before = metric_value(preemptions);
-    ask(r, &ann[0], "acme", "ann", 100, 150);
-    ask(r, &ann[1], "acme", "ann", 70, 150);
-    rig_until(r, ann[1].count > 0);
-    ask(r, &bob, "acme", "bob", 70, 50);
-    rig_until(r, metric_value(preemptions) > before);
-    assert_int_equal(engine_find(r->engine, ann[1].sequence)->state, SEQ_WAITING);
-    assert_int_equal(engine_find(r->engine, bob.sequence)->state, SEQ_RUNNING);
-    rig_until(r, bob.done && ann[0].done && ann[1].done);
-    rig_close(r);
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -669,14 +447,6 @@ int main(void)
         cmocka_unit_test(one_alone_keeps_its_pages),
         cmocka_unit_test(a_prefix_may_go_meanwhile),
         cmocka_unit_test(who_stalls_in_mid_prompt_gives_way),
-        cmocka_unit_test(nobody_shuts_others_out),
-        cmocka_unit_test(principals_take_turns),
-        cmocka_unit_test(where_no_place_is_free_nobody_asks_whose_turn_it_is),
-        cmocka_unit_test(free_places_do_not_wait),
-        cmocka_unit_test(who_has_too_much_holds_nobody_up),
-        cmocka_unit_test(two_who_have_too_much_do_not_wait),
-        cmocka_unit_test(who_waits_behind_its_own_holds_nobody_up),
-        cmocka_unit_test(growth_is_paid_by_its_principal),
     };
     return cmocka_run_group_tests_name("engine_places", tests, NULL, NULL);
 }
