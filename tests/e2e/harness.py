@@ -25,7 +25,7 @@ import urllib.request
 BIN = pathlib.Path(os.environ["TANDEM_BIN"])
 MODEL = os.environ["TANDEM_MODEL"]
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-START_SECONDS = WAIT_SECONDS = 60  # long: the machine may be slow or busy, and waiting costs nothing where what is waited for comes
+START_SECONDS = WAIT_SECONDS = 300  # long: the machine may be slow or busy, and waiting costs nothing where what is waited for comes
 
 
 def wait_until(condition, seconds=WAIT_SECONDS):
