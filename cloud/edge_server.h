@@ -7,7 +7,7 @@
  * Rules
  *   - HELLO is answered in this order: token, fingerprint, versions; whoever has no good token learns nothing about the model.
  *   - Bulk bytes handed to the engine are counted a stream; what it had not consumed when the stream ends is granted again then.
- *   - FETCH is work for idle moments: one at a time a connection, EDGE_FETCHES_EACH a principal, EDGE_FETCHES_MAX a node, none while a request waits for a place; one block is in memory
+ *   - FETCH is work for idle moments: one at a time a connection, EDGE_FETCHES_EACH a principal, half a tenant, EDGE_FETCHES_MAX a node, none while a request waits for a place; one block is in memory
  *     at a time, and the next is read when that has left.
  *   - After DONE the conversation that OPEN named is saved under the principal, once a request id, so that a later OPEN can name
  *     (id, length, hash) instead of sending all ids.

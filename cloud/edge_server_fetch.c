@@ -230,14 +230,16 @@ void edge_fetch_cancelled(struct edge_connection *c, uint32_t stream)
 
 /* ---- the beginning ---- */
 
-/* Whoever reads slowly, on as many connections as there are places, leaves some to others. */
+/* Whoever reads slowly, on as many connections and under as many names as there are places, leaves some to others: a tenant has no more than are free. */
 static bool has_its_share(const struct edge_connection *c)
 {
-    uint32_t count = 0;
-    for (const struct edge_connection *o = c->server->connections; o; o = o->next)
-        count += o->fetch && strcmp(o->who.principal, c->who.principal) == 0 &&
-                 strcmp(o->who.tenant, c->who.tenant) == 0;
-    return count >= EDGE_FETCHES_EACH;
+    uint32_t count = 0, of_tenant = 0;
+    for (const struct edge_connection *o = c->server->connections; o; o = o->next) {
+        bool is_tenants = o->fetch && strcmp(o->who.tenant, c->who.tenant) == 0;
+        of_tenant += is_tenants;
+        count += is_tenants && strcmp(o->who.principal, c->who.principal) == 0;
+    }
+    return count >= EDGE_FETCHES_EACH || of_tenant + c->server->fetch_count >= c->server->fetches_max;
 }
 
 /* Somebody who waits for a place computes, or decodes, before anybody keeps copies. */
@@ -248,8 +250,7 @@ static bool is_busy(const struct edge_connection *c)
     struct engine_stats stats = {0};
     if (engine)
         engine_stats(engine, &stats);
-    return !engine || s->draining || c->fetch || stats.waiting > 0 ||
-           c->server->fetch_count >= c->server->fetches_max || has_its_share(c);
+    return !engine || s->draining || c->fetch || stats.waiting > 0 || has_its_share(c);
 }
 
 static struct edge_fetch *fetch_create(struct edge_connection *c, uint32_t stream, const Tandem__Fetch *m)

@@ -7,9 +7,10 @@
 #include "protocol/link.h"
 #include "shared/metrics.h"
 
-#define EDGE_WAITING_MAX   4096u     /* commands that wait in one stream while it is OPENING */
-#define EDGE_LINGER_US     2000000u  /* from the link's end to the socket's: time for the last frames */
-#define EDGE_FETCHES_MAX   8u        /* of all edges together; one of each connection */
+#define EDGE_WAITING_MAX 4096u    /* commands that wait in one stream while it is OPENING */
+#define EDGE_LINGER_US   2000000u /* from the link's end to the socket's: time for the last frames */
+#define EDGE_FETCHES_MAX                                                                                     \
+    8u /* of all edges together; one of each connection; of a tenant no more than are left */
 #define EDGE_FETCHES_EACH  2u        /* of these, of one principal */
 #define EDGE_FETCH_LATE_US 30000000u /* for a block: what takes longer gives its place up */
 #define EDGE_FETCH_MS      5000u     /* what an edge is told when the node has no time for it */

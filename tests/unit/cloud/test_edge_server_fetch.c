@@ -325,6 +325,34 @@ static void test_nobody_holds_all_places(void **state)
     sem_destroy(&may_read);
 }
 
+/* Under as many names as it likes. */
+static void test_no_tenant_holds_all_places(void **state)
+{
+    (void)state;
+    static const char *const names[] = {"alice", "bob", "alice", "eve"}; /* eve is of another tenant */
+    struct io_job job = {.work = wait_to_read, .done = nothing};
+    struct edge_client *clients[TD_COUNT(names)];
+    uint32_t most = 3;
+    sem_init(&may_read, 0, 0);
+    on_loop(set_most, &most);
+    on_loop(hold_reads, &job);
+    for (uint32_t i = 0, count = 0; i < TD_COUNT(names); i++) {
+        clients[i] = edge_client_ready(names[i]);
+        fetch(clients[i], 1, 0, 1);
+        if (i == 2)
+            assert_stream_error(clients[i], 1, TD_ERR_BUSY, true);
+        else
+            wait_for_fetches(++count);
+    }
+    sem_post(&may_read);
+    for (uint32_t i = 0; i < TD_COUNT(names); i++) {
+        if (i != 2)
+            expect_done(clients[i], 1);
+        edge_client_close(clients[i]);
+    }
+    sem_destroy(&may_read);
+}
+
 static void test_what_cannot_be_asked(void **state)
 {
     (void)state;
@@ -413,6 +441,7 @@ int main(void)
         FETCH_TEST(test_late),
         FETCH_TEST(test_one_at_a_time),
         FETCH_TEST(test_nobody_holds_all_places),
+        FETCH_TEST(test_no_tenant_holds_all_places),
         FETCH_TEST(test_what_cannot_be_asked),
         FETCH_TEST(test_some_layers),
         FETCH_TEST(test_given_up),
