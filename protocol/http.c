@@ -343,6 +343,12 @@ static int complete_body(struct http_exchange *x)
 
 /* ---- libwebsockets ----------------------------------------------------------------------------------------- */
 
+static void drop_idle(struct net_loop *l, rlim_t count, bool spares_young)
+{
+    while (l->dropped_count < count && net_idle_drop(l, spares_young))
+        continue;
+}
+
 /* The lowest free descriptor is given out first: one this high means that all others are taken. Who makes room goes a moment later: therefore it does so
  * while there are some left; and all that are too many go, as low ones that became free have let others in unnoticed. */
 static bool takes_kept_file(struct lws *wsi, int fd)
@@ -353,12 +359,12 @@ static bool takes_kept_file(struct lws *wsi, int fd)
     if (!l || l->takes_all_files || getrlimit(RLIMIT_NOFILE, &limit) != 0)
         return false;
     rlim_t most = limit.rlim_cur - TD_MIN((rlim_t)NET_FILES_KEPT, limit.rlim_cur / 4);
-    rlim_t good = most - TD_MIN((rlim_t)NET_FILES_SHORT, limit.rlim_cur / 16);
+    rlim_t spare = TD_MIN((rlim_t)NET_FILES_SHORT, limit.rlim_cur / 16), good = most - spare;
     if ((rlim_t)fd < good)
         return false;
-    bool any = true;
-    while (any && l->loop->dropped_count < (rlim_t)fd - good + 1)
-        any = net_idle_drop(l->loop);
+    drop_idle(l->loop, (rlim_t)fd - good + 1, true);
+    if ((rlim_t)fd >= most - spare / 2)
+        drop_idle(l->loop, (rlim_t)fd - (most - spare / 2) + 1, false);
     if ((rlim_t)fd < most)
         return false;
     uint64_t now_us = clock_mono_us();

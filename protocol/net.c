@@ -90,6 +90,7 @@ struct net_loop *net_loop_create(struct td_error *err)
     l->idle_us = LIMIT_HTTP_IDLE_MS * 1000ull;
     l->connect_timeout_us = NET_CONNECT_TIMEOUT_US;
     l->idle_max = NET_IDLE_MAX;
+    l->young_us = LIMIT_GREETING_MS * 1000ull;
     l->scratch = malloc(LWS_PRE + LIMIT_FRAME_SIZE);
     l->posts = queue_create(NET_POSTS_MAX);
     if (!l->scratch || !l->posts)

@@ -11,6 +11,7 @@ struct net_idle {
     struct lws *wsi;
     struct net_loop *loop;
     struct net_idle *previous, *next; /* the loop's, while `listed` */
+    uint64_t since_us;
     bool listed;
     bool dropped; /* it goes on the loop's next turn, whatever it sends */
 };
@@ -33,6 +34,7 @@ static void join_list(struct net_idle *i)
     *(i->previous ? &i->previous->next : &l->first_idle) = i;
     l->last_idle = i;
     l->idle_count++;
+    i->since_us = clock_mono_us();
     i->listed = true;
 }
 
@@ -44,7 +46,7 @@ int net_idle_create(struct lws *wsi, struct net_loop *l)
     i->wsi = wsi, i->loop = l;
     lws_set_wsi_user(wsi, i);
     if (l->idle_count >= l->idle_max)
-        net_idle_drop(l);
+        net_idle_drop(l, false);
     join_list(i);
     return 0;
 }
@@ -75,10 +77,10 @@ void net_idle_end(struct lws *wsi)
 }
 
 /* Not net_kill: what comes in before the loop's next turn would let libwebsockets forget it. */
-bool net_idle_drop(struct net_loop *l)
+bool net_idle_drop(struct net_loop *l, bool spares_young)
 {
     struct net_idle *i = l->first_idle;
-    if (!i)
+    if (!i || (spares_young && clock_mono_us() - i->since_us < l->young_us))
         return false;
     leave_list(i);
     i->dropped = true;

@@ -21,7 +21,8 @@
 #define NET_ADDRESSES_MAX 8u
 /* Connections on which nothing has been asked yet, a loop: with the requests of a listener they are as many as there are buffers for heads. */
 #define NET_IDLE_MAX 1024u
-/* Descriptors before NET_FILES_KEPT, a sixteenth at most, that are free again soon after they were taken: the idle make room. */
+/* Descriptors before NET_FILES_KEPT, a sixteenth at most, that are free again soon after they were taken: the idle make room. In the first half of them who
+ * has just come, and may be in the middle of a handshake, need not yet. */
 #define NET_FILES_SHORT 64
 
 struct net_timer {
@@ -71,7 +72,8 @@ struct net_loop {
     struct net_idle *first_idle, *last_idle;      /* in the order in which they became so */
     uint32_t idle_count, idle_max, dropped_count; /* dropped: no longer of these, but still there */
     unsigned vhost_serial;
-    uint64_t idle_us, connect_timeout_us; /* the limits, which tests shorten, as idle_max */
+    uint64_t idle_us, connect_timeout_us; /* the limits, which tests change, as idle_max and young_us */
+    uint64_t young_us;                    /* LIMIT_GREETING_MS: for so long an idle one has just come */
     uint8_t *scratch; /* LWS_PRE, then room for one frame: libwebsockets masks what it is given in place */
 };
 static inline uint8_t *net_scratch(struct net_loop *l)
@@ -101,7 +103,8 @@ void net_idle_free(struct net_idle *i);                   /* the connection has 
 /* From now on, as if it had not been before; a connection that was not accepted here is none of these. */
 void net_idle_begin(struct lws *wsi);
 void net_idle_end(struct lws *wsi);
-bool net_idle_drop(struct net_loop *l); /* the one that is so for longest goes; false: there is none */
+/* The one that is so for longest goes; false: there is none, or it has just come and is spared. */
+bool net_idle_drop(struct net_loop *l, bool spares_young);
 
 /* ---- the head of a request (http_head.c) ---- */
 

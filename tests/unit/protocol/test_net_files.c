@@ -1,6 +1,7 @@
 /* Connections leave descriptors to the rest of the process: what a store reads and writes is opened however many clients there are. */
 #include "net_rig.h"
 #include <fcntl.h>
+#include <semaphore.h>
 #include <sys/resource.h>
 
 #define FILES 400 /* that this process may have: a quarter of them is kept */
@@ -8,6 +9,7 @@
 static struct net_loop *loop;
 static uint16_t port, operators_port;
 static pthread_t thread;
+static sem_t changed;
 static struct rlimit before;
 
 static int set_up(void **state)
@@ -123,11 +125,54 @@ static void slow_bodies_make_room(void **state)
     assert_makes_room("POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\nslow");
 }
 
+static void on_young(void *young_us)
+{
+    loop->young_us = *(uint64_t *)young_us;
+    sem_post(&changed);
+}
+
+static void set_young(uint64_t us)
+{
+    assert_int_equal(net_loop_post(loop, on_young, &us), 0);
+    sem_wait(&changed);
+}
+
+/* Requests that are answered late have all descriptors but the last few. Who comes then does not end who came just before, and may be in the middle of its
+ * handshake; an old one that asks nothing makes room. */
+static void who_has_just_come_is_spared(void **state)
+{
+    (void)state;
+    struct client held[FILES], young[5], other;
+    int count = 0;
+    sem_init(&changed, 0, 0);
+    set_young(UINT64_MAX);
+    do {
+        held[count] = client_open(port);
+        assert_true(is_held(&held[count]));
+    } while (held[count++].fd + 1 < FILES - FILES / 4 - FILES / 16);
+    for (size_t i = 0; i < TD_COUNT(young); i++)
+        young[i] = client_open(port);
+    for (size_t i = 0; i < TD_COUNT(young); i++)
+        assert_true(is_served(&young[i]));
+    set_young(0);
+    other = client_open(port);
+    assert_true(is_served(&other));
+    for (size_t i = 0; i < TD_COUNT(young); i++) {
+        assert_true(client_at_end(&young[i]));
+        client_close(&young[i]);
+    }
+    client_close(&other);
+    for (int i = 0; i < count; i++)
+        client_close(&held[i]);
+    sem_destroy(&changed);
+}
+
 #define TEST(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {TEST(clients_leave_files_to_others), TEST(the_idle_make_room),
-                                       TEST(slow_heads_make_room), TEST(slow_bodies_make_room)};
+                                       TEST(slow_heads_make_room), TEST(slow_bodies_make_room),
+                                       TEST(who_has_just_come_is_spared)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
