@@ -122,8 +122,8 @@ static double percent(uint64_t part, uint64_t whole)
 static void print_table(const struct trace *t, const struct plan *plan, const char *path, uint64_t block_size)
 {
     char read[32], written[32];
-    printf("%s: %zu requests, %zu block references, %u unique; %.1f %% hit in an unbounded cache\n", path,
-           t->request_count, t->reference_count, t->unique,
+    printf("%s: %zu request%s, %zu block reference%s, %u unique; %.1f %% hit in an unbounded cache\n", path,
+           t->request_count, TD_S(t->request_count), t->reference_count, TD_S(t->reference_count), t->unique,
            percent(t->reference_count - t->unique, t->reference_count));
     printf("%9s %10s  %-8s %9s %8s %12s %12s %10s\n", "capacity", "blocks", "policy", "hits", "rate",
            "from cache", "to cache", "lossy hits");

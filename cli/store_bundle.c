@@ -11,10 +11,11 @@ static int print(const struct store_settings *s, const char *verb, const struct 
         return cli_print_json(json_pack("{s:I,s:I,s:I,s:I}", "conversations", (json_int_t)n->conversations,
                                         "blocks", (json_int_t)n->blocks, "bytes", (json_int_t)n->bytes,
                                         "kept", (json_int_t)n->kept));
-    printf("%s %llu conversations and %llu blocks (%s)", verb, (unsigned long long)n->conversations,
-           (unsigned long long)n->blocks, cli_bytes(n->bytes, size));
+    printf("%s %llu conversation%s and %llu block%s (%s)", verb, (unsigned long long)n->conversations,
+           TD_S(n->conversations), (unsigned long long)n->blocks, TD_S(n->blocks), cli_bytes(n->bytes, size));
     if (n->kept)
-        printf("; %llu conversations were here already and stay as they are", (unsigned long long)n->kept);
+        printf("; %llu conversation%s already here %s kept", (unsigned long long)n->kept, TD_S(n->kept),
+               n->kept == 1 ? "is" : "are");
     printf("\n");
     return CLI_OK;
 }

@@ -286,7 +286,8 @@ static int rebuild(const struct verb *v, const struct store_config *config, bool
         return cannot_open(v, &err);
     if (json)
         return cli_print_json(json_pack("{s:I}", "records", (json_int_t)records));
-    printf("the index holds %llu records again, read from the segments\n", (unsigned long long)records);
+    printf("the index holds %llu record%s again, read from the segments\n", (unsigned long long)records,
+           TD_S(records));
     return CLI_OK;
 }
 

@@ -24,9 +24,11 @@ int store_cmd_print_tenants(const struct store_settings *s, json_t *stats)
                (unsigned long long)number(t, "from_device"), (unsigned long long)number(t, "lossless"),
                (unsigned long long)number(t, "l1"), (unsigned long long)number(t, "l2"));
     }
-    printf("%llu blocks of 64 tokens, %llu conversations, %llu segments (%s, of which %s dead)\n",
-           (unsigned long long)number(stats, "blocks"), (unsigned long long)number(stats, "conversations"),
-           (unsigned long long)number(stats, "segments"), cli_bytes(number(stats, "segment_bytes"), total),
+    uint64_t blocks = number(stats, "blocks"), conversations = number(stats, "conversations"),
+             segments = number(stats, "segments");
+    printf("%llu block%s of 64 tokens, %llu conversation%s, %llu segment%s (%s, of which %s dead)\n",
+           (unsigned long long)blocks, TD_S(blocks), (unsigned long long)conversations, TD_S(conversations),
+           (unsigned long long)segments, TD_S(segments), cli_bytes(number(stats, "segment_bytes"), total),
            cli_bytes(number(stats, "dead_bytes"), size));
     json_decref(stats);
     return CLI_OK;
@@ -57,8 +59,9 @@ int store_cmd_print_freed(const struct store_settings *s, json_t *result)
     char size[32];
     if (s->json)
         return cli_print_json(result);
+    uint64_t blocks = number(result, "blocks");
     if (json_object_get(result, "blocks"))
-        printf("%llu blocks let go, ", (unsigned long long)number(result, "blocks"));
+        printf("%llu block%s let go, ", (unsigned long long)blocks, TD_S(blocks));
     printf("%s freed\n", cli_bytes(number(result, "freed_bytes"), size));
     json_decref(result);
     return CLI_OK;

@@ -62,7 +62,8 @@ static void reload_tokens(struct node *n, bool force)
         return;
     if (node_warm_keys(n, &err) < 0)
         log_error("cloud", "%s", err.text);
-    log_info("cloud", "tokens file read: %zu tokens", auth_count(n->service.auth));
+    size_t count = auth_count(n->service.auth);
+    log_info("cloud", "tokens file read: %zu token%s", count, TD_S(count));
 }
 
 /* Before it serves there is nothing to save; after the first signal the second one means now. */

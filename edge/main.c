@@ -69,7 +69,8 @@ static void on_late(void *ctx)
 static void begin_stop(void *arg)
 {
     struct program *p = arg;
-    log_info(MODULE, "stopping: %u requests are under way", agent_flight_count(p->agent));
+    uint32_t count = agent_flight_count(p->agent);
+    log_info(MODULE, "stopping: %u request%s under way", count, TD_S(count));
     net_timer_start(p->late, DRAIN_US);
     stop_begins(MODULE, STOP_MAX_S, STOP_SILENT_S, true);
     agent_drain(p->agent, on_drained, p);

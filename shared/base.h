@@ -12,6 +12,7 @@
 #define TD_COUNT(array) (sizeof(array) / sizeof((array)[0]))
 #define TD_MIN(a, b)    ((a) < (b) ? (a) : (b))
 #define TD_MAX(a, b)    ((a) > (b) ? (a) : (b))
+#define TD_S(count)     ((count) == 1 ? "" : "s") /* behind a noun that is counted */
 
 #define TD_HASH_SIZE 32 /* bytes of every SHA-256 value */
 

@@ -574,9 +574,9 @@ static int replay_segment(struct store *s, struct segment *g, struct replay *r)
     }
     segment_release(&s->segments, pinned);
     if (scan.skipped_pages)
-        log_warn("store", "a segment has %u damaged pages", scan.skipped_pages);
+        log_warn("store", "a segment has %u damaged page%s", scan.skipped_pages, TD_S(scan.skipped_pages));
     if (torn)
-        log_info("store", "%zu records that were never acknowledged were dropped", torn);
+        log_info("store", "%zu record%s dropped that had not been acknowledged", torn, TD_S(torn));
     return rc;
 }
 

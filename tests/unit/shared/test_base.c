@@ -303,6 +303,13 @@ static void test_crc32c_vectors(void **state)
     }
 }
 
+static void test_counted_nouns(void **state)
+{
+    (void)state;
+    for (size_t count = 0; count < 3; count++)
+        assert_string_equal(TD_S(count), count == 1 ? "" : "s");
+}
+
 static void test_crc32c_twins_agree(void **state)
 {
     (void)state;
@@ -336,6 +343,7 @@ int main(void)
         cmocka_unit_test(test_float_to_half_random_and_special),
         cmocka_unit_test(test_half_rows_write_only_their_count),
         cmocka_unit_test(test_crc32c_vectors),
+        cmocka_unit_test(test_counted_nouns),
         cmocka_unit_test(test_crc32c_twins_agree),
     };
     return cmocka_run_group_tests_name("base", tests, NULL, NULL);
