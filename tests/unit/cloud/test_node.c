@@ -492,6 +492,43 @@ static void test_erased_while_saving(void **state)
     edge_client_close(eve);
 }
 
+static void submit_to_fetcher(void *arg)
+{
+    assert_int_equal(io_worker_submit(node->service.fetcher, arg), 0);
+}
+
+static void pending_for_edges(void *arg)
+{
+    *(size_t *)arg = io_worker_pending(node->service.fetcher);
+}
+
+/* What is being read for a device to keep is read to its end, before the keys go that it was asked for with. */
+static void test_erased_while_fetching(void **state)
+{
+    (void)state;
+    uint8_t key[CRYPTO_KEY_SIZE];
+    struct edge_client *alice = greet("alice", key);
+    reply_on(alice, "kept");
+    settle();
+    static struct io_job held = {.work = hold_worker, .done = held_done};
+    sem_init(&worker_is_held, 0, 0);
+    sem_init(&worker_may_go, 0, 0);
+    on_loop(submit_to_fetcher, &held);
+    sem_wait(&worker_is_held);
+    pthread_t eraser;
+    atomic_int rc = 1;
+    pthread_create(&eraser, NULL, erase_acme, &rc);
+    for (size_t count = 1; count < 2 && rc == 1;) /* until it waits behind that */
+        on_loop(pending_for_edges, &count);
+    assert_int_equal(rc, 1);
+    assert_true(store_has_tenant(node->service.store, "acme"));
+    sem_post(&worker_may_go);
+    pthread_join(eraser, NULL);
+    assert_int_equal(rc, 0);
+    assert_false(store_has_tenant(node->service.store, "acme"));
+    edge_client_close(alice);
+}
+
 static json_t *admin_json(const char *method, const char *path, int status)
 {
     uint8_t master[CRYPTO_KEY_SIZE];
@@ -673,6 +710,7 @@ int main(void)
         TEST(test_a_model_that_is_written_into_while_it_is_loaded),
         TEST(test_the_disk_is_measured),
         TEST(test_erased_while_saving),
+        TEST(test_erased_while_fetching),
         TEST(test_stopped_while_erasing),
         TEST(test_progress_is_told),
         cmocka_unit_test_setup(test_jobs_of_the_store_end, start),

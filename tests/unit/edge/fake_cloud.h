@@ -110,6 +110,7 @@ struct fake_cloud {
     struct kv_shape shape;
     enum fake_fetch fetch_answer;
     uint8_t seal_master;     /* whose key it has */
+    uint8_t numerics;        /* of WELCOME; 0: a CPU's */
     uint8_t sealed_numerics; /* that the pieces claim; 0: its own */
     bool says_again; /* … and it says so once more when it has been helped again: on its way when it was */
 
@@ -319,7 +320,7 @@ static inline void fake_welcome(struct fake_conn *c)
     Tandem__Version v = TANDEM__VERSION__INIT;
     v.protocol = WIRE_PROTOCOL;
     v.layout = (ProtobufCBinaryData){32, f->layout};
-    v.numerics = 1;
+    v.numerics = f->numerics ? f->numerics : KV_NUMERICS_CPU_V1;
     Tandem__Welcome w = TANDEM__WELCOME__INIT;
     w.version = &v;
     w.tenant = w.principal = w.node = name;

@@ -1,5 +1,6 @@
 /* A listener without room for another request, a loop without room for another connection: who makes room, and who is not dropped for it. */
 #include "net_rig.h"
+#include "protocol/http_internal.h"
 
 static struct net_loop *loop;
 static pthread_t thread;
@@ -161,6 +162,29 @@ static void who_has_to_go_goes(void **state)
     client_close(&victim), client_close(&newcomer);
 }
 
+static void on_drop_and_begin(void *arg)
+{
+    struct change *c = arg;
+    struct lws *wsi = loop->listeners->first_exchange->wsi;
+    assert_true(net_idle_drop(loop));
+    net_idle_begin(wsi);
+    c->count = (int)loop->idle_count;
+    atomic_store(&c->done, true);
+}
+
+/* Nor does a body that grows on that turn put it back among those that may stay, where it would be dropped twice, or another for it. */
+static void who_has_to_go_is_not_idle_again(void **state)
+{
+    (void)state;
+    static const char head[] = "POST /p HTTP/1.1\r\nContent-Length: 9\r\nExpect: 100-continue\r\n\r\n";
+    struct client growing = client_open(port);
+    client_send(&growing, head, sizeof head - 1);
+    assert_true(client_wait_for(&growing, "100 Continue"));
+    assert_int_equal(change(on_drop_and_begin, -1), 0);
+    assert_true(client_at_end(&growing));
+    client_close(&growing);
+}
+
 /* A body that grows is no idleness, however long it takes. */
 static void growing_bodies_stay(void **state)
 {
@@ -192,6 +216,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(refused_bodies_drop_nobody, set_up, tear_down),
         cmocka_unit_test_setup_teardown(the_idle_make_room, set_up, tear_down),
         cmocka_unit_test_setup_teardown(who_has_to_go_goes, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(who_has_to_go_is_not_idle_again, set_up, tear_down),
         cmocka_unit_test_setup_teardown(growing_bodies_stay, set_up, tear_down),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
