@@ -1,7 +1,7 @@
 /* net: the libwebsockets binding. One net_loop = one lws context = one thread; everything here except net_loop_post* and net_loop_stop is
  * called on that thread, and callbacks come on it. Serves HTTP/1.1 (JSON bodies, SSE), WSS (sub-protocol tandem.v1) and connects out as a WSS client.
  *
- * Facts that shape it (see ARCHITECTURE.md): lws_write masks a client's buffer in place, so frames are produced into the loop's own scratch;
+ * Facts that shape it (see ARCHITECTURE.md): a client's frame is masked in place, so frames are produced into the loop's own scratch;
  * one write per WRITEABLE; messages arrive in pieces and are put together here, bounded by LIMIT_FRAME_SIZE; TCP_NOTSENT_LOWAT is 16 KiB, so what libwebsockets has
  * taken is soon on the wire; LWS_CALLBACK_HTTP_CONFIRM_UPGRADE is not used (CVE-2025-11677); asynchronous DNS is off (CVE-2025-11678). */
 #ifndef TANDEM_PROTOCOL_NET_H

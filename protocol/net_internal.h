@@ -74,7 +74,7 @@ struct net_loop {
     unsigned vhost_serial;
     uint64_t idle_us, connect_timeout_us; /* the limits, which tests change, as idle_max and young_us */
     uint64_t young_us;                    /* LIMIT_GREETING_MS: for so long an idle one has just come */
-    uint8_t *scratch; /* LWS_PRE, then room for one frame: libwebsockets masks what it is given in place */
+    uint8_t *scratch; /* LWS_PRE, then room for one frame: a client's is masked in place */
 };
 static inline uint8_t *net_scratch(struct net_loop *l)
 {
