@@ -117,7 +117,7 @@ class Closed(Exception):
 
 
 class MiniEdge:
-    def __init__(self, cloud, token, hello=True, timeout=60):
+    def __init__(self, cloud, token, hello=True, timeout=600):
         Model.fingerprint()  # takes its time, and a connection is to greet soon
         context = ssl.create_default_context(cafile=cloud.ca)
         raw = socket.create_connection(("127.0.0.1", cloud.port), timeout=timeout)

@@ -11,13 +11,13 @@ NAIVE = Path(__file__).parents[1] / "bench" / "replay_naive.py"
 
 
 def tandem(*arguments, code=0):
-    r = subprocess.run([BIN / "tandem", "bench", "trace", *map(str, arguments)], capture_output=True, text=True, timeout=60)
+    r = subprocess.run([BIN / "tandem", "bench", "trace", *map(str, arguments)], capture_output=True, text=True, timeout=600)
     assert r.returncode == code, r.stdout + r.stderr
     return r
 
 
 def naive(*arguments):
-    return subprocess.run([sys.executable, NAIVE, *map(str, arguments)], capture_output=True, text=True, timeout=300, check=True).stdout
+    return subprocess.run([sys.executable, NAIVE, *map(str, arguments)], capture_output=True, text=True, timeout=600, check=True).stdout
 
 
 def test_counts_equal_a_naive_simulator(tmp_path):

@@ -300,7 +300,7 @@ def test_a_tenant_is_erased_in_mid_traffic(tmp_path):
 
     def wait_for(names, count, late=False):
         """Each has had so many good turns."""
-        assert wait_until(lambda: min(sum(1 for t in list(told) if t[0] == n and t[2] == "ok" and t[3] >= late) for n in names) >= count, 100), told
+        assert wait_until(lambda: min(sum(1 for t in list(told) if t[0] == n and t[2] == "ok" and t[3] >= late) for n in names) >= count), told
 
     def listed():
         return json.loads(tandem("store", "ls", *online).stdout)

@@ -63,7 +63,7 @@ def test_a_record_decides(tmp_path, cloud):
 
     def refusal(level):
         e = start(level)
-        assert e.process.wait(60) != 0
+        assert e.process.wait(600) != 0
         return e.log()
 
     assert "no quality record" in refusal("l2") and "--codec-unchecked" in refusal("l2")

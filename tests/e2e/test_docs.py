@@ -69,7 +69,7 @@ def run_block(language, code, env, directory):
         (directory / "token").write_text(env["TOKEN"])
         (directory / "token").chmod(0o600)
         command = ["./example", env["MODEL"], env["CLOUD_HOST"], env["CA"], "token", "data"]
-    return subprocess.run(command, cwd=directory, env=env, capture_output=True, text=True, timeout=120)
+    return subprocess.run(command, cwd=directory, env=env, capture_output=True, text=True, timeout=600)
 
 
 def as_said(r, code, line):
@@ -156,7 +156,7 @@ class Machine:
             for text in EXPECTED.findall(code):
                 self.stays[-1].wait_for(text)
             return
-        as_said(subprocess.run(command, cwd=checkout, env=self.env, capture_output=True, text=True, timeout=120), code, line)
+        as_said(subprocess.run(command, cwd=checkout, env=self.env, capture_output=True, text=True, timeout=600), code, line)
 
 
 def test_running_it_for_real(tmp_path):
@@ -229,20 +229,20 @@ def test_two_commands(quickstart, tmp_path):
         said = first.log.read_text()
         chat = re.search(r"^ +(build/release/bin/tandem chat.*)$", said, re.M).group(1)
         ask = [*shlex.split(chat), "Name two rivers."]
-        assert subprocess.run(ask, cwd=root, env=env, capture_output=True, timeout=120).returncode == 0
+        assert subprocess.run(ask, cwd=root, env=env, capture_output=True, timeout=600).returncode == 0
         base = re.search(r"(http://127\.0\.0\.1:\d+/v1) ", said).group(1)
-        asked = subprocess.run(["bash", "-ec", f'. build/serve/env; [ "$EDGE/v1" = {base} ]; curl -sf {base}/models; tandem conv ls'], cwd=root, env=env, capture_output=True, text=True, timeout=60)
+        asked = subprocess.run(["bash", "-ec", f'. build/serve/env; [ "$EDGE/v1" = {base} ]; curl -sf {base}/models; tandem conv ls'], cwd=root, env=env, capture_output=True, text=True, timeout=600)
         assert asked.returncode == 0 and '"object":"list"' in asked.stdout and "conv-" in asked.stdout, asked
-        again = subprocess.run(["./deploy/quickstart.sh", "--serve", "--model", MODEL], cwd=root, env=env, capture_output=True, text=True, timeout=60)
+        again = subprocess.run(["./deploy/quickstart.sh", "--serve", "--model", MODEL], cwd=root, env=env, capture_output=True, text=True, timeout=600)
         assert again.returncode == 1 and "running already" in again.stderr, again
         assert len(programs_of(root)) == 2
         assert first.end(signal.SIGINT) == 0, first.log.read_text()  # Ctrl-C
         assert programs_of(root) == []
         second = serve(quickstart, tmp_path / "second.log")
         second.wait_for("build/serve/env\n")
-        listed = subprocess.run(["bash", "-ec", ". build/serve/env; tandem conv ls"], cwd=root, env=env, capture_output=True, text=True, timeout=60)
+        listed = subprocess.run(["bash", "-ec", ". build/serve/env; tandem conv ls"], cwd=root, env=env, capture_output=True, text=True, timeout=600)
         assert "conv-" in listed.stdout, "what was said is there the next time"
-        subprocess.run(["./deploy/quickstart.sh", "--stop"], cwd=root, env=env, check=True, capture_output=True, timeout=60)
+        subprocess.run(["./deploy/quickstart.sh", "--stop"], cwd=root, env=env, check=True, capture_output=True, timeout=600)
         assert second.process.wait(START_SECONDS) == 0, second.log.read_text()
         assert programs_of(root) == []
     finally:

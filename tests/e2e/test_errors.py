@@ -14,7 +14,7 @@ from harness import BIN, MODEL, ROOT, Cloud, Edge, http_get, wait_until
 
 
 def fails(command, *words, code=None):
-    r = subprocess.run([str(c) for c in command], capture_output=True, text=True, timeout=60)
+    r = subprocess.run([str(c) for c in command], capture_output=True, text=True, timeout=600)
     assert r.returncode != 0, r.stdout + r.stderr
     assert code is None or r.returncode == code
     lines = [line for line in r.stderr.strip().splitlines() if " INFO " not in line]
@@ -119,7 +119,7 @@ def test_a_group_without_room(node):
     node.extra = ["--kv-memory", "300M"]
     group = in_group(node, 400 << 20)
     try:
-        assert node.process.wait(60) == 1
+        assert node.process.wait(600) == 1
         assert "KV pages 299 MiB" in node.log() and "lower --kv-memory" in node.log(), node.log()
     finally:
         node.kill()
@@ -230,7 +230,7 @@ def test_files_that_may_not_grow(tmp_path):
 
 def test_memory_that_is_refused(node):
     under(node, resource.RLIMIT_AS, 512 << 20)
-    assert node.process.wait(60) == 1
+    assert node.process.wait(600) == 1
     assert "ulimit -v" in node.log() and "at most" not in node.log(), node.log()
 
 

@@ -53,8 +53,8 @@ class Node:
     def told(self, text):
         return self.cloud.log().count(text)
 
-    def comes_true(self, condition, seconds=60):
-        assert wait_until(condition, seconds), self.cloud.log()[-3000:]
+    def comes_true(self, condition):
+        assert wait_until(condition), self.cloud.log()[-3000:]
 
 
 @contextlib.contextmanager
@@ -350,7 +350,7 @@ def test_index_locked_while_serving(tmp_path, texts):
         assert reads(n, texts, 3)
         other.rollback()
         other.close()
-        n.comes_true(lambda: n.metric("tandem_store_index_behind") == 0, 60)
+        n.comes_true(lambda: n.metric("tandem_store_index_behind") == 0)
         assert n.told("there is an index again") == 1 and n.told("another program has locked it") == 1
         n.cloud.settle()
         blocks = n.cloud.stored()

@@ -19,7 +19,7 @@ import time
 
 import httpx
 
-from harness import Cloud, Edge, Relay, wait_until
+from harness import WAIT_SECONDS, Cloud, Edge, Relay
 from test_cli import tandem
 
 SECONDS = int(os.environ.get("TANDEM_LEAK_SECONDS", "20"))
@@ -45,12 +45,16 @@ class Client(threading.Thread):
             self.idle.set()
             self.go.wait()
             self.idle.clear()
-            what = self.random.choice((self.whole, self.whole, self.left, self.left_early, self.turns, self.nonsense))
-            try:
-                what()
-                self.done[what.__name__] = self.done.get(what.__name__, 0) + 1
-            except httpx.HTTPError as e:  # a link was cut under a direct client; agents mend theirs
-                self.wrong.append(f"{what.__name__}: {e!r}")
+            if self.go.is_set():  # still: who looks at `idle` after it has cleared `go` finds this thread at rest, or waits for it
+                self.ask()
+
+    def ask(self):
+        what = self.random.choice((self.whole, self.whole, self.left, self.left_early, self.turns, self.nonsense))
+        try:
+            what()
+            self.done[what.__name__] = self.done.get(what.__name__, 0) + 1
+        except httpx.HTTPError as e:  # a link was cut under a direct client; agents mend theirs
+            self.wrong.append(f"{what.__name__}: {e!r}")
 
     def http(self):
         return self.random.choice((self.edge, self.edge, self.direct))
@@ -140,10 +144,24 @@ def held(cloud, edge):
     return found
 
 
-def at_rest(cloud, edge, seconds=60):
-    wait_until(lambda: not held(cloud, edge), seconds)
-    time.sleep(1.2)  # figures are published once a second
-    return held(cloud, edge)
+def at_rest(cloud, edge):
+    """What is held still, though nobody asks for anything: figures are published once a second, so they are good once they have been for longer than that."""
+    since = until = time.monotonic()
+    until += 4 * WAIT_SECONDS
+    while time.monotonic() < until and time.monotonic() - since < 1.2:
+        if found := held(cloud, edge):
+            since = time.monotonic()
+        time.sleep(0.1)
+    return found
+
+
+def done_by(clients):
+    return {k: sum(c.done.get(k, 0) for c in clients) for k in ("whole", "left", "left_early", "turns", "nonsense")}
+
+
+def was_a_load(clients, samples):
+    """Mixed, and something had to go at every tier."""
+    return all(done_by(clients).values()) and all(samples[-1]["evicted"].values())
 
 
 def median(values):
@@ -166,7 +184,7 @@ def test_nothing_is_left(tmp_path):
         memory.start()
         for c in clients:
             c.start()
-        for _ in range(ROUNDS):
+        while len(samples) < ROUNDS or (len(samples) < 5 * ROUNDS and not was_a_load(clients, samples)):  # a slow machine takes longer to
             until = time.monotonic() + SECONDS / ROUNDS
             for c in clients:
                 c.go.set()
@@ -177,9 +195,8 @@ def test_nothing_is_left(tmp_path):
                 relay.restore()
             for c in clients:
                 c.go.clear()
-            time.sleep(0.1)  # who had just passed is at work now
             for c in clients:
-                assert c.idle.wait(120), "a request does not end"
+                assert c.idle.wait(600), "a request does not end"
             found = at_rest(cloud, edge)
             m, store = cloud.metrics(), json.loads(tandem("store", "stat", *admin).stdout)
             samples.append({"s": round(time.monotonic() - begun), "held": found, "cloud": resident(cloud), "edge": resident(edge), "cloud_fds": descriptors(cloud),
@@ -190,15 +207,13 @@ def test_nothing_is_left(tmp_path):
             if RESULT:
                 pathlib.Path(RESULT).write_text(json.dumps({"rests": samples, "memory": memory.samples}))
         assert not any(s["held"] for s in samples), samples
-        done = {k: sum(c.done.get(k, 0) for c in clients) for k in ("whole", "left", "left_early", "turns", "nonsense")}
-        assert all(done.values()), f"the load was not mixed: {done}"
+        assert was_a_load(clients, samples), (done_by(clients), samples[-1])
         warm = samples[ROUNDS // 2 - 1:]  # before that caches fill
         for name in ("cloud", "edge"):
             second, last = memory.quarter(name, 1), memory.quarter(name, 3)
             print(name, "second quarter", second, "last", last, flush=True)
             assert last <= second + GROWTH, (name, second, last)
             assert samples[-1][f"{name}_fds"] <= max(s[f"{name}_fds"] for s in warm[:3]) + 4, name
-        assert all(samples[-1]["evicted"].values()), "nothing had to go: this was no load"
     finally:
         memory.over.set()
         for c in clients:

@@ -92,17 +92,18 @@ def test_the_reply_is_the_normal_one_and_blocks_are_found_again(world):
     other, normal = ask(world.edge, prefer=None)
     assert normal.usage.prompt_tokens_details.cached_tokens == 0, "private blocks are nobody else's, not even the same device's without private"
     assert text_of(normal) == text_of(private)
-    for restart in (False, True):
-        if restart:
-            assert world.cloud.stop() == 0
-            world.cloud.start()
-        question = f"And then? {restart}"
-        _, second = ask(world.edge, question, conversation=conversation)
-        assert second.usage.prompt_tokens_details.cached_tokens >= whole
-        if not restart:
-            _, want = ask(world.edge, question, prefer=None, conversation=other)
-            assert text_of(second) == text_of(want)
+    _, second = ask(world.edge, "And then?", conversation=conversation)
+    assert second.usage.prompt_tokens_details.cached_tokens >= whole
+    _, want = ask(world.edge, "And then?", prefer=None, conversation=other)
+    assert text_of(second) == text_of(want)
+    for attempt in range(5):  # a block that a busy machine reads late is asked of the device
         whole = (second.usage.prompt_tokens - 1) // 64 * 64
+        assert world.cloud.stop() == 0
+        world.cloud.start()
+        _, second = ask(world.edge, f"And then? {attempt}", conversation=conversation)
+        if second.usage.prompt_tokens_details.cached_tokens >= whole:
+            break
+    assert second.usage.prompt_tokens_details.cached_tokens >= whole
     listed = client_of(world.edge)._client.get(world.edge.url + "/v1/conversations").json()["data"]
     assert {c["id"] for c in listed} == {conversation, other}, "the device keeps the history"
     cloud = client_of(world.cloud, world.token)

@@ -108,7 +108,7 @@ def test_new_tokens_only_after_either_is_restarted(tmp_path, world):
 def test_a_wiped_cloud_is_restored_from_the_device(tmp_path, world):
     cloud, first, conversation, total = world
     held = (total - 1) // 64 * 64
-    for attempt in range(3):  # on a busy machine it may be foretold that computing is sooner all the same
+    for attempt in range(10):  # on a busy machine it may be foretold that computing is sooner all the same
         wiped = without_store(cloud, tmp_path / f"c{attempt}")
         try:
             usage, timings, computed = second_turn(tmp_path, (wiped, first, conversation, total), f"wiped{attempt}", "Where did the fox go?", warm=NOTES[700:3600])
@@ -155,7 +155,7 @@ def test_a_slice_gives_back_what_the_cloud_sealed(tmp_path, sliced_world):
     give back."""
     cloud, first, conversation, total = sliced_world
     held = (total - 1) // 64 * 64
-    for attempt in range(3):
+    for attempt in range(10):
         wipe(cloud)
         cloud.start()
         usage, timings, computed = second_turn(tmp_path, sliced_world, f"sealed{attempt}", "Where did the fox go?", warm=NOTES[700:3600])

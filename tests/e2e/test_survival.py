@@ -180,18 +180,23 @@ def test_conversation_goes_on_after_restart(world):
     first = r.parse()
     total = first.usage.total_tokens
     for kill in ("both", "edge", "cloud"):
-        world.cloud.settle((total - 1) // 64)
-        if kill in ("both", "edge"):
-            world.edge.kill()
-        if kill in ("both", "cloud"):
-            world.cloud.kill()
-            world.cloud.start()
-        if kill in ("both", "edge"):
-            world.edge.start()
-        r = client_of(world.edge).chat.completions.create(
-            model="default", messages=[{"role": "user", "content": "Go on."}], temperature=0.5, seed=2, max_tokens=40,
-            extra_body={"conversation": conversation, "ignore_eos": True})
-        cached = r.usage.prompt_tokens_details.cached_tokens
-        assert cached >= total // 64 * 64 - 64 and cached % 64 == 0, (kill, cached, total)
-        assert cached == (total - 1) // 64 * 64, "every full block of the earlier turns, replies included"
-        total = r.usage.total_tokens
+        for _ in range(5):  # a block that a busy machine reads late is computed, and written anew only if it was not there
+            world.cloud.settle((total - 1) // 64)
+            before, held = world.cloud.stored(), (total - 1) // 64 * 64
+            if kill in ("both", "edge"):
+                world.edge.kill()
+            if kill in ("both", "cloud"):
+                world.cloud.kill()
+                world.cloud.start()
+            if kill in ("both", "edge"):
+                world.edge.start()
+            r = client_of(world.edge).chat.completions.create(
+                model="default", messages=[{"role": "user", "content": "Go on."}], temperature=0.5, seed=2, max_tokens=40,
+                extra_body={"conversation": conversation, "ignore_eos": True})
+            cached, total = r.usage.prompt_tokens_details.cached_tokens, r.usage.total_tokens
+            if cached == held:
+                break
+            assert kill != "edge", (cached, held)
+            world.cloud.settle((total - 1) // 64)
+            assert world.cloud.stored() - before <= (total - 1) // 64 - held // 64, (cached, held)
+        assert cached == held, "every full block of the earlier turns, replies included"
