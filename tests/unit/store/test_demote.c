@@ -423,8 +423,8 @@ static void a_writer_that_is_behind_is_come_back_to(void **state)
     assert_int_equal(store_set_tenant(s, "acme", stats.block_bytes, 0), 0); /* near it, not over it */
     add_waiting(s, STORE_QUEUE_SIZE);
     assert_int_equal(store_gc(s, NULL, NULL, &gone, &freed, NULL), 0);
-    add_waiting(s, -(size_t)STORE_QUEUE_SIZE);
     store_stats(s, &stats);
+    add_waiting(s, -(size_t)STORE_QUEUE_SIZE);
     assert_int_equal(stats.demotions, 0);
     assert_true(fixture_block_reads(s, "acme", &blocks[0]));
     for (int tries = 0; tries < 6000 && stats.demotions == 0; tries++) { /* not at once */
@@ -495,8 +495,8 @@ static void troubles_of_the_moment_are_come_back_to(void **state)
         atomic_store(&on_read, troubles[i]);
         demote_all(s); /* fails where writes do */
         assert_null(atomic_load(&on_read));
-        recover_from(s);
         store_stats(s, &stats);
+        recover_from(s);
         assert_int_equal(stats.demotions, 0);
         assert_true(fixture_block_reads(s, "acme", &blocks[0]));
         for (int tries = 0; tries < 6000 && stats.demotions == 0; tries++) { /* not at once */
