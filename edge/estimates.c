@@ -7,6 +7,19 @@
 #define PROBE_HOPE 1.5  /* answers are some milliseconds late for other reasons than the link, too */
 #define PROBE_GAIN 1.25 /* a probe must show so much more than is believed */
 
+double estimates_rise(const struct model_params *p)
+{
+    double width = (double)p->head_count * p->head_dim, kv_width = (double)p->kv_head_count * p->head_dim;
+    double products = p->embd_size * (2 * width + 2 * kv_width + 3.0 * p->ffn_size);
+    double attention = 2 * width; /* with a position's key, and with its value */
+    return products > 0 ? ESTIMATES_ATTENTION * attention / products : 0;
+}
+
+static double edge_slope(const struct estimates *e)
+{
+    return line_common_slope(&e->edge, &e->alone, e->edge_rise);
+}
+
 void estimates_edge(struct estimates *e, uint64_t took_us, uint32_t tokens, uint32_t layers,
                     uint32_t position, bool alone)
 {
@@ -18,7 +31,7 @@ void estimates_edge(struct estimates *e, uint64_t took_us, uint32_t tokens, uint
         e->alone_count++;
         return;
     }
-    double slope = line_common_slope(&e->edge, &e->alone);
+    double slope = edge_slope(e);
     double told = line_base_of_slope(&e->edge, slope) + slope * at;
     if (e->edge.weight > 0 && told > 0)
         e->edge_off += SMOOTH * (TD_MIN(fabs(ns - told) / told, 1.0) - e->edge_off);
@@ -179,7 +192,7 @@ void estimates_set_rate(struct estimates *e, double rate)
 void estimates_fill(const struct estimates *e, uint64_t now_us, struct plan_model *m)
 {
     const struct line *edge = e->edge.weight > 0 ? &e->edge : &e->alone;
-    m->edge.slope_ns = line_common_slope(&e->edge, &e->alone);
+    m->edge.slope_ns = edge_slope(e);
     m->edge.base_ns = line_base_of_slope(edge, m->edge.slope_ns);
     double sending_ns = m->edge.base_ns - line_base_of_slope(&e->alone, m->edge.slope_ns);
     m->edge_sending_ns = e->alone.weight > 0 ? TD_MIN(TD_MAX(sending_ns, 0), m->edge.base_ns / 2) : 0;

@@ -5,6 +5,9 @@
  * tokens by a quarter. Taken for what the device alone would need, it would never be tried alone again. So what is measured without sending is kept apart: both rise
  * alike over the position, so each tells the other its slope; and a device that has hardly been tried alone is known to be unknown (plan_model.h).
  *
+ * How much dearer later positions are is not known until some have been run. Until then it is what the model's shape says, from the operations of attention over those
+ * of products: taken for level, a first long prompt would look half as long on the device as it is, and be left to it.
+ *
  * The rate is the link's own (protocol/link_rate.c), its mean where it has one, less one deviation of its last values. While that still grows, as on a fresh connection, which begins
  * with a few packets a round trip, it can only raise what is believed: taken at its word it would condemn every link at its first chunk. And the rate is
  * no more than what is under way has shown: bytes that have been waiting for their acknowledgement for longer than a round trip bound it from above, which
@@ -17,9 +20,12 @@
 #ifndef TANDEM_EDGE_ESTIMATES_H
 #define TANDEM_EDGE_ESTIMATES_H
 #include "edge/plan_model.h"
+#include "kernels/model.h"
 #include "protocol/link.h"
 #include "shared/line.h"
 
+/* an operation of attention, between floats, takes as long as so many of a product with quantised weights */
+#define ESTIMATES_ATTENTION    3.0
 #define ESTIMATES_RATE_UNKNOWN 6.25     /* bytes a microsecond: 50 Mbit/s, until a link has shown its own */
 #define ESTIMATES_COST_UNKNOWN 20000.0  /* nanoseconds a token and layer */
 #define ESTIMATES_ALONE_TRIED  4u       /* chunks that the device must have run for itself */
@@ -41,6 +47,7 @@
 struct estimates {
     struct line edge, alone; /* nanoseconds over the position, with sending and without */
     uint32_t alone_count;
+    double edge_rise;                   /* of both, until it is measured: estimates_rise */
     double edge_off;                    /* by what share of that a chunk is off, on average */
     double cloud_ns, cloud_slope_ns;    /* at 0, and a position; 0: it has not said */
     double rate, rate_deviation;        /* bytes a microsecond; 0: unknown */
@@ -57,6 +64,8 @@ struct estimates {
     uint64_t token_us;
 };
 
+/* The share of a token's cost at position 0 that each position before it adds, as the model's shape has it. */
+double estimates_rise(const struct model_params *p);
 /* The device ran tokens through layers, beginning at position. alone: nothing of it was to be sent. */
 void estimates_edge(struct estimates *e, uint64_t took_us, uint32_t tokens, uint32_t layers,
                     uint32_t position, bool alone);

@@ -50,12 +50,13 @@ static double steepest(const struct line *l) /* the base stays at or above zero 
     return l->x > 0 ? l->y / l->x : HUGE_VAL;
 }
 
-double line_common_slope(const struct line *a, const struct line *b)
+double line_common_slope(const struct line *a, const struct line *b, double rise)
 {
-    double spread = spread_of(a) + spread_of(b), rise = rise_of(a) + rise_of(b);
-    if (spread <= 0 || rise <= 0)
-        return 0;
-    return fmin(rise / (spread + LINE_NEAR * LINE_NEAR), fmin(steepest(a), steepest(b)));
+    double weight = a->weight + b->weight, x = a->x + b->x, y = a->y + b->y;
+    double expected = weight > 0 ? rise * y / (weight + rise * x) : 0;
+    double near = LINE_NEAR * LINE_NEAR, spread = spread_of(a) + spread_of(b);
+    double slope = (rise_of(a) + rise_of(b) + near * expected) / (spread + near);
+    return fmax(fmin(slope, fmin(steepest(a), steepest(b))), 0);
 }
 
 double line_base_of_slope(const struct line *l, double slope)

@@ -14,10 +14,15 @@ static void read_environment(void)
     layer_us = text ? strtod(text, NULL) : 0;
 }
 
-void paced_wait(uint64_t start_us, double work)
+bool paced_is_on(void)
 {
     pthread_once(&once, read_environment);
-    if (!(layer_us > 0) || !(layer_us * work < 1e9))
+    return layer_us > 0;
+}
+
+void paced_wait(uint64_t start_us, double work)
+{
+    if (!paced_is_on() || !(layer_us * work < 1e9))
         return;
     uint64_t until_us = start_us + (uint64_t)(layer_us * work), now_us;
     while ((now_us = clock_mono_us()) < until_us) {

@@ -3,7 +3,10 @@
  * that takes longer is not made shorter. Not for use: it only makes things slower. */
 #ifndef TANDEM_SHARED_PACED_H
 #define TANDEM_SHARED_PACED_H
+#include <stdbool.h>
 #include <stdint.h>
+
+bool paced_is_on(void); /* then positions cost alike */
 
 /* work: tokens x layers of the pass that began at start_us (clock_mono_us). Returns at once without the variable. */
 void paced_wait(uint64_t start_us, double work);

@@ -83,6 +83,29 @@ static void positions_cost_alike_with_sending_and_without(void **state)
     assert_true(m.edge_sending_ns > 7900 && m.edge_sending_ns < 8100);
 }
 
+/* SmolLM2-135M: 576 wide, 9 heads of 64, 3 of KV, 1,536. A layer has 3.54 million products a token, and 1,152 for each position before it. */
+static void before_a_second_position_is_known_the_shape_tells_the_slope(void **state)
+{
+    (void)state;
+    struct model_params p = {
+        .embd_size = 576, .ffn_size = 1536, .head_count = 9, .kv_head_count = 3, .head_dim = 64};
+    double rise = ESTIMATES_ATTENTION * 1152 / 3538944;
+    assert_true(estimates_rise(&p) > 0.999 * rise && estimates_rise(&p) < 1.001 * rise);
+    assert_true(estimates_rise(&(struct model_params){0}) == 0);
+    struct estimates e = {.edge_rise = rise};
+    struct plan_model m = filled(&e, 0);
+    assert_true(m.edge.base_ns == ESTIMATES_COST_UNKNOWN && m.edge.slope_ns == 0);
+    estimates_edge(&e, 64 * 30 * 27, 64, 30, 0, true);
+    m = filled(&e, 0);
+    assert_near(m.edge.base_ns + 32 * m.edge.slope_ns, 27000); /* where it was measured it is as measured */
+    assert_near(m.edge.slope_ns / m.edge.base_ns * 1e6, rise * 1e6);
+    for (uint32_t i = 0; i < 8; i++) /* level after all */
+        estimates_edge(&e, 64 * 15 * 27, 64, 15, 64 * i, false);
+    m = filled(&e, 0);
+    assert_true(m.edge.slope_ns < 0.1 * rise * m.edge.base_ns);
+    assert_near(m.edge_sending_ns, 0);
+}
+
 static void a_device_is_tried_once_it_has_run_some_chunks_for_itself(void **state)
 {
     (void)state;
@@ -383,6 +406,7 @@ int main(void)
         cmocka_unit_test(costs_come_from_chunks_and_from_the_cloud),
         cmocka_unit_test(what_sending_adds_is_kept_apart),
         cmocka_unit_test(positions_cost_alike_with_sending_and_without),
+        cmocka_unit_test(before_a_second_position_is_known_the_shape_tells_the_slope),
         cmocka_unit_test(a_device_is_tried_once_it_has_run_some_chunks_for_itself),
         cmocka_unit_test(a_device_that_wavers_is_known_to),
         cmocka_unit_test(steady_link_is_believed_and_a_wavering_one_less),

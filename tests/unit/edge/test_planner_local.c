@@ -1,4 +1,5 @@
 /* planner: when the device makes tokens itself, and what is foretold of it. */
+#include "edge/estimates.h"
 #include "edge/planner.h"
 #include <math.h>
 #include <setjmp.h>
@@ -238,6 +239,24 @@ static void what_the_device_holds_is_not_computed(void **state)
     assert_near(p.device_alone.first_us, 64 * LAYERS * 20.0);
 }
 
+/* A device that has run one chunk, at a prompt's beginning, and a cloud that has run whole ones: what later positions cost here is expected, not taken for
+ * nothing. */
+static void a_first_long_prompt_is_not_left_to_the_device(void **state)
+{
+    (void)state;
+    struct estimates e = {.edge_rise = 0.001};
+    struct planner_state s = state_of(100, 20, 2048, 0, 0);
+    struct plan p;
+    estimates_edge(&e, 64 * LAYERS * 27, 64, LAYERS, 0, true);
+    estimates_cloud(&e, 27000, 27 * 1024);
+    estimates_fill(&e, 0, &s.model);
+    planner_plan(&s, &p);
+    assert_true(!p.local && p.layers > 8 && p.layers < 22);
+    s.prompt_count = 128;
+    planner_plan(&s, &p);
+    assert_true(p.local);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -248,6 +267,7 @@ int main(void)
         cmocka_unit_test(not_where_it_may_or_can_not),
         cmocka_unit_test(other_requests_of_the_device_count),
         cmocka_unit_test(what_the_device_holds_is_not_computed),
+        cmocka_unit_test(a_first_long_prompt_is_not_left_to_the_device),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

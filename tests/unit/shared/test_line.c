@@ -44,11 +44,11 @@ static void neighbours_give_hardly_a_slope(void **state)
     struct line l = {0}, none = {0};
     line_add(&l, 32, 30);
     line_add(&l, 96, 40);
-    double slope = line_common_slope(&l, &none);
+    double slope = line_common_slope(&l, &none, 0);
     assert_true(slope > 0 && line_base_of_slope(&l, slope) + 2048 * slope < 75);
     for (int i = 2; i < 32; i++) /* what it really does is known soon */
         line_add(&l, 64 * i + 32, 30 + 0.01 * (64 * i + 32));
-    slope = line_common_slope(&l, &none);
+    slope = line_common_slope(&l, &none, 0);
     assert_true(slope > 0.008 && slope < 0.01);
 }
 
@@ -59,22 +59,41 @@ static void lines_that_rise_alike_tell_each_other_their_slope(void **state)
     struct line a = {0}, b = {0}, none = {0};
     for (int i = 0; i < 3; i++)
         line_add(&a, 32, 40 + 0.32);
-    assert_near(line_common_slope(&a, &none), 0);
+    assert_near(line_common_slope(&a, &none, 0), 0);
     for (int i = 0; i < 30; i++)
         line_add(&b, 64 * i, 30 + 0.01 * 64 * i);
-    double slope = line_common_slope(&a, &b);
+    double slope = line_common_slope(&a, &b, 0);
     assert_about(slope, 0.01);
-    assert_about(line_common_slope(&b, &none), 0.01);
+    assert_about(line_common_slope(&b, &none, 0), 0.01);
     assert_about(line_base_of_slope(&a, slope), 40);
     assert_about(line_base_of_slope(&b, slope), 30);
     assert_near(line_base_of_slope(&none, slope), 0);
     struct line steep = {0};
     line_add(&steep, 1000, 5); /* its base is not below zero */
-    assert_near(line_common_slope(&steep, &b), 0.005);
+    assert_near(line_common_slope(&steep, &b, 0), 0.005);
     struct line falls = {0};
     for (int i = 0; i < 50; i++)
         line_add(&falls, 64 * i, 100 - i);
-    assert_near(line_common_slope(&falls, &none), 0);
+    assert_near(line_common_slope(&falls, &none, 0), 0);
+}
+
+/* One place: by the expected rise through it. Several: what they say, however much was expected. */
+static void what_is_expected_counts_until_it_is_measured(void **state)
+{
+    (void)state;
+    struct line l = {0}, none = {0};
+    assert_near(line_common_slope(&l, &none, 0.001), 0);
+    line_add(&l, 32, 20 * (1 + 0.032));
+    double slope = line_common_slope(&l, &none, 0.001);
+    assert_near(slope, 0.02);
+    assert_near(line_base_of_slope(&l, slope), 20);
+    assert_near(line_common_slope(&none, &l, 0.001), 0.02);
+    for (int i = 0; i < 32; i++)
+        line_add(&l, 64 * i + 32, 20);
+    assert_true(line_common_slope(&l, &none, 0.001) < 0.0001);
+    for (int i = 0; i < 32; i++)
+        line_add(&l, 64 * i + 32, 20 - 0.005 * i);
+    assert_near(line_common_slope(&l, &none, 0), 0);
 }
 
 static void points_on_a_line_give_the_line(void **state)
@@ -117,6 +136,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(nothing_is_known_at_first),
         cmocka_unit_test(one_place_makes_a_level_line),
+        cmocka_unit_test(what_is_expected_counts_until_it_is_measured),
         cmocka_unit_test(points_on_a_line_give_the_line),
         cmocka_unit_test(neighbours_give_hardly_a_slope),
         cmocka_unit_test(lines_that_rise_alike_tell_each_other_their_slope),
