@@ -18,7 +18,7 @@ struct uplink {
     enum uplink_state state;
     bool stopping, refused, restarting;
     unsigned failures; /* attempts in a row that did not get to READY, or not for UPLINK_SOUND_US */
-    uint64_t ready_us;
+    uint64_t ready_us, renewed_us;
     uint64_t rate_hint;
     struct net_timer *pace;  /* the link has something to do */
     struct net_timer *retry; /* next attempt */
@@ -173,7 +173,7 @@ static int on_welcome(struct uplink *u, const Tandem__Welcome *w)
     if (!version_is_ours(u, w->version))
         return -TD_ERR_VERSION;
     u->state = UPLINK_READY;
-    u->ready_us = clock_mono_us();
+    u->ready_us = u->renewed_us = clock_mono_us();
     u->refused = false;
     u->why[0] = u->logged[0] = '\0';
     metric_set(u->connected, 1);
@@ -412,9 +412,28 @@ static int open_stream(struct uplink *u, void *owner, unsigned type, const Proto
     return 0;
 }
 
+bool uplink_renews(const struct link_stats *link, uint64_t renewed_us, uint64_t now_us)
+{
+    return link->bulk_sent_size == link->bulk_acked_size && now_us - renewed_us >= UPLINK_RENEW_US;
+}
+
+static void renew_tcp(struct uplink *u)
+{
+    struct link_stats stats;
+    uint64_t now_us = clock_mono_us();
+    if (u->state != UPLINK_READY)
+        return;
+    link_stats(u->link, &stats);
+    if (!uplink_renews(&stats, u->renewed_us, now_us))
+        return;
+    u->renewed_us = now_us;
+    ws_renew(u->conn);
+}
+
 int uplink_open(struct uplink *u, void *owner, const Tandem__Open *open, const void *ids, size_t size,
                 uint32_t *stream)
 {
+    renew_tcp(u);
     return open_stream(u, owner, FRAME_OPEN, &open->base, ids, size, stream);
 }
 

@@ -18,6 +18,7 @@
 #define UPLINK_BACKOFF_MIN_US 100000u
 #define UPLINK_BACKOFF_MAX_US 5000000u
 #define UPLINK_SOUND_US       1000000u /* a connection that lasted so long was none in vain */
+#define UPLINK_RENEW_US       5000000u /* of BBR's 10 s (protocol/tcp.h); the rest is the prompt's */
 #define UPLINK_WHY_SIZE       400
 
 enum uplink_state { UPLINK_DOWN, UPLINK_GREETING, UPLINK_READY, UPLINK_DRAINING };
@@ -86,5 +87,7 @@ void uplink_close(struct uplink *u, uint32_t stream);
 
 /* The pause before attempt number `failures` + 1, jittered by `random`: between half of and the whole of 100 ms x 2^failures, capped. */
 uint64_t uplink_backoff_us(unsigned failures, uint32_t random);
+/* Does a prompt that begins now begin with a path that is new to TCP (protocol/tcp.h)? Not in the middle of another one. */
+bool uplink_renews(const struct link_stats *link, uint64_t renewed_us, uint64_t now_us);
 
 #endif

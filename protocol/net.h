@@ -79,6 +79,7 @@ struct ws_handler {
 void ws_want_write(struct ws_conn *c); /* `next` will be called */
 /* Its peer is known: from now on it does not make room for others, as one does that may be anybody's. */
 void ws_keep(struct ws_conn *c);
+void ws_renew(struct ws_conn *c);                  /* nothing is on its way, and much will be: tcp.h */
 void ws_close(struct ws_conn *c, const char *why); /* soon; on_closed follows */
 /* The same, and what the kernel has not sent is thrown away. */
 void ws_abort(struct ws_conn *c, const char *why);

@@ -4,6 +4,7 @@
  * as it lies. A frame is produced straight into the loop's scratch, where a client's is masked in place.
  * TCP_NOTSENT_LOWAT makes "the socket takes one" mean that little is waiting in the kernel, so what is urgent overtakes bulk there too. */
 #include "protocol/ws_internal.h"
+#include "protocol/tcp.h"
 #include "shared/crypto.h"
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -43,6 +44,12 @@ static void tune_socket(struct lws *wsi)
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on,
                sizeof on); /* not TCP (a Unix socket): refused, and not needed */
     setsockopt(fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, &lowat, sizeof lowat);
+}
+
+void ws_renew(struct ws_conn *c)
+{
+    if (c->wsi)
+        tcp_renew((int)lws_get_socket_fd(c->wsi));
 }
 
 void ws_want_write(struct ws_conn *c)

@@ -326,6 +326,16 @@ static void backoff_doubles_to_its_cap(void **state)
     assert_int_equal(uplink_backoff_us(0, 50000), 100000);
 }
 
+static void a_prompt_on_an_idle_link_begins_with_a_path_that_is_new_to_tcp(void **state)
+{
+    (void)state;
+    struct link_stats idle = {.bulk_sent_size = 70, .bulk_acked_size = 70},
+                      busy = {.bulk_sent_size = 70, .bulk_acked_size = 69};
+    assert_false(uplink_renews(&idle, 1000, 1000 + UPLINK_RENEW_US - 1));
+    assert_true(uplink_renews(&idle, 1000, 1000 + UPLINK_RENEW_US));
+    assert_false(uplink_renews(&busy, 1000, 1000 + UPLINK_RENEW_US));
+}
+
 static int set_up(void **state)
 {
     (void)state;
@@ -345,6 +355,7 @@ int main(void)
         cmocka_unit_test(another_layout_is_not_accepted),
         cmocka_unit_test(nobody_there_is_said_clearly),
         cmocka_unit_test(backoff_doubles_to_its_cap),
+        cmocka_unit_test(a_prompt_on_an_idle_link_begins_with_a_path_that_is_new_to_tcp),
     };
     return cmocka_run_group_tests(tests, set_up, NULL);
 }

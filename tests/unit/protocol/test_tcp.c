@@ -1,0 +1,109 @@
+/* tcp: BBR's view of a path begins anew, and nobody else's does. */
+#include "protocol/tcp.h"
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+#include <linux/inet_diag.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+/* Both ends of a connection over loopback. */
+static void connect_pair(int fds[2])
+{
+    struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t size = sizeof address;
+    int listener = socket(AF_INET, SOCK_STREAM, 0);
+    fds[0] = socket(AF_INET, SOCK_STREAM, 0);
+    assert_true(listener >= 0 && fds[0] >= 0);
+    assert_int_equal(bind(listener, (struct sockaddr *)&address, size), 0);
+    assert_int_equal(listen(listener, 1), 0);
+    assert_int_equal(getsockname(listener, (struct sockaddr *)&address, &size), 0);
+    assert_int_equal(connect(fds[0], (struct sockaddr *)&address, size), 0);
+    assert_true((fds[1] = accept(listener, NULL, NULL)) >= 0);
+    close(listener);
+}
+
+static void close_pair(const int fds[2])
+{
+    close(fds[0]);
+    close(fds[1]);
+}
+
+static bool choose(int fd, const char *name)
+{
+    return setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, name, (socklen_t)strlen(name)) == 0;
+}
+
+static bool has(int fd, const char *name)
+{
+    char text[17] = "";
+    socklen_t size = sizeof text - 1;
+    return getsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, text, &size) == 0 && strcmp(text, name) == 0;
+}
+
+/* The bandwidth that BBR has measured; it forgets it when it begins anew. */
+static uint32_t bandwidth(int fd)
+{
+    union tcp_cc_info info = {0};
+    socklen_t size = sizeof info;
+    assert_int_equal(getsockopt(fd, IPPROTO_TCP, TCP_CC_INFO, &info, &size), 0);
+    return info.bbr.bbr_bw_lo;
+}
+
+/* There and back: the acknowledgement has come with the answer. */
+static void exchange(const int fds[2])
+{
+    char data[1000] = {0};
+    for (int i = 0; i < 2; i++) {
+        assert_int_equal(send(fds[i], data, sizeof data, 0), (ssize_t)sizeof data);
+        assert_int_equal(recv(fds[1 - i], data, sizeof data, MSG_WAITALL), (ssize_t)sizeof data);
+    }
+}
+
+static void bbr_begins_anew(void **state)
+{
+    (void)state;
+    int fds[2];
+    connect_pair(fds);
+    bool possible = choose(fds[0], "bbr");
+    if (possible) {
+        exchange(fds);
+        assert_true(bandwidth(fds[0]) > 0);
+        assert_true(tcp_renew(fds[0]));
+        assert_true(has(fds[0], "bbr"));
+        assert_int_equal(bandwidth(fds[0]), 0);
+        exchange(fds);
+        assert_true(bandwidth(fds[0]) > 0);
+    }
+    close_pair(fds);
+    if (!possible)
+        skip(); /* this kernel has no BBR, or does not let everybody choose it */
+}
+
+static void others_are_left_alone(void **state)
+{
+    (void)state;
+    int fds[2];
+    connect_pair(fds);
+    assert_true(choose(fds[0], "reno"));
+    assert_false(tcp_renew(fds[0]));
+    assert_true(has(fds[0], "reno"));
+    close_pair(fds);
+    assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM, 0, fds), 0);
+    assert_false(tcp_renew(fds[0]));
+    close_pair(fds);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(bbr_begins_anew),
+        cmocka_unit_test(others_are_left_alone),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
