@@ -106,12 +106,16 @@ static size_t base_size(const char *url)
     return size;
 }
 
-static const char *advice_for(CURLcode code, const char *url)
+static const char *advice_for(CURLcode code, const char *detail, const char *url)
 {
     switch (code) {
     case CURLE_SSL_CACERT_BADFILE:
         return "--ca names a PEM file with the authority's certificate";
-    case CURLE_PEER_FAILED_VERIFICATION:
+    case CURLE_PEER_FAILED_VERIFICATION: /* OpenSSL's and curl's words */
+        if (strstr(detail, "expired") || strstr(detail, "not yet valid"))
+            return "it is to be renewed at the server, or this clock is wrong";
+        if (strstr(detail, "subject name"))
+            return "--url names the host as its certificate does";
         return "name the authority of its certificate with --ca FILE";
     case CURLE_SSL_CONNECT_ERROR:
         return "does it speak plain HTTP? then --url begins with http://";
@@ -160,7 +164,7 @@ static int run(struct transfer *t, const struct cli_server *server, const char *
     if (code == CURLE_OK)
         return 0;
     return td_fail(err, -TD_ERR_IO, "cannot talk to %s: %s; %s", server->url,
-                   detail[0] ? detail : curl_easy_strerror(code), advice_for(code, server->url));
+                   detail[0] ? detail : curl_easy_strerror(code), advice_for(code, detail, server->url));
 }
 
 int cli_http(const struct cli_server *server, const char *method, const char *path, const char *json_body,

@@ -147,13 +147,20 @@ static int read_text(int fd, char *text, size_t size, size_t *got)
     return 0;
 }
 
+int auth_no_file(const char *path, struct td_error *err)
+{
+    return td_fail(err, -TD_ERR_NOTFOUND, "there is no tokens file %s: `tandem-cloud token new` makes it",
+                   path);
+}
+
 int auth_read_file(const char *path, char **text, size_t *size, struct td_error *err)
 {
     *text = NULL;
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK);
     if (fd < 0)
-        return td_fail(err, errno == ENOENT ? -TD_ERR_NOTFOUND : -TD_ERR_IO,
-                       "cannot read the tokens file %s: %s", path, strerror(errno));
+        return errno == ENOENT
+                   ? auth_no_file(path, err)
+                   : td_fail(err, -TD_ERR_IO, "cannot read the tokens file %s: %s", path, strerror(errno));
     struct stat st;
     int rc = check_private(fd, path, &st, err);
     if (rc == 0 && !(*text = malloc((size_t)st.st_size + 1)))

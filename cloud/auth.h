@@ -49,6 +49,7 @@ struct auth_entry {
 };
 /* 1 with *out, 0 for a blank or comment line, or -TD_ERR_FORMAT with err->text (which does not quote the line). */
 int auth_parse_line(const char *line, size_t size, struct auth_entry *out, struct td_error *err);
+int auth_no_file(const char *path, struct td_error *err); /* -TD_ERR_NOTFOUND, and what to do */
 /* malloc'ed text of the file, NUL-terminated, after the checks of owner and mode. -TD_ERR_NOTFOUND: there is none. */
 int auth_read_file(const char *path, char **text, size_t *size, struct td_error *err);
 

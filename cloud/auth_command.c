@@ -28,7 +28,7 @@ static int open_locked(const char *path, bool create, struct td_error *err)
     for (unsigned i = 0; i < LOCK_TRIES; i++) {
         int fd = open(path, O_RDWR | O_APPEND | O_CLOEXEC | (create ? O_CREAT : 0), 0600);
         if (fd < 0 && errno == ENOENT && !create)
-            return td_fail(err, -TD_ERR_NOTFOUND, "there is no tokens file %s", path);
+            return auth_no_file(path, err);
         if (fd < 0)
             return fail_errno(err, "open", path);
         struct stat locked, there;

@@ -75,14 +75,15 @@ static const char *explain(const char *text, char *buffer, size_t size)
     } reasons[] = {
         {NOT_GOOD ", hostname", "the server's certificate is for another name (TLS name mismatch)"},
         {NOT_GOOD ", invalidca",
-         "the server's certificate is not trusted: it is not signed by the "
-         "given CA (or it showed none: it speaks no TLS, or the connection was closed on the way)"},
+         "the server's certificate is not trusted: --ca (without it, the system) names no authority that "
+         "signed it (or it showed none: it speaks no TLS, or the connection was closed on the way)"},
         {EXPIRED, "the server's certificate has expired (or this clock is wrong)"},
         {NOT_YET_VALID, "the server's certificate is not valid yet (or this clock is wrong)"},
         {NOT_GOOD, "the server's certificate is not acceptable"},
         {"no peer cert", "the server speaks no TLS, or ended the handshake before its certificate"},
         {"mbedtls connect",
-         "the TLS handshake failed: the server may want a client certificate that it trusts"},
+         "the TLS handshake failed: the server may want a client certificate that it trusts, or its own is "
+         "not trusted here"},
         {"Timed out", "timed out"},
         {"HS: ws upgrade unauthorized", "the server refused this client (HTTP 401)"},
         {"HS: ws upgrade response not 101",

@@ -7,6 +7,7 @@ import select
 import shlex
 import signal
 import socket
+import ssl
 import subprocess
 import termios
 import threading
@@ -16,7 +17,7 @@ import openai
 import pytest
 
 from conftest import client_of
-from harness import BIN, Cloud, Edge, wait_until
+from harness import BIN, Cloud, Edge, ROOT, wait_until
 from test_cli import ENV, lines, tandem
 
 LONG = "Write a very long story about a ship and its crew, with many chapters."
@@ -293,6 +294,38 @@ def test_hints_at_the_wrong_address(cloud, edge):
                                (f"http://127.0.0.1:{cloud.admin_port}", (), "--listen-port"), ("ftp://localhost", (), "http://")):
         r = tandem("conv", "ls", "--url", url, *options, code=1 if hint else 0)
         assert not hint or (len(lines(r)) == 1 and hint in r.stderr), (url, r.stderr)
+
+
+def refuse_all(context, listener):
+    """Clients that see the certificate; until the listener is closed."""
+    try:
+        while True:
+            with listener.accept()[0] as connection:
+                try:
+                    context.wrap_socket(connection, server_side=True)
+                except OSError:  # the client has seen enough
+                    pass
+    except OSError:
+        pass
+
+
+def test_hints_at_certificates(tmp_path):
+    """What is wrong with one, and what would help."""
+    folder, other = tmp_path / "certs", tmp_path / "other"
+    for command in ([ROOT / "deploy/certs.sh", folder, "--name", "localhost"], [ROOT / "tests/dated_certs.sh", folder],
+                    [ROOT / "deploy/certs.sh", other, "--name", "cloud.example"]):
+        subprocess.run(command, check=True, capture_output=True)
+    for cert, key, ca, host, hint in ((folder / "dates/expired.crt", folder / "server.key", folder / "ca.crt", "127.0.0.1", "renewed"),
+                                      (folder / "dates/future.crt", folder / "server.key", folder / "ca.crt", "127.0.0.1", "clock"),
+                                      (other / "server.crt", other / "server.key", folder / "ca.crt", "127.0.0.1", "--ca FILE"),
+                                      (folder / "server.crt", folder / "server.key", folder / "ca.crt", "127.0.0.2", "--url names the host")):
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(cert, key)
+        with socket.create_server((host, 0)) as listener:
+            threading.Thread(target=refuse_all, args=(context, listener), daemon=True).start()
+            r = tandem("conv", "ls", "--url", f"https://{host}:{listener.getsockname()[1]}", "--ca", ca, code=1)
+            assert hint in r.stderr and len(lines(r)) == 1, r.stderr
+            listener.shutdown(socket.SHUT_RDWR)
 
 
 def test_a_device_that_did_it_all(tmp_path):

