@@ -128,7 +128,7 @@ static const char *advice_for(CURLcode code, const char *detail, const char *url
             return "does it speak TLS? then --url begins with https://";
         return "try again";
     default:
-        return "is the program running, and is --url right?";
+        return "is the program running, and is that its address?";
     }
 }
 
