@@ -86,7 +86,7 @@ static const struct config_spec SPEC = {
                 "  tandem chat --prefer private 'What helps against a cold?'\n"
                 "  tandem chat --conversation conv-1f0c…\n"
                 "  tandem chat - <letter.txt\n"
-                "In the chat: /save FILE, /id, /new, /help, /exit; Ctrl-C ends the reply\n",
+                "\nIn the chat: /save FILE, /id, /new, /help, /exit; Ctrl-C ends the reply\n",
     .options = OPTIONS,
     .option_count = TD_COUNT(OPTIONS),
 };

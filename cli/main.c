@@ -24,12 +24,12 @@ static const struct {
 static void print_help(FILE *out)
 {
     fprintf(out,
-            "tandem %s: one language model on a device and in a data centre\n\nusage: tandem COMMAND "
+            "tandem %s: one language model on a device and in a data centre\n\nUsage: tandem COMMAND "
             "[OPTIONS]\n\n",
             TANDEM_VERSION);
     for (size_t i = 0; i < TD_COUNT(COMMANDS); i++)
         fprintf(out, "  %-7s %s\n", COMMANDS[i].name, COMMANDS[i].help);
-    fprintf(out, "\nexamples:\n"
+    fprintf(out, "\nExamples:\n"
                  "  tandem chat\n"
                  "  tandem chat --conversation conv-1f0c… 'And in winter?'\n"
                  "  tandem model inspect SmolLM2-135M-Instruct.Q4_1.gguf\n"

@@ -302,9 +302,8 @@ int auth_command(int argc, char **argv)
         .summary =
             "Credentials of a tandem-cloud node: new, list, revoke ID. Running nodes notice within a second.",
         .usage = "new --tenant NAME --principal NAME [--days N]\nlist\nrevoke ID",
-        .examples =
-            "Examples:\n  tandem-cloud token new --tenant acme --principal alice\n  tandem-cloud token list\n"
-            "  tandem-cloud token revoke 3f9a0c21b7de\n",
+        .examples = "  tandem-cloud token new --tenant acme --principal alice\n  tandem-cloud token list\n"
+                    "  tandem-cloud token revoke 3f9a0c21b7de\n",
         .options = token_options,
         .option_count = TD_COUNT(token_options)};
     struct token_settings settings;

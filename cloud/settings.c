@@ -58,7 +58,6 @@ static const struct config_spec spec = {
     .summary =
         "Tandem's decode service: runs the upper layers for edges, decodes, keeps every conversation's KV.",
     .examples =
-        "Examples:\n"
         "  tandem-cloud token new --tenant acme --principal alice\n"
         "  tandem-cloud --model model.gguf --cert certs/server.crt --key certs/server.key\n"
         "  tandem-cloud --model model.gguf --plain --listen-port 8080\n"

@@ -56,6 +56,7 @@ while [ $# -gt 0 ]; do
   shift
 done
 
+case $model in '' | *://*) ;; *) ./deploy/fetch-model.sh "$model" >/dev/null ;; esac # before minutes of building
 mkdir -p build
 lock build/quickstart.lock "another quickstart in this folder"
 say "1/6 dependencies"

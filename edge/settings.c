@@ -53,8 +53,7 @@ static const struct config_spec spec = {
     .env_prefix = "TANDEM_EDGE",
     .summary = "Tandem's agent on a device: an OpenAI API that filters, computes the bottom layers, and lets "
                "the cloud do the rest.",
-    .examples = "Examples:\n"
-                "  tandem-edge --model model.gguf --cloud cloud.example:8443 --ca ca.crt --token-file token\n"
+    .examples = "  tandem-edge --model model.gguf --cloud cloud.example:8443 --ca ca.crt --token-file token\n"
                 "  tandem-edge --model slice.gguf --edge-layers 4 --codec l0 --hidden f32 --fidelity exact\n"
                 "  curl http://127.0.0.1:8081/v1/chat/completions -H 'Content-Type: application/json' \\\n"
                 "    -d '{\"messages\":[{\"role\":\"user\",\"content\":\"Hello\"}]}'\n"

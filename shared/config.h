@@ -32,7 +32,7 @@ struct config_spec {
     const char *program;    /* "tandem-edge" */
     const char *env_prefix; /* "TANDEM_EDGE" */
     const char *summary;    /* first line of --help */
-    const char *examples;   /* last part of --help */
+    const char *examples;   /* of --help, and what stands behind them */
     const char *usage;      /* NULL, or the forms of its arguments, one a line: "inspect FILE\nverify FILE" */
     const struct config_option *options;
     size_t option_count;

@@ -79,7 +79,7 @@ static void print_forms(const struct config_spec *spec, bool takes_arguments, FI
 static void print_examples(const struct config_spec *spec, FILE *out)
 {
     if (spec->examples && *spec->examples)
-        fprintf(out, "\n%s%s", spec->examples,
+        fprintf(out, "\nExamples:\n%s%s", spec->examples,
                 spec->examples[strlen(spec->examples) - 1] == '\n' ? "" : "\n");
 }
 

@@ -167,6 +167,10 @@ def test_certs_want_a_folder():
     fails([ROOT / "deploy/certs.sh"], "certs.sh certs --name", code=1)
 
 
+def test_quickstart_looks_for_the_model_first():
+    fails([ROOT / "deploy/quickstart.sh", "--model", "/nowhere.gguf"], "/nowhere.gguf", code=1)
+
+
 def test_full_disk(tmp_path):
     """A tmpfs of 24 MiB: the node serves, the store stops writing, nothing fails."""
     mount = tmp_path / "full"

@@ -38,7 +38,7 @@ static const struct config_spec spec = {
     .program = "td-test",
     .env_prefix = "TDTEST",
     .summary = "A program for tests.",
-    .examples = "Examples:\n  td-test --listen-port 9",
+    .examples = "  td-test --listen-port 9",
     .options = options,
     .option_count = TD_COUNT(options),
 };
