@@ -226,7 +226,9 @@ class Edge(Program):
     def command(self):
         return [BIN / "tandem-edge", "--model", self.model, "--cloud", f"localhost:{self.cloud_port}", "--ca", self.cloud.ca,
                 "--token-file", self.token_file, "--edge-layers", str(self.layers), "--listen-port", str(self.port),
-                "--data", self.dir / "data", *self.extra]
+                "--data", self.dir / "data",
+                *([] if "--cloud-timeout" in self.extra else ["--cloud-timeout", str(WAIT_SECONDS)]),  # a cloud that is killed may take its time to be back
+                *self.extra]
 
     def ready(self):
         http_get(self.url + "/health")

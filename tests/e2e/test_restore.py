@@ -11,15 +11,19 @@ from harness import BIN, Cloud, Edge, MODEL, wait_until
 NOTES = "Here are my notes. " + " ".join(f"On day {i} the fox went {i * 7 % 40} steps to the well and drank." for i in range(125))
 EXACT = {"ignore_eos": True, "fidelity": "exact", "timings": True}
 ROW, KV_LAYER = 576 * 4, 2 * 192 * 2  # bytes of a token: f32 row, K and V of a layer in f16
+PACE = "TANDEM_PACED_LAYER_US"
 FETCHED = "tandem_edge_kv_fetched_total"
 WRITTEN, COMPUTED = "tandem_edge_kv_disk_written_total", "tandem_edge_prefill_tokens_total"
 
 
-def new_edge(path, cloud, base=None, extra=()):
+def new_edge(path, cloud, base=None, pace=None):
     """An edge, perhaps with a copy of another's folder: what a restart finds."""
     if base:
         shutil.copytree(base.dir / "data", path / "data")
-    return Edge(path, cloud, cloud.token, 8, model=getattr(cloud, "device_model", MODEL), extra=["--codec", "l0", "--hidden", "f32", "--kv-whole", "--kv-memory", "512M", *extra]).start()
+    edge = Edge(path, cloud, cloud.token, 8, model=getattr(cloud, "device_model", MODEL), extra=["--codec", "l0", "--hidden", "f32", "--kv-whole", "--kv-memory", "512M"])
+    if pace:
+        edge.env[PACE] = pace
+    return edge.start()
 
 
 def ask(edge, text, conversation=None, **extra):
@@ -57,14 +61,14 @@ def without_store(cloud, path):
     shutil.copytree(cloud.dir, path, ignore=shutil.ignore_patterns("store"))
     other = Cloud(path)
     other.token = cloud.token
-    other.env["TANDEM_PACED_LAYER_US"] = "150"
+    other.env[PACE] = "150"
     return other.start()
 
 
-def second_turn(tmp_path, world, name, question, warm=None):
+def second_turn(tmp_path, world, name, question, warm=None, pace=None):
     """The turn, and what one that takes nothing from anywhere says."""
     cloud, first, conversation, _ = world
-    edge, control = new_edge(tmp_path / name, cloud, first), new_edge(tmp_path / (name + "-control"), cloud, first)
+    edge, control = new_edge(tmp_path / name, cloud, first, pace), new_edge(tmp_path / (name + "-control"), cloud, first)
     try:
         if warm:  # both sides know by now what they, and the link, can do
             ask(edge, warm, cache=False)
@@ -81,14 +85,16 @@ def second_turn(tmp_path, world, name, question, warm=None):
 
 def check_new_tokens_only(tmp_path, world, name, question, restarts=False):
     """A disk that answers later than computing takes counts as empty, and what computing takes here is only guessed before anything has been computed: on a busy
-    machine such a turn is tried again. What was not there at all would be written anew."""
+    machine such a turn is tried again, then with both slower than any disk. What was not there at all would be written anew."""
     cloud, total = world[0], world[3]
     for attempt in range(10):
-        if restarts:
+        pace = "300" if attempt >= 3 else None
+        if restarts or attempt == 3:
+            cloud.env.update({PACE: pace} if pace else {})
             assert cloud.stop() == 0
             cloud.start()
         before = cloud.stored()
-        usage, timings, computed = second_turn(tmp_path, world, f"{name}{attempt}", f"{attempt}. {question}", warm=NOTES[700:1500] if attempt else None)
+        usage, timings, computed = second_turn(tmp_path, world, f"{name}{attempt}", f"{attempt}. {question}", warm=NOTES[700:1500] if attempt else None, pace=pace)
         if usage.prompt_tokens_details.cached_tokens == (total - 1) // 64 * 64 and computed <= usage.prompt_tokens - total + 64:
             break
         cloud.settle()
@@ -98,6 +104,9 @@ def check_new_tokens_only(tmp_path, world, name, question, restarts=False):
     assert computed == timings["edge_prefill_tokens"] == timings["cloud_prefill_tokens"] == new
     assert timings["uplink_bytes"] <= new * (ROW + 8 * KV_LAYER) + 4096 * 8
     assert timings["plan"]["restored_tokens"] == 0
+    if cloud.env.pop(PACE, None):
+        assert cloud.stop() == 0
+        cloud.start()
 
 
 def test_new_tokens_only_after_either_is_restarted(tmp_path, world):
@@ -130,7 +139,7 @@ def sliced_world(tmp_path):
     """A device that holds 8 of 30 layers, and has been given the others, sealed, to keep."""
     cloud = Cloud(tmp_path / "c")
     cloud.token, cloud.device_model = cloud.new_token(), tmp_path / "device.gguf"
-    cloud.env["TANDEM_PACED_LAYER_US"] = "200"  # else what it computes may be sooner than what is believed of the link
+    cloud.env[PACE] = "200"  # else what it computes may be sooner than what is believed of the link
     subprocess.run([BIN / "tandem", "model", "slice", "--layers", "0:8", MODEL, cloud.device_model], check=True, capture_output=True)
     cloud.start()
     edge = new_edge(tmp_path / "first", cloud)
