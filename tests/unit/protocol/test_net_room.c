@@ -166,7 +166,7 @@ static void on_drop_and_begin(void *arg)
 {
     struct change *c = arg;
     struct lws *wsi = loop->listeners->first_exchange->wsi;
-    assert_true(net_idle_drop(loop));
+    assert_true(net_idle_drop(loop, false));
     net_idle_begin(wsi);
     c->count = (int)loop->idle_count;
     atomic_store(&c->done, true);
