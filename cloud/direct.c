@@ -341,6 +341,7 @@ static void commit(struct direct_call *c)
 {
     c->state = DIRECT_COMMITTING;
     c->job.work = direct_commit;
+    c->job.wait = direct_commit_wait;
     c->job.done = on_committed;
     if (io_worker_submit(c->direct->service->io, &c->job) == 0)
         return;

@@ -66,7 +66,8 @@ struct direct_call {
 
 /* ---- on the worker's thread ---- */
 void direct_prepare(struct io_job *job); /* ids, or status and error */
-void direct_commit(struct io_job *job);  /* status */
+void direct_commit(struct io_job *job);
+void direct_commit_wait(struct io_job *job); /* status */
 /* Deep copies of the request's texts. 0 or -TD_ERR_NOMEM. */
 int direct_copy_texts(struct direct_call *c, const struct api_request *r);
 void direct_free_texts(struct direct_call *c);

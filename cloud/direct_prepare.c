@@ -127,8 +127,15 @@ void direct_prepare(struct io_job *job)
 void direct_commit(struct io_job *job)
 {
     struct direct_call *c = (struct direct_call *)((char *)job - offsetof(struct direct_call, job));
-    c->status = turn_commit(&c->direct->turns, &c->input, &c->turn, c->reply, c->reply_count,
-                            c->text ? c->text : "", c->text_size, NULL, 0);
+    c->status = turn_commit_begin(&c->direct->turns, &c->input, &c->turn, c->reply, c->reply_count,
+                                  c->text ? c->text : "", c->text_size, NULL, 0);
+}
+
+void direct_commit_wait(struct io_job *job)
+{
+    struct direct_call *c = (struct direct_call *)((char *)job - offsetof(struct direct_call, job));
+    if (c->status == 0)
+        c->status = turn_commit_end(&c->direct->turns, &c->input, &c->turn);
     if (c->status < 0 && c->status != -TD_ERR_CONFLICT)
         turn_lost(&c->direct->turns, &c->input, &c->turn);
 }

@@ -154,6 +154,9 @@ struct conversation_save {
     int32_t *ids;
     uint32_t ids_count;
     int status;
+    struct conversation state; /* while it is being saved, as the next two */
+    uint64_t version;
+    struct store_waiter *waiter; /* NULL: it is not */
 };
 
 /* Ids that both have from the start. */
@@ -210,22 +213,33 @@ static void save_work(struct io_job *job)
 {
     struct conversation_save *s = (struct conversation_save *)job;
     struct service *service = s->server->service;
-    struct conversation c;
-    uint64_t version = 0;
-    s->status = conv_load(service->conversations, s->tenant, s->principal, s->conversation, &version, &c);
+    struct conversation *c = &s->state;
+    s->status = conv_load(service->conversations, s->tenant, s->principal, s->conversation, &s->version, c);
     if (s->status < 0 && s->status != -TD_ERR_NOTFOUND)
         return;
     if (s->status < 0) {
-        memset(&c, 0, sizeof c);
-        version = 0;
+        memset(c, 0, sizeof *c);
+        s->version = 0;
     }
     s->status = 0;
-    if (strcmp(c.last_request_key, s->request_key) != 0) {
-        s->status = update(s, service, &c);
+    if (strcmp(c->last_request_key, s->request_key) != 0) {
+        s->status = update(s, service, c);
         if (s->status == 0)
-            s->status = conv_save(service->conversations, s->tenant, s->principal, version, &c);
+            s->status =
+                conv_save_begin(service->conversations, s->tenant, s->principal, s->version, c, &s->waiter);
     }
-    conv_free(&c);
+    if (!s->waiter)
+        conv_free(c);
+}
+
+static void save_wait(struct io_job *job)
+{
+    struct conversation_save *s = (struct conversation_save *)job;
+    if (!s->waiter)
+        return;
+    s->status = conv_save_end(s->server->service->conversations, s->tenant, s->principal, s->version,
+                              &s->state, s->waiter);
+    conv_free(&s->state);
 }
 
 static void save_free(struct conversation_save *s)
@@ -250,6 +264,7 @@ static bool fill_save(struct conversation_save *save, const struct edge_stream *
 {
     const struct edge_connection *c = s->connection;
     save->job.work = save_work;
+    save->job.wait = save_wait;
     save->job.done = save_done;
     save->job.owner = io_owner(c->who.tenant, c->who.principal);
     save->server = c->server;

@@ -1,5 +1,6 @@
 /* io_worker: see io_worker.h. Each job has its turn: one more than the last of its owner's that waits or has been begun in this one, so that of each owner
- * one job goes before anybody's second. The list is in order of turns, and within one of submission; the turn of the job at work never runs backwards. */
+ * one job goes before anybody's second. The list is in order of turns, and within one of submission; the turn of the job at work never runs backwards.
+ * The thread that waits is made when somebody has to. */
 #include "protocol/io_worker.h"
 #include <pthread.h>
 #include <stdlib.h>
@@ -12,7 +13,12 @@ struct io_worker {
     uint64_t turn;        /* of the job that was begun last */
     uint64_t begun;       /* in that turn: a bit for each owner; who shares one waits for the next */
     bool closed;
+    struct io_job *waiting, **last_waiting; /* that have worked */
+    pthread_cond_t worked;                  /* one more is waiting, or none will */
+    bool ended;                             /* none will */
     pthread_t thread;
+    pthread_t waiter; /* the worker's thread alone, as the next */
+    bool has_waiter;
     size_t pending; /* the loop's thread alone */
     bool started;
 };
@@ -59,20 +65,85 @@ static struct io_job *take(struct io_worker *w)
     return job;
 }
 
+static void give_back(struct io_worker *w, struct io_job *job)
+{
+    job->item.run = on_done;
+    inbox_push(w->inbox, &job->item);
+}
+
+/* NULL: none is left, and no more will come. */
+static struct io_job *take_waiting(struct io_worker *w)
+{
+    pthread_mutex_lock(&w->lock);
+    while (!w->waiting && !w->ended)
+        pthread_cond_wait(&w->worked, &w->lock);
+    struct io_job *job = w->waiting;
+    if (job)
+        w->waiting = job->next;
+    if (!w->waiting)
+        w->last_waiting = &w->waiting;
+    pthread_mutex_unlock(&w->lock);
+    return job;
+}
+
+static void *run_waits(void *arg)
+{
+    struct io_worker *w = arg;
+    for (struct io_job *job; (job = take_waiting(w));) {
+        if (job->wait)
+            job->wait(job);
+        give_back(w, job);
+    }
+    return NULL;
+}
+
+static void pass_on(struct io_worker *w, struct io_job *job)
+{
+    pthread_mutex_lock(&w->lock);
+    job->next = NULL;
+    *w->last_waiting = job;
+    w->last_waiting = &job->next;
+    pthread_cond_signal(&w->worked);
+    pthread_mutex_unlock(&w->lock);
+}
+
+static bool can_wait(struct io_worker *w)
+{
+    if (w->has_waiter)
+        return true;
+    w->has_waiter = pthread_create(&w->waiter, NULL, run_waits, w) == 0;
+    if (w->has_waiter)
+        pthread_setname_np(w->waiter, "td-io-wait");
+    return w->has_waiter;
+}
+
 static void *run_jobs(void *arg)
 {
     struct io_worker *w = arg;
     for (struct io_job *job; (job = take(w));) {
         job->work(job);
-        job->item.run = on_done;
-        inbox_push(w->inbox, &job->item);
+        bool is_barrier = !job->owner && w->has_waiter;
+        if (is_barrier || (job->wait && can_wait(w))) {
+            pass_on(w, job);
+            continue;
+        }
+        if (job->wait)
+            job->wait(job);
+        give_back(w, job);
     }
+    pthread_mutex_lock(&w->lock);
+    w->ended = true;
+    pthread_cond_signal(&w->worked);
+    pthread_mutex_unlock(&w->lock);
+    if (w->has_waiter)
+        pthread_join(w->waiter, NULL);
     return NULL;
 }
 
 static void worker_free(struct io_worker *w)
 {
     pthread_cond_destroy(&w->changed);
+    pthread_cond_destroy(&w->worked);
     pthread_mutex_destroy(&w->lock);
     free(w);
 }
@@ -83,8 +154,10 @@ struct io_worker *io_worker_create(struct inbox *inbox)
     if (!w)
         return NULL;
     w->inbox = inbox;
+    w->last_waiting = &w->waiting;
     pthread_mutex_init(&w->lock, NULL);
     pthread_cond_init(&w->changed, NULL);
+    pthread_cond_init(&w->worked, NULL);
     w->started = pthread_create(&w->thread, NULL, run_jobs, w) == 0;
     if (!w->started) {
         worker_free(w);

@@ -417,8 +417,8 @@ int conv_load(struct conv_index *x, const char *tenant, const char *principal, c
     return rc;
 }
 
-int conv_save(struct conv_index *x, const char *tenant, const char *principal, uint64_t expected_version,
-              const struct conversation *c)
+int conv_save_begin(struct conv_index *x, const char *tenant, const char *principal,
+                    uint64_t expected_version, const struct conversation *c, struct store_waiter **waiter)
 {
     uint8_t *body;
     size_t size;
@@ -431,7 +431,14 @@ int conv_save(struct conv_index *x, const char *tenant, const char *principal, u
           : -TD_ERR_NOMEM;
     crypto_wipe(body, size);
     free(body);
-    rc = w ? patience_wait(w, rc) : rc;
+    *waiter = rc < 0 ? NULL : w;
+    return w && rc < 0 ? patience_wait(w, rc) : rc;
+}
+
+int conv_save_end(struct conv_index *x, const char *tenant, const char *principal, uint64_t expected_version,
+                  const struct conversation *c, struct store_waiter *waiter)
+{
+    int rc = patience_wait(waiter, 0);
     if (rc < 0)
         return rc;
     pthread_mutex_lock(&x->lock);
@@ -441,6 +448,14 @@ int conv_save(struct conv_index *x, const char *tenant, const char *principal, u
     conv_lost_forget(x->lost, tenant, principal, c->id);
     pthread_mutex_unlock(&x->lock);
     return 0;
+}
+
+int conv_save(struct conv_index *x, const char *tenant, const char *principal, uint64_t expected_version,
+              const struct conversation *c)
+{
+    struct store_waiter *waiter;
+    int rc = conv_save_begin(x, tenant, principal, expected_version, c, &waiter);
+    return rc < 0 ? rc : conv_save_end(x, tenant, principal, expected_version, c, waiter);
 }
 
 int conv_delete(struct conv_index *x, const char *tenant, const char *principal, const char *conv_id)

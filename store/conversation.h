@@ -65,6 +65,12 @@ int conv_load(struct conv_index *x, const char *tenant, const char *principal, c
               uint64_t *version, struct conversation *out);
 int conv_save(struct conv_index *x, const char *tenant, const char *principal, uint64_t expected_version,
               const struct conversation *c);
+/* Its two halves. begin: it is queued, and found from now on; 0 with *waiter, which end takes, or what conv_save returns. Nothing but end waits for the disk. */
+struct store_waiter;
+int conv_save_begin(struct conv_index *x, const char *tenant, const char *principal,
+                    uint64_t expected_version, const struct conversation *c, struct store_waiter **waiter);
+int conv_save_end(struct conv_index *x, const char *tenant, const char *principal, uint64_t expected_version,
+                  const struct conversation *c, struct store_waiter *waiter);
 /* Is this version of it, or a later one, acknowledged by the disk? */
 bool conv_is_durable(struct conv_index *x, const char *tenant, const char *principal, const char *conv_id,
                      uint64_t version);

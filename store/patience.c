@@ -88,6 +88,7 @@ struct store_waiter *patience_waiter(struct store *s)
     pthread_cond_init(&w->ended, &monotonic);
     pthread_condattr_destroy(&monotonic);
     w->store = s;
+    w->since_us = clock_mono_us();
     return w;
 }
 
@@ -107,7 +108,7 @@ int patience_wait(struct store_waiter *w, int queued)
     struct store *s = w->store;
     /* the writer may have begun to rewrite a segment, or have to for what is queued */
     uint64_t ahead_size = op_queue_size(&s->queue) + s->segment_size;
-    uint64_t end_us = clock_mono_us() + patience_for(s, ahead_size);
+    uint64_t end_us = w->since_us + patience_for(s, ahead_size);
     pthread_mutex_lock(&w->lock);
     while (!w->done && clock_mono_us() < end_us && !is_late(s)) {
         uint64_t due_us = s->due_us, look_us = due_us ? due_us + 1 : clock_mono_us() + s->answer_us;

@@ -380,7 +380,8 @@ struct store_waiter {
     pthread_cond_t ended;
     bool done;
     int status;
-    bool left; /* of those in patience.c: nobody waits any more */
+    bool left; /* of those in patience.c, as the next two: nobody waits any more */
+    uint64_t since_us;
     struct store *store;
 };
 #define STORE_WAITER                                                                                         \

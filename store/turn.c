@@ -342,15 +342,12 @@ static int append_turn(const struct turn_config *config, const struct turn_input
     return 0;
 }
 
-int turn_commit(const struct turn_config *config, const struct turn_input *in, struct turn *t,
-                const int32_t *reply, uint32_t reply_count, const char *reply_text, size_t reply_text_size,
-                const uint8_t *vault, uint32_t vault_size)
+int turn_commit_begin(const struct turn_config *config, const struct turn_input *in, struct turn *t,
+                      const int32_t *reply, uint32_t reply_count, const char *reply_text,
+                      size_t reply_text_size, const uint8_t *vault, uint32_t vault_size)
 {
-    if (t->is_repeat) /* of one that may be on its way yet */
-        return conv_is_durable(config->conversations, in->tenant, in->principal, t->conversation.id,
-                               t->version)
-                   ? 0
-                   : -TD_ERR_TIMEOUT;
+    if (t->is_repeat)
+        return 0;
     struct conversation *c = &t->conversation;
     int rc = append_turn(config, in, t, reply, reply_count, reply_text, reply_text_size);
     if (rc < 0)
@@ -370,7 +367,26 @@ int turn_commit(const struct turn_config *config, const struct turn_input *in, s
            TD_MIN(strlen(in->request_key) + 1, sizeof c->last_request_key));
     c->last_request_key[sizeof c->last_request_key - 1] = 0;
     c->updated_us = clock_wall_us();
-    return conv_save(config->conversations, in->tenant, in->principal, t->version, c);
+    return conv_save_begin(config->conversations, in->tenant, in->principal, t->version, c, &t->waiter);
+}
+
+int turn_commit_end(const struct turn_config *config, const struct turn_input *in, struct turn *t)
+{
+    struct conv_index *x = config->conversations;
+    if (t->is_repeat) /* of one that may be on its way yet */
+        return conv_is_durable(x, in->tenant, in->principal, t->conversation.id, t->version)
+                   ? 0
+                   : -TD_ERR_TIMEOUT;
+    return conv_save_end(x, in->tenant, in->principal, t->version, &t->conversation, t->waiter);
+}
+
+int turn_commit(const struct turn_config *config, const struct turn_input *in, struct turn *t,
+                const int32_t *reply, uint32_t reply_count, const char *reply_text, size_t reply_text_size,
+                const uint8_t *vault, uint32_t vault_size)
+{
+    int rc =
+        turn_commit_begin(config, in, t, reply, reply_count, reply_text, reply_text_size, vault, vault_size);
+    return rc < 0 ? rc : turn_commit_end(config, in, t);
 }
 
 void turn_lost(const struct turn_config *config, const struct turn_input *in, const struct turn *t)

@@ -35,6 +35,7 @@ struct turn {                         /* owns its memory */
     uint32_t known_count;            /* leading ids taken from the conversation */
     uint8_t (*hashes)[TD_HASH_SIZE]; /* history after each message of the request */
     size_t message_count, first_new; /* messages[first_new..) were rendered */
+    struct store_waiter *waiter;     /* between turn_commit_begin and turn_commit_end */
 };
 /* 0; -TD_ERR_NOTFOUND (an unknown id of the form that conv_make_id gives), -TD_ERR_CONFLICT (its last turn was lost; another request's key), -TD_ERR_CONTEXT (ids_count is set), -TD_ERR_ARG (roles), … */
 int turn_prepare(const struct turn_config *config, const struct turn_input *in, struct turn *out,
@@ -44,6 +45,11 @@ int turn_prepare(const struct turn_config *config, const struct turn_input *in, 
 int turn_commit(const struct turn_config *config, const struct turn_input *in, struct turn *t,
                 const int32_t *reply, uint32_t reply_count, const char *reply_text, size_t reply_text_size,
                 const uint8_t *vault, uint32_t vault_size);
+/* Its two halves: only the second waits for the disk. It must come where the first returned 0. */
+int turn_commit_begin(const struct turn_config *config, const struct turn_input *in, struct turn *t,
+                      const int32_t *reply, uint32_t reply_count, const char *reply_text,
+                      size_t reply_text_size, const uint8_t *vault, uint32_t vault_size);
+int turn_commit_end(const struct turn_config *config, const struct turn_input *in, struct turn *t);
 /* The turn is not stored, and will not be: who goes on by the conversation's name alone is told (-TD_ERR_CONFLICT of turn_prepare), until a turn of it is
  * stored again. This request under its key, or one that brings the history, is taken. Not for turn_commit's own -TD_ERR_CONFLICT. */
 void turn_lost(const struct turn_config *config, const struct turn_input *in, const struct turn *t);

@@ -2,6 +2,7 @@
 #include "service_fixture.h"
 #include "cloud/edge_server_internal.h"
 #include "edge_client.h"
+#include "store/store_internal.h"
 #include <semaphore.h>
 
 /* ---- credit ---- */
@@ -328,6 +329,65 @@ static void test_what_waits_is_bounded(void **state)
     assert_int_equal(fake.count, fake.taken); /* nothing has come to the engine */
 }
 
+static struct {
+    struct store_task task; /* first */
+    sem_t inside, go;
+} writer;
+
+static int hold_writer(struct store *s, struct store_task *t)
+{
+    (void)s, (void)t;
+    sem_post(&writer.inside);
+    sem_wait(&writer.go);
+    return 0;
+}
+
+static void *run_task(void *arg)
+{
+    (void)arg;
+    store_run_task(fx.service.store, &writer.task);
+    return NULL;
+}
+
+/* A turn that waits for a slow disk does not hold up who asks for a conversation, be it this one. */
+static void test_a_save_holds_nobody_up(void **state)
+{
+    (void)state;
+    static const int32_t all[] = {5, 6, 7, 8, 20, 21, 22, 30, 31}, more[] = {40};
+    uint8_t hash[TD_HASH_SIZE];
+    size_t pending = 0;
+    pthread_t thread;
+    struct edge_client *c = edge_client_ready("alice");
+    first_turn(c, 1);
+    fx.service.store->answer_us = UINT64_C(3600000000);
+    writer.task.run = hold_writer;
+    sem_init(&writer.inside, 0, 0);
+    sem_init(&writer.go, 0, 0);
+    assert_int_equal(pthread_create(&thread, NULL, run_task, NULL), 0);
+    sem_wait(&writer.inside);
+    edge_request_id[0] = 91;
+    Tandem__Open m = open_after("c1", all, 7, 9, hash);
+    edge_send_open(c, 3, &m, all + 7, 2);
+    const struct fake_command *open = fake_next("open");
+    edge_send_generate(c, 3, false);
+    fake_next("start");
+    fake_done(open, FINISH_STOP, more, 1);
+    edge_client_next_frame(c, FRAME_DONE);
+    static const int32_t after[] = {5, 6, 7, 8, 20, 21, 22, 30, 31, 40, 50};
+    edge_request_id[0] = 92;
+    m = open_after("c1", after, 10, 11, hash);
+    edge_send_open(c, 5, &m, after + 10, 1);
+    open = fake_next("open");
+    on_loop(fixture_pending, &pending);
+    assert_int_equal(pending, 1); /* the save */
+    sem_post(&writer.go);
+    pthread_join(thread, NULL);
+    fixture_settle();
+    edge_client_close(c);
+    sem_destroy(&writer.inside);
+    sem_destroy(&writer.go);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -335,7 +395,7 @@ int main(void)
         TEST(test_conversation_goes_on),           TEST(test_need_ids),
         TEST(test_repeat_is_saved_once),           TEST(test_not_persisted),
         TEST(test_cut_reply_is_saved_cut),         TEST(test_gone_while_reading),
-        TEST(test_what_waits_is_bounded),
+        TEST(test_what_waits_is_bounded),          TEST(test_a_save_holds_nobody_up),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -2,6 +2,7 @@
  * submitted is finished when the worker is stopped. */
 #include "protocol/io_worker.h"
 #include <pthread.h>
+#include <sched.h>
 #include <semaphore.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -16,7 +17,8 @@ static struct bench {
     sem_t gate;  /* holds the first job, and others that are to be held */
     sem_t begun; /* such a job is at work */
     uint32_t worked, finished;
-    uint32_t told; /* calls of done */
+    uint32_t told;     /* calls of done */
+    uint32_t order[8]; /* of what jobs, where these are few */
     pthread_t loop_thread;
 } b;
 
@@ -44,7 +46,7 @@ static void work(struct io_job *io)
 
 static void done(struct io_job *io)
 {
-    b.told++;
+    b.order[b.told++ % TD_COUNT(b.order)] = job_of(io)->number;
     if (job_of(io)->number == b.finished && pthread_equal(pthread_self(), b.loop_thread))
         b.finished++;
     if (b.finished == IO_WORKER_JOBS_MAX)
@@ -186,9 +188,47 @@ static void two_who_alternate_do_not_keep_others_out(void **state)
     all_came_in_their_turn(6);
 }
 
+static void wait_at_gate(struct io_job *io)
+{
+    (void)io;
+    sem_post(&b.begun);
+    sem_wait(&b.gate);
+}
+
+static void tell(uint32_t count)
+{
+    for (; b.told < count; sched_yield())
+        inbox_drain(b.inbox);
+}
+
+/* Nor does its owner's next wait for it; what is nobody's does. */
+static void who_only_waits_holds_nobody_up(void **state)
+{
+    (void)state;
+    static const uint32_t order[] = {2, 3, 5, 1, 4};
+    uint64_t ann = io_owner("t", "ann"), bob = io_owner("t", "bob");
+    struct job jobs[] = {
+        {.io = {.work = work, .wait = wait_at_gate, .done = done, .owner = ann}, .number = 1},
+        {.io = {.work = work, .done = done, .owner = bob}, .number = 2},
+        {.io = {.work = work, .done = done, .owner = ann}, .number = 3},
+        {.io = {.work = work, .done = done, .owner = 0}, .number = 4},
+        {.io = {.work = work, .done = done, .owner = ann}, .number = 5}};
+    for (size_t i = 0; i < TD_COUNT(jobs); i++) {
+        assert_int_equal(io_worker_submit(b.worker, &jobs[i].io), 0);
+        if (i == 0)
+            sem_wait(&b.begun);
+    }
+    tell(3);
+    assert_int_equal(io_worker_pending(b.worker), 2);
+    sem_post(&b.gate);
+    tell(5);
+    assert_memory_equal(b.order, order, sizeof order);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(who_only_waits_holds_nobody_up, set_up, tear_down),
         cmocka_unit_test_setup_teardown(jobs_come_back_in_their_order, set_up, tear_down),
         cmocka_unit_test_setup_teardown(a_stopped_worker_has_finished_and_takes_no_more, set_up, tear_down),
         cmocka_unit_test_setup_teardown(owners_take_turns, set_up, tear_down),
