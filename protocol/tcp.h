@@ -7,8 +7,14 @@
 #ifndef TANDEM_PROTOCOL_TCP_H
 #define TANDEM_PROTOCOL_TCP_H
 #include <stdbool.h>
+#include <stdint.h>
 
-/* False: this is no TCP of BBR's, and nothing was done, or the kernel does not allow it. */
+#define TCP_RENEW_SLACK_US 1000u /* machines are late by so much */
+
+/* False: this is no TCP of BBR's, or its path has become longer, and nothing was done; or the kernel does not allow it. */
 bool tcp_renew(int fd);
+/* BBR begins with the shortest round trip of the last five minutes, and lets twice what goes in that be on its way. Where the path is longer than twice that by
+ * now, as rtt_us, a mean of the last ones, tells, it is to find out as ever. */
+bool tcp_may_renew(uint32_t rtt_us, uint32_t min_rtt_us);
 
 #endif
