@@ -20,12 +20,17 @@ export no_proxy='*' NO_PROXY='*'
 
 # The programs' files lie in memory where that has room: what fails, hangs or fills here is a disk that a test has made, not one that others keep busy for
 # minutes. Those of a test that failed stay.
-room=0
-[ "$(stat -fc %T /dev/shm 2>/dev/null)" != tmpfs ] || room=$(df --output=avail -k /dev/shm | tail -n 1)
-available=$(awk '/^MemAvailable/ {print $2}' /proc/meminfo)
-fast=/tmp
-[ "$room" -lt $((8 << 20)) ] || [ "$available" -lt $((12 << 20)) ] || fast=/dev/shm
-TMPDIR=${TMPDIR:-$fast}
-export TMPDIR
+has_room_in_memory() {
+  [ "$(stat -fc %T /dev/shm)" = tmpfs ] || return
+  [ "$(df --output=avail -k /dev/shm | tail -n 1)" -ge $((8 << 20)) ] || return
+  [ "$(awk '/^MemAvailable/ {print $2}' /proc/meminfo)" -ge $((12 << 20)) ] || return
+  local program code=0
+  program=$(mktemp /dev/shm/tandem-e2e.XXXXXX) || return
+  printf '#!/bin/sh\n' >"$program" && chmod +x "$program" && "$program" || code=$? # it may be mounted so that nothing there can be run
+  rm -f "$program"
+  return $code
+}
+[ -n "${TMPDIR:-}" ] || ! has_room_in_memory 2>/dev/null || TMPDIR=/dev/shm
+[ -z "${TMPDIR:-}" ] || export TMPDIR
 cd "$here"
 exec "$venv/bin/python" -m pytest -q -p no:cacheprovider -o tmp_path_retention_policy=failed --durations=20 "$@"

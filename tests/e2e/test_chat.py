@@ -34,9 +34,9 @@ class Terminal:
         self.settings = termios.tcgetattr(self.fd)
 
     def wait_for(self, pattern, start=0):
-        """The match of `pattern` in what was shown from `start` on; two minutes of silence are a failure."""
+        """The match of `pattern` in what was shown from `start` on; ten minutes of silence are a failure."""
         while not (m := re.compile(pattern.encode(), re.S).search(self.shown, start)):
-            assert select.select([self.fd], [], [], 120)[0], self.shown[-500:]
+            assert select.select([self.fd], [], [], 600)[0], self.shown[-500:]
             self.shown += os.read(self.fd, 4096)
         return m
 
