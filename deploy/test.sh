@@ -101,7 +101,7 @@ fuzz_one() { # TARGET SECONDS
   local name=${1##*/fuzz_} corpus code=0
   corpus=$(mktemp -d)
   mkdir -p "tests/fuzz/corpus/$name"
-  "$1" -max_total_time="$2" -timeout=10 -rss_limit_mb=2048 -print_final_stats=1 -verbosity=0 \
+  "$1" -max_total_time="$2" -timeout=60 -rss_limit_mb=2048 -print_final_stats=1 -verbosity=0 \
     -artifact_prefix="$logs/" "$corpus" "tests/fuzz/corpus/$name" || code=$?
   rm -rf "$corpus"
   echo "fuzz $name for $2 s: exit code $code"
