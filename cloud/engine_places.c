@@ -14,7 +14,7 @@
  * Pages stay promised to idle ones, or their rows would come to no pages and be lost. But while others wait for pages the idle ones of a principal may
  * have half of them, and while another tenant waits all of a tenant may: beyond, the youngest are as if they had not been admitted, and come behind those who
  * have less. Of these nothing is lost, unless rows or pieces are in their pages already; then idle ones have STALLED_US first, and others end. One alone is
- * left in peace. */
+ * left in peace; and who would have too much itself takes nothing from another tenant, which would take it back. */
 #include "cloud/engine_internal.h"
 #include <stdio.h>
 
@@ -290,7 +290,8 @@ static struct sequence *find_stalled(const struct engine *e, const struct sequen
     count_kin(e);
     for (uint32_t i = e->live_count; i-- > 0;) {
         struct sequence *s = e->live[i];
-        bool is_others = s->youngest->kin.crowd != waiting->youngest->kin.crowd && is_crowded(e, s);
+        bool is_others = s->youngest->kin.crowd != waiting->youngest->kin.crowd && is_crowded(e, s) &&
+                         !is_crowded(e, waiting);
         if (s->state != SEQ_RUNNING || s->youngest == waiting->youngest)
             continue;
         if (only_cached ? !has_only_cached(s)

@@ -90,14 +90,22 @@ static inline struct engine_open open_as(struct client *c, const char *principal
 }
 
 /* OPEN, PLAN and GENERATE of a prompt whose rows do not come. */
-static inline void stall(struct scene *s, struct client *c, const char *principal, bool generate)
+static inline void stall_as(struct scene *s, struct client *c, const char *tenant, const char *principal,
+                            bool generate)
 {
     struct plan_range range = {0, PROMPT, generate ? s->edge.layers : 0, generate ? KV_L0 : 0, HIDDEN_F32};
     struct engine_generate greedy = rig_greedy(REPLY);
-    client_send(s->rig, c, open_as(c, principal, s->prompt, PROMPT));
+    struct engine_open open = open_as(c, principal, s->prompt, PROMPT);
+    snprintf(open.tenant, sizeof open.tenant, "%s", tenant);
+    client_send(s->rig, c, open);
     assert_int_equal(engine_plan(s->rig->engine, c->sequence, 1, &range, 1, false), 0);
     if (generate)
         assert_int_equal(engine_start(s->rig->engine, c->sequence, &greedy), 0);
+}
+
+static inline void stall(struct scene *s, struct client *c, const char *principal, bool generate)
+{
+    stall_as(s, c, "acme", principal, generate);
 }
 
 static inline const struct sequence *sequence_of(const struct scene *s, const struct client *c)

@@ -175,6 +175,23 @@ static void many_devices_of_a_tenant_keep_no_pages_from_others(void **state)
     }
 }
 
+/* Of 14 pages a prompt takes 4, and half are too few for two of one tenant. */
+static void who_would_have_too_much_takes_no_pages(void **state)
+{
+    (void)state;
+    static const char *const tenants[] = {"acme", "other", "acme", "other"};
+    struct scene *s = scene_open(1, (struct rig_options){.pages = 14});
+    static struct client clients[TD_COUNT(tenants)];
+    for (uint32_t i = 0; i < TD_COUNT(tenants); i++) {
+        stall_as(s, &clients[i], tenants[i], i < 2 ? "ann" : "bob", true);
+        rig_turn(s->rig);
+    }
+    for (int turn = 0; turn < 10; turn++, rig_turn(s->rig))
+        for (uint32_t i = 0; i < TD_COUNT(tenants); i++)
+            assert_int_equal(sequence_of(s, &clients[i])->state, i < 3 ? SEQ_RUNNING : SEQ_WAITING);
+    scene_close(s);
+}
+
 /* Of each principal one prompt is begun before anybody's second. */
 static void a_colleague_is_not_behind_all_of_anothers_prompts(void **state)
 {
@@ -361,6 +378,7 @@ int main(void)
         cmocka_unit_test(principals_take_turns),
         cmocka_unit_test(many_devices_of_a_tenant_hold_no_other_up),
         cmocka_unit_test(many_devices_of_a_tenant_keep_no_pages_from_others),
+        cmocka_unit_test(who_would_have_too_much_takes_no_pages),
         cmocka_unit_test(who_gave_its_place_loses_nothing),
         cmocka_unit_test(a_tenant_has_one_turn),
         cmocka_unit_test(a_colleague_is_not_behind_all_of_anothers_prompts),
