@@ -138,7 +138,8 @@ void engine_leave(struct engine *e, const char *tenant, const char *principal)
 
 /* --- turns ---------------------------------------------------------------------------------------- */
 
-/* A tenant's first one comes behind all who are here. A principal's is of the round that its tenant is in, or behind what it has begun. */
+/* A tenant's first one comes behind all who are here. A principal's is of the round of its tenant's oldest prompt, or behind what it has begun. Rejected: of
+ * the least round of any, as a second prompt would then wait for as long as others come. */
 void engine_join_turns(struct engine *e, struct sequence *s)
 {
     uint64_t begun = 0, now = UINT64_MAX;
@@ -149,8 +150,9 @@ void engine_join_turns(struct engine *e, struct sequence *s)
             continue;
         is_first = false;
         s->turn = other->turn;
-        if (other->state == SEQ_WAITING || is_prompt(other))
-            now = TD_MIN(now, other->round);
+        bool has_prompt = other->state == SEQ_WAITING || other->state == SEQ_LOADING || is_prompt(other);
+        if (has_prompt && now == UINT64_MAX)
+            now = other->round;
         if (strcmp(other->principal, s->principal) == 0)
             begun = TD_MAX(begun, other->round + other->begun);
     }

@@ -211,6 +211,27 @@ static void a_colleague_is_not_behind_all_of_anothers_prompts(void **state)
     rig_close(r);
 }
 
+/* Beside a reply of the same principal, while there is always somebody's prompt that is not through when the next comes. */
+static void a_second_prompt_does_not_wait_for_all_who_come(void **state)
+{
+    (void)state;
+    struct rig *r = rig_open((struct rig_options){.token_budget = SCHEDULER_TURN_ROWS});
+    static struct client ann[2], other[DEVICES];
+    ask(r, &ann[0], "acme", "ann", 10, 300);
+    rig_until(r, ann[0].count > 0);
+    for (int i = 0; i < DEVICES; i++) {
+        char name[16];
+        snprintf(name, sizeof name, "device-%d", i);
+        ask(r, &other[i], "acme", name, 190, 1);
+        if (i == 0)
+            ask(r, &ann[1], "acme", "ann", 190, 1);
+        rig_until(r, i == 0 ? ann[1].opened : other[i - 1].done);
+    }
+    assert_true(ann[1].done);
+    assert_false(ann[0].done);
+    rig_close(r);
+}
+
 static void join(struct engine *e, struct sequence *s, const char *tenant, const char *principal)
 {
     snprintf(s->tenant, sizeof s->tenant, "%s", tenant);
@@ -382,6 +403,7 @@ int main(void)
         cmocka_unit_test(who_gave_its_place_loses_nothing),
         cmocka_unit_test(a_tenant_has_one_turn),
         cmocka_unit_test(a_colleague_is_not_behind_all_of_anothers_prompts),
+        cmocka_unit_test(a_second_prompt_does_not_wait_for_all_who_come),
         cmocka_unit_test(where_no_place_is_free_nobody_asks_whose_turn_it_is),
         cmocka_unit_test(free_places_do_not_wait),
         cmocka_unit_test(who_has_too_much_holds_nobody_up),
