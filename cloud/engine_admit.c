@@ -376,12 +376,13 @@ static bool admit_one(struct engine *e, struct sequence *s)
 static bool admit_all(struct engine *e)
 {
     bool answer_due = false, any = false;
-    const struct sequence *behind = NULL, *placeless = NULL; /* with all of its principal; of its tenant */
+    const struct sequence *behind = NULL;    /* with all of its principal */
+    const struct sequence *placeless = NULL; /* with all whose tenants have as many places */
     e->answer_due = e->short_of_places = false;
     for (uint32_t i = 0; i < e->live_count; i++) {
         struct sequence *s = e->live[i];
         bool wants_back = s->state == SEQ_RUNNING && s->placeless && !s->idle;
-        if ((!wants_back && s->state != SEQ_WAITING) || (placeless && placeless->turn == s->turn))
+        if ((!wants_back && s->state != SEQ_WAITING) || (placeless && engine_is_no_better_off(s, placeless)))
             continue;
         if (!engine_place_is_free(e,
                                   s)) { /* whose turn it is, which takes long to find out, is of no matter */

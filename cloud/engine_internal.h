@@ -250,6 +250,8 @@ void engine_take_turn(struct engine *e, struct sequence *s, uint64_t turn);
 /* Or an idle one has it, or for s, if that is not NULL, a prompt of a tenant that has more places than its own. */
 bool engine_place_is_free(const struct engine *e, const struct sequence *s);
 bool engine_take_place(struct engine *e, const struct sequence *s); /* false: there is none */
+/* None was free for placeless in this turn: nor is one for s, whose tenant has as many. */
+bool engine_is_no_better_off(const struct sequence *s, const struct sequence *placeless);
 /* Of those that wait another principal's is to come in first: it runs less, or its idle ones leave more of the pages. */
 bool engine_comes_behind(const struct engine *e, const struct sequence *s);
 /* Any thread: one more of this principal is to run or wait: 0, or -TD_ERR_FULL: there is no room, or what is left is for others. */

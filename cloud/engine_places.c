@@ -51,18 +51,19 @@ static uint32_t pages_of(const struct engine *e, const struct sequence *s)
     return TD_MIN(sequence_blocks(s->ids_count + 1), e->backend->page_count);
 }
 
-static struct sequence *find_crowd(struct sequence **first, struct sequence *s)
+static struct sequence *find_crowd(struct sequence *crowds[UINT8_MAX + 1], struct sequence *s)
 {
+    struct sequence **first = &crowds[s->turn & UINT8_MAX];
     while (*first && (*first)->turn != s->turn)
         first = &(*first)->kin.next_crowd;
     return *first ? *first : (*first = s);
 }
 
-/* What the live of each principal, and tenant, have together. It is kept with the youngest of them, and the principal's is found by a byte of its key, as
- * there may be hundreds of each. */
+/* What the live of each principal, and tenant, have together. It is kept with the youngest of them, which is found by a byte of its key, or turn, as there
+ * may be hundreds of each. */
 static void count_kin(const struct engine *e)
 {
-    struct sequence *first[UINT8_MAX + 1] = {NULL}, *crowds = NULL;
+    struct sequence *first[UINT8_MAX + 1] = {NULL}, *crowds[UINT8_MAX + 1] = {NULL};
     for (uint32_t i = e->live_count; i-- > 0;) {
         struct sequence *s = e->live[i], **at = &first[s->own_key[0]];
         while (*at && !engine_same_principal(*at, s))
@@ -70,7 +71,7 @@ static void count_kin(const struct engine *e)
         if (!*at) {
             *at = s;
             s->kin = (struct seq_kin){0};
-            s->kin.crowd = find_crowd(&crowds, s);
+            s->kin.crowd = find_crowd(crowds, s);
         }
         s->youngest = *at;
         struct seq_kin *kin = &s->youngest->kin;
@@ -216,6 +217,11 @@ static struct sequence *find_giver(const struct engine *e, const struct sequence
 {
     struct sequence *idle = find_idle(e);
     return idle || !s ? idle : find_crowded(e, s);
+}
+
+bool engine_is_no_better_off(const struct sequence *s, const struct sequence *placeless)
+{
+    return s->youngest->kin.crowd->kin.crowd_placed >= placeless->youngest->kin.crowd->kin.crowd_placed;
 }
 
 bool engine_place_is_free(const struct engine *e, const struct sequence *s)

@@ -261,7 +261,16 @@ static void a_tenant_has_one_turn(void **state)
     assert_true(all[0].turn > all[1].turn);
 }
 
-static uint32_t turns_asked;
+static uint32_t turns_asked, places_asked;
+bool __real_engine_place_is_free(const struct engine *e, const struct sequence *s);
+bool __wrap_engine_place_is_free(const struct engine *e, const struct sequence *s);
+
+bool __wrap_engine_place_is_free(const struct engine *e, const struct sequence *s)
+{
+    places_asked += s != NULL;
+    return __real_engine_place_is_free(e, s);
+}
+
 bool __real_engine_comes_behind(const struct engine *e, const struct sequence *s);
 bool __wrap_engine_comes_behind(const struct engine *e, const struct sequence *s);
 
@@ -271,23 +280,26 @@ bool __wrap_engine_comes_behind(const struct engine *e, const struct sequence *s
     return __real_engine_comes_behind(e, s);
 }
 
-/* Whose turn it is takes a look at all that live, for each that waits: only where one could come in. */
+/* Both take a look at all that live: whose turn it is, for each that waits, where one could come in; who gives a place, not for each tenant that has as
+ * many. */
 static void where_no_place_is_free_nobody_asks_whose_turn_it_is(void **state)
 {
     (void)state;
+    static const char *const tenants[] = {"other", "third", "fourth"};
     struct rig *r = rig_open((struct rig_options){.sequences_max = 2});
-    static struct client ann[2], bob[3];
+    static struct client ann[2], bob[TD_COUNT(tenants)];
     for (int i = 0; i < 2; i++)
         ask(r, &ann[i], "acme", "ann", 10, 50);
     rig_until(r, ann[1].count > 0);
     for (int i = 0; i < 3; i++)
-        ask(r, &bob[i], "acme", "bob", 10, 1);
+        ask(r, &bob[i], tenants[i], "bob", 10, 1);
     rig_turn(r);
     assert_true(bob[2].opened);
-    turns_asked = 0;
+    turns_asked = places_asked = 0;
     for (int i = 0; i < 10; i++)
         rig_turn(r);
     assert_int_equal(turns_asked, 0);
+    assert_int_equal(places_asked, 10);
     rig_until(r, ann[1].done && bob[2].done);
     assert_true(turns_asked > 0);
     rig_close(r);
