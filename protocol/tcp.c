@@ -5,6 +5,7 @@
 #include <stddef.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <unistd.h>
 
 #define NAME_SIZE 16 /* TCP_CA_NAME_MAX */
 
@@ -22,6 +23,21 @@ static bool may_renew(int fd)
            tcp_may_renew(info.tcpi_rtt, info.tcpi_min_rtt);
 }
 
+static bool choose(int fd, const char *name)
+{
+    return setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, name, (socklen_t)strlen(name)) == 0;
+}
+
+/* Where a route has chosen BBR this process need not be allowed to, and the connection would be left with the other. */
+static bool may_choose(const char *other, const char *ours)
+{
+    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    bool may = fd >= 0 && choose(fd, other) && choose(fd, ours);
+    if (fd >= 0)
+        close(fd);
+    return may;
+}
+
 bool tcp_renew(int fd)
 {
     static const char ours[] = "bbr", other[] = "reno"; /* which every kernel has */
@@ -30,6 +46,5 @@ bool tcp_renew(int fd)
     if (getsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, name, &size) < 0 || strcmp(name, ours) != 0 ||
         !may_renew(fd))
         return false;
-    return setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, other, sizeof other - 1) == 0 &&
-           setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, ours, sizeof ours - 1) == 0;
+    return may_choose(other, ours) && choose(fd, other) && choose(fd, ours);
 }

@@ -5,12 +5,24 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <cmocka.h>
+#include <errno.h>
 #include <linux/inet_diag.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
+
+static bool bbr_is_forbidden;
+int __real_setsockopt(int fd, int level, int name, const void *value, socklen_t size);
+int __wrap_setsockopt(int fd, int level, int name, const void *value, socklen_t size);
+
+int __wrap_setsockopt(int fd, int level, int name, const void *value, socklen_t size)
+{
+    bool is_bbr = level == IPPROTO_TCP && name == TCP_CONGESTION && memcmp(value, "bbr", 3) == 0;
+    errno = EPERM;
+    return is_bbr && bbr_is_forbidden ? -1 : __real_setsockopt(fd, level, name, value, size);
+}
 
 /* Both ends of a connection over loopback. */
 static void connect_pair(int fds[2])
@@ -81,6 +93,10 @@ static void bbr_begins_anew(void **state)
         assert_true(renewed);
         assert_true(has(fds[0], "bbr"));
         assert_int_equal(bandwidth(fds[0]), 0);
+        bbr_is_forbidden = true;
+        assert_false(tcp_renew(fds[0]));
+        bbr_is_forbidden = false;
+        assert_true(has(fds[0], "bbr")); /* and not what comes between */
         exchange(fds);
         assert_true(bandwidth(fds[0]) > 0);
     }
