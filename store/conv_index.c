@@ -447,6 +447,8 @@ int conv_save_end(struct conv_index *x, const char *tenant, const char *principa
         take_in(x, o, expected_version + 1, c);
     conv_lost_forget(x->lost, tenant, principal, c->id);
     pthread_mutex_unlock(&x->lock);
+    if (!conv_is_durable(x, tenant, principal, c->id, expected_version + 1)) /* deleted since */
+        forget(x, tenant, principal, c->id);
     return 0;
 }
 

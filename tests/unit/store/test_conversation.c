@@ -188,6 +188,28 @@ static void assert_match(struct conv_index *x, const char *principal, uint8_t sa
     }
 }
 
+/* Saving ends on another thread, which may come to it late. */
+static void test_deleted_before_saving_has_ended(void **state)
+{
+    (void)state;
+    char *dir = fixture_directory();
+    struct store_config config = fixture_config(dir);
+    struct store *s = fixture_open(&config);
+    struct conv_index *x = conv_index_create(s, 100);
+    struct conversation c;
+    struct store_waiter *waiter;
+    assert_match(x, "ann", 1, 3, NULL, 0);
+    fill(&c, "one", 4, 1);
+    assert_int_equal(conv_save_begin(x, "acme", "ann", 0, &c, &waiter), 0);
+    assert_int_equal(conv_delete(x, "acme", "ann", "one"), 0);
+    assert_int_equal(conv_save_end(x, "acme", "ann", 0, &c, waiter), 0);
+    assert_match(x, "ann", 1, 4, NULL, 0);
+    conv_free(&c);
+    conv_index_destroy(x);
+    store_close(s);
+    fixture_remove(dir);
+}
+
 static void test_match_by_longest_history(void **state)
 {
     (void)state;
@@ -332,6 +354,7 @@ int main(void)
         cmocka_unit_test(test_bytes),
         cmocka_unit_test(test_inconsistent_ones_are_refused),
         cmocka_unit_test(test_match_by_longest_history),
+        cmocka_unit_test(test_deleted_before_saving_has_ended),
         cmocka_unit_test(test_save_load_delete),
         cmocka_unit_test(test_shared_histories),
         cmocka_unit_test(test_an_erased_tenant_begins_anew),
