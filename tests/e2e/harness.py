@@ -37,16 +37,21 @@ def wait_until(condition, seconds=WAIT_SECONDS):
     return False
 
 
+GIVEN_PORTS = set()
+
+
 def free_port():
-    """Below those that the system hands out, so that nobody gets it while a program is away."""
+    """Nobody gets it while its program is away, or before it has started: it is below those that the system hands out, and given once."""
     while True:
         port = random.SystemRandom().randrange(20000, 32000)
         with socket.socket() as s:
             try:
                 s.bind(("127.0.0.1", port))
-                return port
             except OSError:
-                pass
+                continue
+        if port not in GIVEN_PORTS:
+            GIVEN_PORTS.add(port)
+            return port
 
 
 def http_get(url, timeout=WAIT_SECONDS):
