@@ -185,7 +185,7 @@ def https(cloud, data, seconds=3, answers=None):
     answer = b""
     with raw:
         raw.sendall(data)
-        raw.settimeout(60 if answers else seconds)
+        raw.settimeout(600 if answers else seconds)
         try:
             while (answers is None or answer.count(b"HTTP/1.1 200") < answers) and (more := raw.recv(65536)):
                 answer += more

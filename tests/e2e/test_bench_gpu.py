@@ -19,7 +19,7 @@ def bench(tmp_path, answers, *arguments):
     says = [f"*'{words}'*) " + (f"echo '{json.dumps(a)}';;" if isinstance(a, dict) else f"echo '{a}' >&2; exit 1;;") for words, a in [*answers, ("", ANSWER)]]
     program.write_text("#!/bin/sh\ncase \"$*\" in\n" + "\n".join(says) + "\nesac\n")
     program.chmod(0o755)
-    r = subprocess.run([sys.executable, BENCH, "--bin", tmp_path, "--out", tmp_path / "out", *arguments], capture_output=True, text=True, timeout=120,
+    r = subprocess.run([sys.executable, BENCH, "--bin", tmp_path, "--out", tmp_path / "out", *arguments], capture_output=True, text=True, timeout=600,
                        env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"})
     rows = {line[:40].split("  ")[0]: line for line in r.stdout.splitlines()}
     return r, rows
@@ -66,7 +66,7 @@ def test_without_a_gpu(tmp_path):
 
 def test_the_engine_says_what_is_read(tmp_path):
     r = subprocess.run([BIN / "tandem", "bench", "engine", "--model", ROOT / "tests/golden/tiny/llama-mha-tied.gguf", "--prompt", "8", "--gen", "2", "--json"],
-                       capture_output=True, text=True, timeout=60, check=True)
+                       capture_output=True, text=True, timeout=600, check=True)
     out = json.loads(r.stdout)
     assert set(ANSWER) <= set(out)
     for kind in ("prefill_families", "decode_families"):

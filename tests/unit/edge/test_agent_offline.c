@@ -253,7 +253,7 @@ static void a_device_without_all_layers_is_told_so(void **state)
     }
 }
 
-/* Slower than elsewhere: a link that comes back at its 30th token is there long before the last of 400. */
+/* Slower than elsewhere: a link that comes back at its 70th token is there long before the last of 400. */
 static int set_up_slow(void **state)
 {
     return set_up_paced(state) || setenv("TANDEM_PACED_LAYER_US", "1000", 1);
