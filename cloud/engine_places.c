@@ -12,7 +12,7 @@
  * one client with a few connections, or one tenant with many devices, then shuts out, or holds up for minutes, everybody else.
  *
  * Pages stay promised to idle ones, or their rows would come to no pages and be lost. But while others wait for pages the idle ones of a principal may
- * have half of them, and while another tenant waits all of a tenant may: beyond, the youngest are as if they had not been admitted, and come behind those who
+ * have half of them, and while another tenant waits all of a tenant may, and one more: beyond, the youngest are as if they had not been admitted, and come behind those who
  * have less. Of these nothing is lost, unless rows or pieces are in their pages already; then idle ones have STALLED_US first, and others end. One alone is
  * left in peace; and who would have too much itself takes nothing from another tenant, which would take it back. */
 #include "cloud/engine_internal.h"
@@ -245,23 +245,18 @@ bool engine_take_place(struct engine *e, const struct sequence *s)
 
 /* --- pages ---------------------------------------------------------------------------------------- */
 
-/* pages: of all together, s among them or not. */
-static bool is_more_than_a_share(const struct engine *e, const struct sequence *s, uint32_t pages,
-                                 bool is_among)
+/* Its principal has, with it; by what count_kin found, as the next. */
+static bool has_more_than_its_share(const struct engine *e, const struct sequence *s)
 {
-    uint32_t others = pages - (is_among ? pages_of(e, s) : 0);
+    uint32_t others = s->youngest->kin.idle_pages - (is_idle(s) ? pages_of(e, s) : 0);
     return others > 0 && others + pages_of(e, s) > e->backend->page_count / 2;
 }
 
-/* Its principal, or tenant, has; by what count_kin found. */
-static bool has_more_than_its_share(const struct engine *e, const struct sequence *s)
-{
-    return is_more_than_a_share(e, s, s->youngest->kin.idle_pages, is_idle(s));
-}
-
+/* Its tenant has, without it: a prompt that alone needs half of the pages is not behind all small ones for ever. */
 static bool is_crowded(const struct engine *e, const struct sequence *s)
 {
-    return is_more_than_a_share(e, s, s->youngest->kin.crowd->kin.crowd_pages, is_admitted(s));
+    uint32_t others = s->youngest->kin.crowd->kin.crowd_pages - (is_admitted(s) ? pages_of(e, s) : 0);
+    return others > e->backend->page_count / 2;
 }
 
 /* Who has too much is behind all who have not; else the fewest places. It is an order, so somebody is first: no two hold each other up. */

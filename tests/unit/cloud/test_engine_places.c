@@ -233,7 +233,7 @@ static uint64_t naive_turn(const struct engine *e, const struct sequence *of)
         idle += s->idle && s != of ? sequence_blocks(s->ids_count + 1) : 0;
     }
     return placed + (naive_is_too_much(e, idle, pages) ? 100000 : 0) +
-           (naive_is_too_much(e, tenants, pages) ? 1000000 : 0);
+           (tenants > e->backend->page_count / 2 ? 1000000 : 0);
 }
 
 static bool naive_comes_behind(const struct engine *e, const struct sequence *s)

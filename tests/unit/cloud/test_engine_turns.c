@@ -6,7 +6,7 @@ static int try_to_ask(struct rig *r, struct client *c, const char *tenant, const
                       uint32_t count, uint32_t reply)
 {
     static uint32_t seed = 1000;
-    int32_t ids[200];
+    int32_t ids[450];
     rig_ids(ids, count, 256, seed++);
     struct engine_open open = open_as(c, principal, ids, count);
     snprintf(open.tenant, sizeof open.tenant, "%s", tenant);
@@ -175,21 +175,48 @@ static void many_devices_of_a_tenant_keep_no_pages_from_others(void **state)
     }
 }
 
-/* Of 14 pages a prompt takes 4, and half are too few for two of one tenant. */
+/* Prompts that have all but their last page in common: two tenants have, each, more than half of the pages by their count, and there is none for a sixth. */
 static void who_would_have_too_much_takes_no_pages(void **state)
 {
     (void)state;
-    static const char *const tenants[] = {"acme", "other", "acme", "other"};
-    struct scene *s = scene_open(1, (struct rig_options){.pages = 14});
+    static const char *const tenants[] = {"acme", "other", "acme", "other", "acme", "other"},
+                             *const names[] = {"ann", "ann", "bob", "bob", "carl", "carl"};
+    struct scene *s = scene_open(1, (struct rig_options){.pages = 8});
     static struct client clients[TD_COUNT(tenants)];
+    client_direct(s->rig, &s->client, s->prompt, PROMPT, rig_greedy(1));
+    rig_until(s->rig, s->client.done);
     for (uint32_t i = 0; i < TD_COUNT(tenants); i++) {
-        stall_as(s, &clients[i], tenants[i], i < 2 ? "ann" : "bob", true);
+        stall_as(s, &clients[i], tenants[i], names[i], true);
         rig_turn(s->rig);
     }
     for (int turn = 0; turn < 10; turn++, rig_turn(s->rig))
         for (uint32_t i = 0; i < TD_COUNT(tenants); i++)
-            assert_int_equal(sequence_of(s, &clients[i])->state, i < 3 ? SEQ_RUNNING : SEQ_WAITING);
+            assert_int_equal(sequence_of(s, &clients[i])->state, i < 5 ? SEQ_RUNNING : SEQ_WAITING);
     scene_close(s);
+}
+
+/* It needs half of the pages; two tenants have always more small ones than there are pages for. */
+static void a_large_prompt_is_not_behind_all_small_ones(void **state)
+{
+    (void)state;
+    struct rig *r = rig_open((struct rig_options){.pages = 16, .token_budget = SCHEDULER_TURN_ROWS});
+    static struct client small[2 * DEVICES], large;
+    uint32_t done = 0;
+    memset(small, 0, sizeof small);
+    for (large = (struct client){0}; !large.done && done < 400; rig_turn(r)) {
+        for (uint32_t i = 0; i < 2 * DEVICES; i++) {
+            char name[16];
+            if (small[i].sequence && !small[i].done)
+                continue;
+            done += small[i].done;
+            snprintf(name, sizeof name, "device-%u", i);
+            ask(r, &small[i], i % 2 ? "acme" : "other", name, 70, 20 + i % 7);
+        }
+        if (done >= 2 * DEVICES && !large.sequence)
+            ask(r, &large, "acme", "ann", 450, 1);
+    }
+    assert_true(large.done);
+    rig_close(r);
 }
 
 /* Of each principal one prompt is begun before anybody's second. */
@@ -412,6 +439,7 @@ int main(void)
         cmocka_unit_test(many_devices_of_a_tenant_hold_no_other_up),
         cmocka_unit_test(many_devices_of_a_tenant_keep_no_pages_from_others),
         cmocka_unit_test(who_would_have_too_much_takes_no_pages),
+        cmocka_unit_test(a_large_prompt_is_not_behind_all_small_ones),
         cmocka_unit_test(who_gave_its_place_loses_nothing),
         cmocka_unit_test(a_tenant_has_one_turn),
         cmocka_unit_test(a_colleague_is_not_behind_all_of_anothers_prompts),
