@@ -208,8 +208,10 @@ static void forget_memory(struct node *n)
 {
     struct engine *e = n->rig->engine;
     uint32_t pages[64], count = 0;
-    store_flush(n->rig->store);
-    paced_turn(n->rig);
+    do { /* what waits to be written holds its pages */
+        store_flush(n->rig->store);
+        paced_turn(n->rig);
+    } while (e->pending_count > 0);
     while (count < TD_COUNT(pages) && (pages[count] = prefix_cache_alloc(e->cache)) != PAGE_NONE)
         count++;
     while (count > 0)
