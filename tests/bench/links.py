@@ -9,6 +9,9 @@ All connections are warm: every program has answered a prompt of the length, the
 asks each mode once, in an order that rotates, each time a prompt that nobody has seen; rounds are the pairs. A run that takes longer than STOP times the
 better single side is cut off and counts as that long. Between runs the programs finish what they do behind a reply (read from their processor time).
 
+Two cores of one machine are not two machines: what both compute at once takes longer than what one computes while the other is idle (they share memory's
+bandwidth, and power), and the planner's runs are the only ones where both do. With --together the single sides are asked at the same time.
+
 Paced, the model is a thin copy (links_model.py): the same bytes on the link, and computing that stays below its pace also beside other work.
 
 `--drop`: the rate falls in the middle of a prompt, with paced computing. What could have been had by knowing it is reckoned (hindsight): the better single side,
@@ -17,6 +20,7 @@ or any split of what reaches the cloud before the fall, the rest from token ids.
 ratio is the planner's median over the lower median of cloud-only and edge-only; ratio_low95 the lower end of a one-sided 95 % interval of the ratio's
 geometric mean over the pairs (t on logarithms; with one pair the ratio itself)."""
 import argparse
+import concurrent.futures
 import ctypes
 import http.client
 import json
@@ -40,6 +44,7 @@ CLONE_NEWNET, PR_SET_PDEATHSIG = 0x40000000, 1
 EDGE_ADDRESS, CLOUD_ADDRESS = "10.77.0.1", "10.77.0.2"
 CLOUD_PORT, CLOUD_ADMIN, LOCAL_PORT, LOCAL_ADMIN, EDGE_PORT = 8443, 9443, 8090, 9091, 8100
 EDGE_CORE, CLOUD_CORE = "0", "1"
+SINGLES = ("cloud-only", "edge-only")
 TOKENS = 16  # of a reply: its last makes T16
 STOP, STOP_FIRST_S = 3.0, 120.0
 WARM = 2
@@ -303,11 +308,22 @@ def pair(shape, runs, what):
     """A line of `pairs`."""
     of = {mode: [r[what] for r in rs] for mode, rs in runs.items()}
     middle = {mode: statistics.median(v) for mode, v in of.items()}
-    better = min(("cloud-only", "edge-only"), key=middle.get)
+    better = min(SINGLES, key=middle.get)
     mbit, delay, prompt = shape
     return {"link_mbit": mbit, "delay_ms": delay, "prompt": prompt, "planner_ms": round(middle["planner"], 1),
             "cloud_only_ms": round(middle["cloud-only"], 1), "edge_only_ms": round(middle["edge-only"], 1),
             "ratio": round(middle["planner"] / middle[better], 4), "ratio_low95": round(ratio_low95(list(zip(of["planner"], of[better]))), 4)}
+
+
+def one_round(bench, i, prompt, limit_s, runs):
+    """Each mode of `runs` once, in the order of round i. --together: the two single sides at the same time, each on its core."""
+    turns = [(m,) for m in runs]
+    if bench.o.together:
+        turns = [SINGLES if t == SINGLES[:1] else t for t in turns if t != SINGLES[1:]]
+    for turn in turns[i % len(turns):] + turns[:i % len(turns)]:
+        with concurrent.futures.ThreadPoolExecutor(len(turn)) as pool:
+            for mode, run in zip(turn, pool.map(lambda mode: bench.ask(mode, prompt, limit_s), turn)):
+                runs[mode].append(run)
 
 
 def measure(bench, shape, repeats, fixed):
@@ -323,8 +339,7 @@ def measure(bench, shape, repeats, fixed):
             bench.ask(mode, prompt, limit_s)
     runs = {m: [] for m in order}
     for i in range(repeats):
-        for mode in order[i % len(order):] + order[:i % len(order)]:
-            runs[mode].append(bench.ask(mode, prompt, limit_s))
+        one_round(bench, i, prompt, limit_s, runs)
     return runs
 
 
@@ -393,8 +408,7 @@ def whole_cell(bench, shape, repeats, fixed, limits, until):
     runs, i = {m: [] for m in order}, 0
     while i < repeats or (i < repeats + (4 if prompt <= 512 else 1) and time.monotonic() < until
                           and max(pair(shape, runs, w)["ratio"] for w in ("ttft", "t16")) > 1.03):
-        for mode in order[i % len(order):] + order[:i % len(order)]:
-            runs[mode].append(bench.ask(mode, prompt, limits[prompt]))
+        one_round(bench, i, prompt, limits[prompt], runs)
         i += 1
     return runs
 
@@ -747,6 +761,7 @@ def main():
     p.add_argument("--repeats", type=int, default=0, metavar="N")
     p.add_argument("--json", action="store_true")
     p.add_argument("--svg", metavar="FILE", help="draw a chart there")
+    p.add_argument("--together", action="store_true", help="the single sides at the same time: what two cores of one machine cost each other is then in all modes")
     p.add_argument("--keep-window", action="store_true", help="TCP keeps its window when idle (net.ipv4.tcp_slow_start_after_idle=0)")
     p.add_argument("--seed", type=int, default=1)
     p.add_argument("--verbose", action="store_true", help="every run, with its timings")

@@ -14,6 +14,7 @@
 #   links.sh --restore           a conversation that the cloud has lost: sent by the device, or computed again
 #   links.sh --cancel            how soon a CANCEL works on a full uplink
 #     --json   one JSON object instead of the table      --svg FILE   a chart      --verbose   every run
+#     --together   cloud-only and edge-only at the same time: what two cores of one machine cost each other is then in all modes
 #     --keep-window   TCP keeps its window when idle (a kernel's default is to begin anew, from 10 packets)
 #
 # Cloud and device are in network namespaces of their own, a core each; between them tests/bench/links_relay.c forwards IP packets. What is compared with

@@ -14,7 +14,7 @@ LINKS = ROOT / "tests/bench/links.sh"
 
 def test_smoke(tmp_path):
     chart = tmp_path / "links.svg"
-    r = subprocess.run([LINKS, "--smoke", "--json", "--svg", chart], capture_output=True, text=True, timeout=600,
+    r = subprocess.run([LINKS, "--smoke", "--together", "--json", "--svg", chart], capture_output=True, text=True, timeout=600,
                        env={**os.environ, "TANDEM_BIN": str(BIN), "TANDEM_MODEL": str(MODEL)})
     if r.returncode == 77:
         pytest.skip(r.stderr.strip())
