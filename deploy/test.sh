@@ -102,8 +102,10 @@ fuzz_one() { # TARGET SECONDS
   corpus=$(mktemp -d)
   mkdir -p "tests/fuzz/corpus/$name"
   "$1" -max_total_time="$2" -timeout=60 -rss_limit_mb=2048 -print_final_stats=1 -verbosity=0 \
-    -artifact_prefix="$logs/" "$corpus" "tests/fuzz/corpus/$name" || code=$?
+    -artifact_prefix="$logs/" "$corpus" "tests/fuzz/corpus/$name" >"$logs/fuzz-$name.log" 2>&1 || code=$?
   rm -rf "$corpus"
+  [ $code -eq 0 ] || grep -A 25 ERROR "$logs/fuzz-$name.log" || tail -n 25 "$logs/fuzz-$name.log"
+  grep '^stat::number_of' "$logs/fuzz-$name.log" || true
   echo "fuzz $name for $2 s: exit code $code"
   return $code
 }

@@ -400,6 +400,8 @@ static int check_block(const struct store_block *b, bool held, uint8_t *codec, s
     if (b->layer_begin >= b->layer_end || b->layer_end > KV_LAYERS_MAX ||
         b->layer_end - b->layer_begin > RECORD_PARTS_MAX)
         return -TD_ERR_LIMIT;
+    if (b->quality.fidelity > KV_L4 || b->quality.reserved != 0) /* no reader would take its head */
+        return -TD_ERR_FORMAT;
     for (uint32_t i = 0; i < 2u * (b->layer_end - b->layer_begin); i++) {
         struct kv_piece_head h;
         struct span payload;

@@ -116,6 +116,9 @@ static void test_put_refuses_what_is_no_block(void **state)
     assert_int_equal(store_put(s, "acme", &b, NULL, NULL), -TD_ERR_LIMIT);
     b.layer_end = RECORD_PARTS_MAX + 1;
     assert_int_equal(store_put(s, "acme", &b, NULL, NULL), -TD_ERR_LIMIT);
+    b = f.block;
+    b.quality.fidelity = KV_L4 + 1; /* worse than its pieces, but nothing that there is */
+    assert_int_equal(store_put(s, "acme", &b, NULL, NULL), -TD_ERR_FORMAT);
     assert_int_equal(store_put(s, "no such/name", &f.block, NULL, NULL), -TD_ERR_ARG);
     assert_int_equal(store_put(s, "", &f.block, NULL, NULL), -TD_ERR_ARG);
     f.bytes[3][100] ^= 1;
