@@ -123,6 +123,23 @@ static void a_turn_behind_much_else_is_given_up_when_a_call_hangs(void **state)
     assert_int_equal(rc, -TD_ERR_TIMEOUT);
 }
 
+/* A turn's time begins where it was queued, not where somebody comes to wait for it who waited for others before. It is found meanwhile. */
+static void a_turn_has_its_time_from_its_beginning(void **state)
+{
+    (void)state;
+    struct conversation c = {.id = "begun"};
+    struct store_waiter *waiter;
+    hold_a_commit();
+    assert_int_equal(conv_save_begin(conversations, "acme", "ann", 0, &c, &waiter), 0);
+    assert_int_equal(version_of("begun"), 1);
+    waiter->since_us =
+        0 - PATIENT_US; /* as if the clock had been there at its start, which may be less than that ago */
+    assert_int_equal(conv_save_end(conversations, "acme", "ann", 0, &c, waiter), -TD_ERR_TIMEOUT);
+    let_go();
+    store_flush(store);
+    assert_true(conv_is_durable(conversations, "acme", "ann", "begun", 1));
+}
+
 /* So is what the writer does between two commits. */
 static void a_turn_behind_a_segment_that_is_rewritten_is_waited_for(void **state)
 {
@@ -357,6 +374,7 @@ int main(void)
         TEST(a_turn_is_given_up_and_written_again),
         TEST(a_turn_behind_much_else_is_waited_for),
         TEST(a_turn_behind_much_else_is_given_up_when_a_call_hangs),
+        TEST(a_turn_has_its_time_from_its_beginning),
         TEST(a_turn_behind_a_segment_that_is_rewritten_is_waited_for),
         TEST(a_later_turn_stays_lost),
         TEST(a_deletion_is_given_up_and_happens_later),
