@@ -47,6 +47,8 @@ def test_what_is_not_met_or_not_measured(tmp_path):
     assert rows["host, 1 sequence, 1K, of a step"].endswith("yes")
     r, rows = bench(tmp_path, [("--deterministic", slow)], "--only", "128x1K")
     assert r.returncode == 1 and "0.375 times" in rows["128x1K: fast step / this"]
+    r, rows = bench(tmp_path, [("", {**ANSWER, "decode_families": []})], "--only", "32x8K")
+    assert r.returncode == 1 and "not measured" in r.stdout, r.stderr
 
 
 def test_no_time_left(tmp_path):

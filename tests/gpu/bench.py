@@ -71,7 +71,7 @@ def command(case):
 # --- what is wanted ---------------------------------------------------------------------------------------------------
 
 def family(kind, name, what):
-    return lambda r: next(f[what] for f in r[kind] if f["name"] == name) or None
+    return lambda r: next((f[what] for f in r[kind] if f["name"] == name), None) or None
 
 
 def key(name, scale=1.0):
