@@ -6,7 +6,7 @@
 #   test.sh --only NAME   one stage (see the list that --help ends with); may be given several times
 #   test.sh --list        the stages
 #
-# Each stage's output is in build/test-logs/STAGE.log. The last line counts the stages; the exit code is 0 when all passed.
+# Each stage's output is in build/test-logs/STAGE.log, a fuzzer's in fuzz-NAME.log there. The last line counts the stages; the exit code is 0 when all passed.
 # Stages: packages build checks unit arm model sim fault e2e asan tsan fuzz gpu
 
 set -euo pipefail
