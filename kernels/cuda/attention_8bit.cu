@@ -253,24 +253,14 @@ template <int HD> static size_t fed_size(uint32_t group)
     return sizeof(fed_shared<HD>) + sizeof(float) * WARPS * group * HD;
 }
 
-template <int HD, kv_dtype T> static bool has_fed()
+template <int HD> static uint32_t fed_blocks() /* 0: not on this device */
 {
-    cudaFuncAttributes code;
-    return !cudaFuncGetAttributes(&code, fed_kernel<HD, T>) && code.ptxVersion >= 90 &&
-           !cudaFuncSetAttribute(fed_kernel<HD, T>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                 (int)fed_size<HD>(HEADS));
-}
-
-template <int HD> static uint32_t fed_blocks()
-{
-    static int known; /* blocks + 1 */
-    if (known == 0) {
-        int device = 0, count = 0;
-        bool fits = has_fed<HD, KV_DTYPE_FP8>() && has_fed<HD, KV_DTYPE_INT8>() && !cudaGetDevice(&device) &&
-                    !cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device);
-        known = fits ? BLOCKS * count + 1 : 1;
-    }
-    return (uint32_t)known - 1;
+    static known_devices known;
+    bool fits = known_of_device(known, [] {
+        return has_hopper_code(fed_kernel<HD, KV_DTYPE_FP8>, fed_size<HD>(HEADS)) &&
+               has_hopper_code(fed_kernel<HD, KV_DTYPE_INT8>, fed_size<HD>(HEADS));
+    });
+    return fits ? BLOCKS * device_sm_count() : 0;
 }
 
 uint32_t cuda_attention_8bit_blocks(uint32_t head_dim, uint32_t heads_per_kv_head)
@@ -300,10 +290,9 @@ template <int HD> static void launch_codes(cudaStream_t s, const decode_args &d,
 void cuda_attention_8bit(cudaStream_t s, const struct cuda_attention *a, const struct cuda_split *splits,
                          uint32_t grid_splits, void *partial, uint32_t *counters)
 {
-    uint32_t group = a->head_count / a->kv_head_count,
-             blocks = cuda_attention_8bit_blocks(a->head_dim, group), items = grid_splits * a->kv_head_count;
-    decode_args d = {*a, splits, (float *)partial, counters,
-                     a->kv_head_count * ((group + HEADS - 1) / HEADS)};
+    uint32_t blocks = cuda_attention_8bit_blocks(a->head_dim, a->head_count / a->kv_head_count),
+             items = grid_splits * a->kv_head_count;
+    decode_args d = {*a, splits, (float *)partial, counters, head_parts(*a)};
     if (blocks > 0)
         return a->head_dim == 128 ? launch_fed<128>(s, d, items, blocks)
                                   : launch_fed<64>(s, d, items, blocks);

@@ -74,34 +74,28 @@ template <int HD> __global__ void __launch_bounds__(THREADS) decode_kernel(decod
     finish_split<HD, WARPS>(sh.ends, st, d, s, blockIdx.x, blockIdx.y, first_head, heads);
 }
 
-static uint32_t head_parts(const cuda_attention *a)
-{
-    uint32_t group = a->head_count / a->kv_head_count;
-    return a->kv_head_count * ((group + HEADS - 1) / HEADS);
-}
-
 uint64_t cuda_partial_size(const struct cuda_attention *a, uint32_t splits)
 {
-    return (uint64_t)splits * head_parts(a) * HEADS * (a->head_dim + 2) * sizeof(float);
+    return (uint64_t)splits * head_parts(*a) * HEADS * (a->head_dim + 2) * sizeof(float);
 }
 
 uint64_t cuda_counters_size(const struct cuda_attention *a, uint32_t rows)
 {
-    return (DECODE_TURNS + (uint64_t)rows * head_parts(a)) * sizeof(uint32_t);
+    return (DECODE_TURNS + (uint64_t)rows * head_parts(*a)) * sizeof(uint32_t);
 }
 
 template <int HD> static void launch_decode(cudaStream_t s, const decode_args &d, uint32_t grid_splits)
 {
     cudaFuncSetAttribute(decode_kernel<HD>, cudaFuncAttributeMaxDynamicSharedMemorySize,
                          (int)sizeof(decode_shared<HD>));
-    launch(decode_kernel<HD>, dim3(grid_splits, head_parts(&d.a)), dim3(THREADS), sizeof(decode_shared<HD>),
+    launch(decode_kernel<HD>, dim3(grid_splits, d.parts), dim3(THREADS), sizeof(decode_shared<HD>),
            s, d);
 }
 
 void cuda_attention_decode(cudaStream_t s, const struct cuda_attention *a, const struct cuda_split *splits,
                            uint32_t grid_splits, void *partial, uint32_t *counters)
 {
-    decode_args d = {*a, splits, (float *)partial, counters + DECODE_TURNS, head_parts(a)};
+    decode_args d = {*a, splits, (float *)partial, counters + DECODE_TURNS, head_parts(*a)};
     if (a->dtype != KV_DTYPE_F16)
         return cuda_attention_8bit(s, a, splits, grid_splits, partial, counters + DECODE_TURNS);
     if (cuda_attention_ring(s, a, splits, grid_splits, partial, counters))

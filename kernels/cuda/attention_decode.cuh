@@ -17,6 +17,11 @@ struct decode_args {
     uint32_t parts;     /* KV heads x groups of up to HEADS query heads */
 };
 
+static inline uint32_t head_parts(const cuda_attention &a)
+{
+    return a.kv_head_count * ((a.head_count / a.kv_head_count + HEADS - 1) / HEADS);
+}
+
 template <int WARPS> struct decode_ends { /* of a split: what its warps found */
     float *o;                             /* shared, [WARPS][heads][HD] */
     float max[WARPS][HEADS], sum[WARPS][HEADS];

@@ -210,25 +210,15 @@ template <int HD> static size_t shared_size(uint32_t group)
     return sizeof(ring_shared<HD>) + sizeof(float) * (o > heads ? o : heads);
 }
 
-template <int HD, bool FRESH, bool BF16> static bool has_kernel()
-{
-    cudaFuncAttributes code;
-    return !cudaFuncGetAttributes(&code, ring_kernel<HD, FRESH, BF16>) && code.ptxVersion >= 90 &&
-           !cudaFuncSetAttribute(ring_kernel<HD, FRESH, BF16>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                 (int)shared_size<HD>(HEADS));
-}
-
 template <int HD> static uint32_t blocks_of() /* 0: not on this device */
 {
-    static int known; /* blocks + 1 */
-    if (known == 0) {
-        int device = 0, count = 0;
-        bool fits = has_kernel<HD, false, false>() && has_kernel<HD, true, false>() &&
-                    has_kernel<HD, true, true>() && !cudaGetDevice(&device) &&
-                    !cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device);
-        known = fits ? BLOCKS * count + 1 : 1;
-    }
-    return (uint32_t)known - 1;
+    static known_devices known;
+    bool fits = known_of_device(known, [] {
+        return has_hopper_code(ring_kernel<HD, false, false>, shared_size<HD>(HEADS)) &&
+               has_hopper_code(ring_kernel<HD, true, false>, shared_size<HD>(HEADS)) &&
+               has_hopper_code(ring_kernel<HD, true, true>, shared_size<HD>(HEADS));
+    });
+    return fits ? BLOCKS * device_sm_count() : 0;
 }
 
 uint32_t cuda_attention_ring_blocks(uint32_t head_dim, uint32_t heads_per_kv_head)

@@ -20,6 +20,42 @@ static void launch(void (*kernel)(P...), dim3 grid, dim3 block, size_t shared, c
     cuda_launched(cudaLaunchKernelEx(&config, kernel, (P)args...));
 }
 
+#define DEVICES_MAX 64
+struct known_devices { /* what was found out about each, once */
+    uint32_t plus_one[DEVICES_MAX];
+};
+
+/* What `ask` answers about the current device: a number, or yes or no; 0 of a device that does not answer. */
+template <class ASK> static uint32_t known_of_device(known_devices &known, ASK ask)
+{
+    int device = 0;
+    if (cudaGetDevice(&device))
+        return 0;
+    if (device >= DEVICES_MAX)
+        return ask();
+    if (known.plus_one[device] == 0)
+        known.plus_one[device] = (uint32_t)ask() + 1;
+    return known.plus_one[device] - 1;
+}
+
+/* Is a kernel's code for the current device one of sm_90 (the PTX of an older one, compiled by the driver, is not), and may a block have so
+ * much shared memory? */
+template <class... P> static bool has_hopper_code(void (*kernel)(P...), size_t shared)
+{
+    cudaFuncAttributes code;
+    return !cudaFuncGetAttributes(&code, kernel) && code.ptxVersion >= 90 &&
+           !cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared);
+}
+
+static inline uint32_t device_sm_count() /* of the current one; 0: it does not answer */
+{
+    int device = 0, count = 0;
+    return cudaGetDevice(&device) ||
+                   cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device)
+               ? 0
+               : (uint32_t)count;
+}
+
 /* --- 16-bit values ---------------------------------------------------------------------------- */
 
 /* 2^x, to about 2 units in the last place; 0 far below. */

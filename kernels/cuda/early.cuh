@@ -23,12 +23,11 @@ __device__ __forceinline__ void early_wait()
  * are made for the same devices. */
 static bool waits(const void *kernel)
 {
-    static int known; /* 1: yes, -1: no */
-    if (known == 0) {
-        cudaFuncAttributes code;
-        known = !cudaFuncGetAttributes(&code, kernel) && code.ptxVersion >= 90 ? 1 : -1;
-    }
-    return known > 0;
+    static known_devices known;
+    return known_of_device(known, [kernel] {
+               cudaFuncAttributes code;
+               return !cudaFuncGetAttributes(&code, kernel) && code.ptxVersion >= 90;
+           }) > 0;
 }
 
 /* cluster: blocks that share their memory, or 1. */

@@ -590,33 +590,26 @@ template <bool BF16, int N> static auto kernel_of(uint32_t width)
         return stream_kernel<BF16, N, 0>;
 }
 
-template <bool BF16, int N> static bool has_kernel(uint32_t width)
+template <bool BF16, int N> static uint32_t ask_clusters(uint32_t splits)
 {
-    cudaFuncAttributes code;
-    return !cudaFuncGetAttributes(&code, kernel_of<BF16, N>(width)) && code.ptxVersion >= 90 &&
-           !cudaFuncSetAttribute(kernel_of<BF16, N>(width), cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                 SHARED_SIZE);
+    int count = 0;
+    for (uint32_t width : {128, 160, 224, 256})
+        if (!has_hopper_code(kernel_of<BF16, N>(width), SHARED_SIZE))
+            return 0;
+    cudaLaunchAttribute attribute = {};
+    attribute.id = cudaLaunchAttributeClusterDimension;
+    attribute.val.clusterDim = {splits, 1, 1};
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3(splits), config.blockDim = dim3(THREADS);
+    config.dynamicSmemBytes = SHARED_SIZE;
+    config.attrs = &attribute, config.numAttrs = 1;
+    return cudaOccupancyMaxActiveClusters(&count, kernel_of<BF16, N>(256), &config) ? 0 : (uint32_t)count;
 }
 
 template <bool BF16, int N> static uint32_t clusters_of(uint32_t splits) /* that fit on the device together */
 {
-    static int known[SPLITS_MAX + 1]; /* + 1 */
-    if (known[splits] == 0) {
-        int count = 0;
-        bool fits = has_kernel<BF16, N>(128) && has_kernel<BF16, N>(160) && has_kernel<BF16, N>(224) &&
-                    has_kernel<BF16, N>(256);
-        cudaLaunchAttribute attribute = {};
-        attribute.id = cudaLaunchAttributeClusterDimension;
-        attribute.val.clusterDim = {splits, 1, 1};
-        cudaLaunchConfig_t config = {};
-        config.gridDim = dim3(splits), config.blockDim = dim3(THREADS);
-        config.dynamicSmemBytes = SHARED_SIZE;
-        config.attrs = &attribute, config.numAttrs = 1;
-        if (!fits || cudaOccupancyMaxActiveClusters(&count, kernel_of<BF16, N>(256), &config))
-            count = 0;
-        known[splits] = count + 1;
-    }
-    return (uint32_t)known[splits] - 1;
+    static known_devices known[SPLITS_MAX + 1];
+    return known_of_device(known[splits], [splits] { return ask_clusters<BF16, N>(splits); });
 }
 
 /* Tiles that fit on the device together. */
