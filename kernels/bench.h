@@ -18,7 +18,7 @@ struct bench_engine_options {
     const char *shape;      /* instead of model_path: random weights of a known shape (bench_model.h) ... */
     const char *dtype;      /* ... and of this type; NULL: "bf16" */
     uint32_t batch_count;   /* sequences decoded side by side, each with its own prompt; 0: 1 */
-    bool deterministic;     /* a GPU's numerics cuda-det-v1 */
+    bool deterministic;     /* a GPU's numerics cuda-det-v2 */
     const char *kv_dtype;   /* of a GPU's pages; NULL: "f16" */
     uint32_t swap_tokens;   /* of KV to host memory and back into scattered pages; 0: none; a GPU's */
 };

@@ -73,7 +73,18 @@ void kv_principal_key(const uint8_t tenant_chain_key[32], const char *principal,
 /* 0: pages of 16 bits. */
 static uint32_t page_kind(uint32_t numerics)
 {
-    return numerics >= KV_NUMERICS_CUDA_DET_V1_INT8 ? 2 : numerics >= KV_NUMERICS_CUDA_DET_V1_FP8 ? 1 : 0;
+    switch (numerics) {
+    case KV_NUMERICS_CUDA_DET_V1_FP8:
+    case KV_NUMERICS_CUDA_DET_V2_FP8:
+    case KV_NUMERICS_CUDA_FAST_FP8:
+        return 1;
+    case KV_NUMERICS_CUDA_DET_V1_INT8:
+    case KV_NUMERICS_CUDA_DET_V2_INT8:
+    case KV_NUMERICS_CUDA_FAST_INT8:
+        return 2;
+    default:
+        return 0;
+    }
 }
 
 static bool is_fast(uint32_t numerics)

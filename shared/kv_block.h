@@ -63,7 +63,11 @@ enum kv_numerics {
     KV_NUMERICS_CUDA_FAST_FP8 = 5,
     KV_NUMERICS_CUDA_DET_V1_INT8 = 6,
     KV_NUMERICS_CUDA_FAST_INT8 = 7,
-    KV_NUMERICS_LAST = KV_NUMERICS_CUDA_FAST_INT8
+    /* As v1, which is made no more, but for attention behind 2,048 tokens (kernels/cuda/det_attention.cuh). */
+    KV_NUMERICS_CUDA_DET_V2 = 8,
+    KV_NUMERICS_CUDA_DET_V2_FP8 = 9,
+    KV_NUMERICS_CUDA_DET_V2_INT8 = 10,
+    KV_NUMERICS_LAST = KV_NUMERICS_CUDA_DET_V2_INT8
 };
 enum kv_provenance { KV_FROM_CLOUD = 0, KV_FROM_DEVICE = 1 };
 enum kv_accept { KV_ACCEPT_EXACT = 0, KV_ACCEPT_VISIBLE_LOSSLESS = 1 /* default */, KV_ACCEPT_ANY = 2 };

@@ -6,12 +6,15 @@
  * makes P of block j (maximum, exponentials, sum) while the second product runs; the other group has its products then. Taking
  * turns at starting products was tried: 587 TFLOP/s at 8K and 569 at 32K instead of 596 and 633.
  *
+ * With FIXED sums begin anew at each split of cuda-det-v2 (det_attention.cuh). Those of the splits before wait in shared memory, 64 KB of
+ * 64 registers a thread, which are written and read once a split: 1,024 clocks beside 16 blocks of 1,024 at least, so at most 6 %.
+ *
  * flops: 4 * head_dim * heads for each pair of positions; bytes: 256 * head_dim a page, tile and KV head, from L2.
  * Predicted: 64 x 128 scores take 512 clocks of the tensor cores for both products and 8192 exponentials 512 clocks of the
  * special function units, which overlap: 450 to 600 TFLOP/s. Measured on an H200, 32/8 heads of 128: 596 at 8K, 633 at 32K. */
+#include "det_attention.cuh"
 #include "kernels.h"
 #include "wgmma.cuh"
-#include "device.cuh"
 #include <math_constants.h>
 
 #define COMPUTING 2 /* groups */
@@ -29,6 +32,7 @@ template <int HD> struct hopper_shared {
     uint8_t q[COMPUTING][64 * HD * 2];
     uint8_t k[STAGES][TOKENS * HD * 2], v[STAGES][TOKENS * HD * 2]; /* planes of 64 values, 128 tokens each */
     uint64_t k_full[STAGES], k_empty[STAGES], v_full[STAGES], v_empty[STAGES];
+    float4 joined[]; /* FIXED: [HD / 8][computing threads] */
 };
 
 #define KV_PLANE (TOKENS * 128)
@@ -159,15 +163,61 @@ template <int HD> __device__ __forceinline__ void scale_values(vectors<HD> &v)
         v.o[i] *= v.alpha[i / 2 % 2];
 }
 
+/* Of the four threads of a vector. */
+__device__ __forceinline__ float whole_sum(float sum)
+{
+    sum += __shfl_xor_sync(0xffffffffu, sum, 1);
+    return sum + __shfl_xor_sync(0xffffffffu, sum, 2);
+}
+
+/* The split that begins at first_token, of these maxima and sums, joins those before it; v.o is of all of them then. Vectors that do not see
+ * it stay as they are. */
 template <int HD>
+__device__ __forceinline__ void join_split(const float4 *joined, vectors<HD> &v, det_joined (&all)[2],
+                                           const float (&max)[2], const float (&sum)[2], uint32_t first_token)
+{
+    float before[2], own[2];
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        det_joined split = {max[r], whole_sum(sum[r])};
+        before[r] = 1.0f, own[r] = 0.0f;
+        if (first_token == 0)
+            all[r] = split;
+        else if (v.position[r] >= first_token)
+            det_join(all[r], split, before[r], own[r]);
+    }
+    if (first_token == 0)
+        return;
+#pragma unroll
+    for (int i = 0; i < HD / 8; i++) {
+        float4 o = joined[i * GROUP * COMPUTING];
+        float old[4] = {o.x, o.y, o.z, o.w};
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            float both = det_join(old[j], v.o[4 * i + j], before[j / 2], own[j / 2]);
+            v.o[4 * i + j] = v.position[j / 2] >= first_token ? both : old[j];
+        }
+    }
+}
+
+/* And the next begins. */
+template <int HD> __device__ __forceinline__ void keep_joined(float4 *joined, vectors<HD> &v)
+{
+#pragma unroll
+    for (int i = 0; i < HD / 8; i++) {
+        joined[i * GROUP * COMPUTING] =
+            make_float4(v.o[4 * i], v.o[4 * i + 1], v.o[4 * i + 2], v.o[4 * i + 3]);
+        v.o[4 * i] = v.o[4 * i + 1] = v.o[4 * i + 2] = v.o[4 * i + 3] = 0.0f;
+    }
+}
+
+template <int HD, bool FIXED>
 __device__ __forceinline__ void store(const hopper_args &d, const cuda_tile &t, const vectors<HD> &v,
-                                      uint32_t first)
+                                      const det_joined (&all)[2], uint32_t first)
 {
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-        float sum = v.sum[r];
-        sum += __shfl_xor_sync(0xffffffffu, sum, 1);
-        sum += __shfl_xor_sync(0xffffffffu, sum, 2);
+        float sum = FIXED ? all[r].sum : whole_sum(v.sum[r]);
         const uint8_t *q = q_of(d, t, first + 8 * r, 2 * HD);
         if (!q)
             continue;
@@ -187,14 +237,16 @@ __device__ __forceinline__ void let_go(uint64_t *bell)
         bell_arrive(bell);
 }
 
-template <int HD>
+template <int HD, bool FIXED>
 __device__ __forceinline__ void compute(hopper_shared<HD> &sh, const hopper_args &d, const cuda_tile &t,
                                         uint32_t blocks)
 {
+    constexpr uint32_t SPLIT = DET_SPLIT_TOKENS / TOKENS; /* blocks */
     uint32_t group = threadIdx.x / GROUP,
              first = group * 64 + threadIdx.x % GROUP / 32 * 16 + threadIdx.x % 32 / 4,
              heads = d.a.head_count / d.a.kv_head_count;
     vectors<HD> v = {};
+    det_joined all[2];
     float s[64];
     uint32_t p[32];
     for (int r = 0; r < 2; r++) {
@@ -220,13 +272,25 @@ __device__ __forceinline__ void compute(hopper_shared<HD> &sh, const hopper_args
         let_go(&sh.k_empty[now]);
         if (j * TOKENS + TOKENS - 1 > t.position)
             mask<HD>(s, v, j * TOKENS);
+        bool begins = FIXED && j > 0 && j % SPLIT == 0; /* a split, which is not the first */
+        float max[2] = {}, sum[2] = {};
+        if (begins)
+            for (int r = 0; r < 2; r++) {
+                max[r] = v.max[r], sum[r] = v.sum[r];
+                v.max[r] = -1e30f, v.sum[r] = 0.0f;
+            }
         soften<HD>(s, v);
         wgmma_wait<0>();
         wgmma_hold(v.o);
         if (j > 0)
             let_go(&sh.v_empty[before]);
         pack(p, s);
-        scale_values<HD>(v);
+        if (begins) {
+            join_split<HD>(sh.joined + threadIdx.x, v, all, max, sum, (j - SPLIT) * TOKENS);
+            keep_joined<HD>(sh.joined + threadIdx.x, v);
+        } else {
+            scale_values<HD>(v);
+        }
     }
     uint32_t last = (blocks - 1) % STAGES;
     bell_wait(&sh.v_full[last], (blocks - 1) / STAGES % 2);
@@ -234,10 +298,12 @@ __device__ __forceinline__ void compute(hopper_shared<HD> &sh, const hopper_args
     start_values<HD>(v.o, p, sh.v[last]);
     wgmma_wait<0>();
     wgmma_hold(v.o);
-    store<HD>(d, t, v, first);
+    if (FIXED)
+        join_split<HD>(sh.joined + threadIdx.x, v, all, v.max, v.sum, (blocks - 1) / SPLIT * DET_SPLIT_TOKENS);
+    store<HD, FIXED>(d, t, v, all, first);
 }
 
-template <int HD>
+template <int HD, bool FIXED>
 __global__ void __launch_bounds__(THREADS, 1)
     hopper_kernel(const __grid_constant__ hopper_args d, const __grid_constant__ CUtensorMap map)
 {
@@ -259,37 +325,41 @@ __global__ void __launch_bounds__(THREADS, 1)
             feed<HD>(sh, d, &map, t, blocks);
     } else {
         registers_more<240>();
-        compute<HD>(sh, d, t, blocks);
+        compute<HD, FIXED>(sh, d, t, blocks);
     }
 }
 
 /* --- launching -------------------------------------------------------------------------------- */
 
-template <int HD>
+template <int HD, bool FIXED>
 static bool launch_hopper(cudaStream_t s, const struct cuda_attention *a, const struct cuda_tile *tiles,
                           uint32_t tile_count)
 {
-    static int known; /* 1: this device has it, -1: it has not */
+    constexpr size_t shared =
+        sizeof(hopper_shared<HD>) + (FIXED ? sizeof(float4) * HD / 8 * GROUP * COMPUTING : 0);
+    static_assert(shared <= 227 * 1024, "what a block of sm_90 can have");
+    static known_devices known;
     CUtensorMap map;
-    if (known == 0) {
-        cudaFuncAttributes code;
-        bool fits = !cudaFuncGetAttributes(&code, hopper_kernel<HD>) && code.ptxVersion >= 90 &&
-                    !cudaFuncSetAttribute(hopper_kernel<HD>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                          (int)sizeof(hopper_shared<HD>));
-        known = fits ? 1 : -1;
-    }
-    if (known < 0 || !cuda_page_map(&map, a->kv, HD, 64, false))
+    if (!known_of_device(known, [] { return has_hopper_code(hopper_kernel<HD, FIXED>, shared); }) ||
+        !cuda_page_map(&map, a->kv, HD, 64, false))
         return false;
     hopper_args d = {*a, tiles};
-    launch(hopper_kernel<HD>, dim3(a->kv_head_count, tile_count), dim3(THREADS), sizeof(hopper_shared<HD>), s,
-           d, map);
+    launch(hopper_kernel<HD, FIXED>, dim3(a->kv_head_count, tile_count), dim3(THREADS), shared, s, d, map);
     return true;
+}
+
+template <int HD>
+static bool launch_either(cudaStream_t s, const struct cuda_attention *a, const struct cuda_tile *tiles,
+                          uint32_t tile_count)
+{
+    return a->fixed_splits ? launch_hopper<HD, true>(s, a, tiles, tile_count)
+                           : launch_hopper<HD, false>(s, a, tiles, tile_count);
 }
 
 bool cuda_attention_hopper(cudaStream_t s, const struct cuda_attention *a, const struct cuda_tile *tiles,
                            uint32_t tile_count)
 {
-    return a->head_dim == 128  ? launch_hopper<128>(s, a, tiles, tile_count)
-           : a->head_dim == 64 ? launch_hopper<64>(s, a, tiles, tile_count)
+    return a->head_dim == 128  ? launch_either<128>(s, a, tiles, tile_count)
+           : a->head_dim == 64 ? launch_either<64>(s, a, tiles, tile_count)
                                : false;
 }

@@ -133,7 +133,7 @@ static uint64_t counters_size(const struct cuda_backend *b)
 {
     const struct model_params *p = &b->base.model->params;
     struct cuda_attention a = {.head_count = p->head_count, .kv_head_count = p->kv_head_count};
-    return b->deterministic ? sizeof(uint32_t) * CUDA_DET_COUNTERS : cuda_counters_size(&a, b->rows_max);
+    return cuda_counters_size(&a, b->rows_max);
 }
 
 /* 8-bit pages are opened for prompts: so many of one layer as the longest sequence has. Decided when the number of pages is. */
@@ -353,9 +353,9 @@ static void cuda_destroy(struct backend *base)
     }
 /* [dtype of pages][deterministic] */
 static const struct backend_ops all_ops[][2] = {
-    [KV_DTYPE_F16] = {CUDA_OPS(KV_NUMERICS_CUDA_FAST), CUDA_OPS(KV_NUMERICS_CUDA_DET_V1)},
-    [KV_DTYPE_FP8] = {CUDA_OPS(KV_NUMERICS_CUDA_FAST_FP8), CUDA_OPS(KV_NUMERICS_CUDA_DET_V1_FP8)},
-    [KV_DTYPE_INT8] = {CUDA_OPS(KV_NUMERICS_CUDA_FAST_INT8), CUDA_OPS(KV_NUMERICS_CUDA_DET_V1_INT8)},
+    [KV_DTYPE_F16] = {CUDA_OPS(KV_NUMERICS_CUDA_FAST), CUDA_OPS(KV_NUMERICS_CUDA_DET_V2)},
+    [KV_DTYPE_FP8] = {CUDA_OPS(KV_NUMERICS_CUDA_FAST_FP8), CUDA_OPS(KV_NUMERICS_CUDA_DET_V2_FP8)},
+    [KV_DTYPE_INT8] = {CUDA_OPS(KV_NUMERICS_CUDA_FAST_INT8), CUDA_OPS(KV_NUMERICS_CUDA_DET_V2_INT8)},
 };
 
 static int check_config(const struct model *m, const struct backend_config *c, struct td_error *err)

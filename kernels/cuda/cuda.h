@@ -1,6 +1,6 @@
 /* cuda: the engine on an NVIDIA GPU, behind the interface of kernels/backend.h.
  *
- * Numbers: cuda-fast, or cuda-det-v1 where config->deterministic asks for it (det_product.cu). Products take 16-bit
+ * Numbers: cuda-fast, or cuda-det-v2 where config->deterministic asks for it (det_product.cu). Products take 16-bit
  * operands and add in f32: bf16 where a weight is BF16, f16 otherwise; the residual stream, norms, softmax and logits are f32; K and V are f16 as in the page, or what its 8 bits
  * stand for (kernels/kv_dtype.h), with numerics of their own. Libraries choose their
  * own order of sums, so results of cuda-fast may differ in the last bits between batch sizes; and with 3 to 64 rows of 16-bit weights, where

@@ -1,17 +1,18 @@
-/* det_attention: attention of cuda-det-v1 for rows that are alone in their sequence, as in decoding (sm_90a; heads of 64 and 128 values).
+/* det_attention: attention of cuda-det-v2 for rows that are alone in their sequence, as in decoding (sm_90a; heads of 64 and 128 values).
  *
- * The rule is what attention_hopper.cu does with a tile, whose other vectors change nothing for one: blocks of 128 tokens on absolute
- * positions, a running maximum a block; a score is one chain of tensor-core instructions over the dimensions, 16 each; a value one over the
- * tokens, scaled at each block; of the exponentials of a block, tokens that lie 8 apart are added up one after the other, neighbours
- * then, and the last four sums at the end. A tile of one row would fill 4 of its 128 vectors and read pages one SM a block at a time;
+ * det_attention.cuh has the rule. A tile of one row would fill 4 of its 128 vectors and read pages one SM a block at a time;
  * here tensor cores see tokens as rows and heads as columns, as in attention_decode.cu:
  *     S^T[128 tokens][8 heads] = K * Q^T      P = 2^(S - max)      O^T[head_dim][8 heads] += V^T * P^T
  *
- * grid: two blocks an SM, which take rows and KV heads in turns. Of a block's scores each of four warps makes a quarter of the tokens, of its
- * values a quarter of the dimensions; maxima and P go through shared memory. A fifth warp feeds pages, K and V apart, without a stop.
+ * grid: two blocks an SM, which take items in turns: a KV head of a row, or of one split of it where rows are too few or too unlike to fill the
+ * SMs. Splits go through memory, and the block that is done last joins them; a block with a whole row joins them as it goes. Of a block's scores
+ * each of four warps makes a quarter of the tokens, of its values a quarter of the dimensions; maxima and P go through shared memory. A fifth
+ * warp feeds pages, K and V apart, without a stop.
  *
- * bytes: 4 * head_dim a token, KV head and layer, each once. Memory-bound where items fill the SMs; one alone takes 1.4 us a block of tokens.
- * Measured on an H200, 32/8 heads of 128: 128 rows at 1K 4,400 GB/s (tiles of one row: 3,810), 32 at 8K 4,500 (4,140), 1 at 8K 93 us (97). */
+ * bytes: 4 * head_dim a token, KV head and layer, each once. Memory-bound where items fill the SMs; one alone takes 1.4 us a block of tokens,
+ * and so a split 22 us. Measured on an H200, 32/8 heads of 128, rows whole: 128 at 1K 4,400 GB/s (tiles of one row: 3,810), 32 at 8K 4,500
+ * (4,140), 1 at 8K 93 us (97). Predicted, 1 row in splits: at 8K 26 us, at 32K 34, at 128K 130 (537 MB). */
+#include "det_attention.cuh"
 #include "det_kernels.h"
 #include "ring.cuh"
 
@@ -19,6 +20,9 @@
 #define BLOCKS  2                 /* an SM */
 #define THREADS (32 * WARPS + 32) /* the feeder comes last */
 #define TOKENS  128               /* of a block of the rule: two pages */
+
+#define SPLIT_PAGES  (DET_SPLIT_TOKENS / 64)
+#define PARTIAL_SIZE(HD) (HEADS * ((HD) + 2)) /* floats of a split and KV head: of each head its values, maximum and sum */
 
 #define SLOTS     6  /* of a page's K, or V, with two blocks an SM */
 #define SLOTS_ONE 12 /* with one */
@@ -28,13 +32,16 @@ template <int HD> struct det_shared {
     float p[TOKENS][HEADS];
     half p16[HEADS][TOKENS + 8];
     float max[WARPS][HEADS], sum[HEADS];
+    uint32_t is_last;
     alignas(1024) uint8_t slots[][128 * HD];
 };
 
 struct det_args {
     cuda_attention a;
     const cuda_split *splits;
-    uint32_t items; /* splits x KV heads */
+    float *partial;     /* [first_split + i of the row][KV head][PARTIAL_SIZE] */
+    uint32_t *counters; /* [row][KV head]: splits that are done */
+    uint32_t items;     /* splits x KV heads */
     uint32_t slots;
 };
 
@@ -65,11 +72,11 @@ __device__ __forceinline__ void feed(det_shared<HD> &sh, const det_args &d, cons
                 uint32_t page = first + i % 2;
                 if (page >= s.page_count)
                     continue;
-                if (early && page + 1 == s.page_count) {
+                if (early && (page + 1) * 64 >= s.token_count) {
                     early_wait();
                     early = false;
                 }
-                int32_t y = (int32_t)(d.a.tables[s.table + page] * page_rows +
+                int32_t y = (int32_t)(d.a.tables[s.table + s.page_begin + page] * page_rows +
                                       (i / 2 * kv_heads + item % kv_heads) * 64);
                 bell_wait(&sh.empty[p.at], p.parity ^ 1);
                 bell_expect(&sh.full[p.at], 128 * HD);
@@ -85,6 +92,11 @@ __device__ __forceinline__ void feed(det_shared<HD> &sh, const det_args &d, cons
 template <int HD> struct state { /* of a warp: heads 2q and 2q + 1 of a lane, a quarter of their dimensions */
     float o[HD / 64][4], max[2],
         sum[2]; /* sum: of warp q's lanes; g / 2 is the pair of tokens in each eight */
+};
+
+template <int HD> struct joined { /* splits from the row's first on */
+    float o[HD / 64][4];
+    det_joined all[2]; /* sum: of warp q's lanes */
 };
 
 template <int HD> __device__ __forceinline__ void let_go(det_shared<HD> &sh, place &p)
@@ -205,20 +217,38 @@ __device__ __forceinline__ void add_values(det_shared<HD> &sh, place &p, state<H
     }
 }
 
-/* group: query heads that are there. */
-template <int HD>
-__device__ __forceinline__ void store(det_shared<HD> &sh, const det_args &d, state<HD> &st, uint64_t first,
-                                      uint32_t group)
+/* A split is added up: it joins those before it, and the next begins. */
+template <int HD> __device__ __forceinline__ void join(joined<HD> &to, state<HD> &st, bool is_first)
 {
-    uint32_t warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, q = threadIdx.x % 4;
 #pragma unroll
     for (int h = 0; h < 2; h++) {
-        float sum = st.sum[h];
+        float sum = st.sum[h], before = 1.0f, own = 0.0f;
         sum += __shfl_xor_sync(0xffffffffu, sum, 8);
         sum += __shfl_xor_sync(0xffffffffu, sum, 16);
-        if (q == warp && g == 0)
-            sh.sum[2 * q + h] = sum;
+        det_joined split = {st.max[h], sum};
+        if (is_first)
+            to.all[h] = split;
+        else
+            det_join(to.all[h], split, before, own);
+#pragma unroll
+        for (int i = 0; i < HD / 64; i++)
+#pragma unroll
+            for (int j = h; j < 4; j += 2)
+                to.o[i][j] = is_first ? st.o[i][j] : det_join(to.o[i][j], st.o[i][j], before, own);
     }
+    st = {};
+    st.max[0] = st.max[1] = -1e30f;
+}
+
+/* group: query heads that are there. */
+template <int HD>
+__device__ __forceinline__ void store(det_shared<HD> &sh, const det_args &d, const joined<HD> &row,
+                                      uint64_t first, uint32_t group)
+{
+    uint32_t warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, q = threadIdx.x % 4;
+    for (int h = 0; h < 2; h++)
+        if (q == warp && g == 0)
+            sh.sum[2 * q + h] = row.all[h].sum;
     meet_warps<32 * WARPS>(1);
 #pragma unroll
     for (uint32_t h = 0; h < 2; h++) {
@@ -228,10 +258,95 @@ __device__ __forceinline__ void store(det_shared<HD> &sh, const det_args &d, sta
         uint64_t at = (first + 2 * q + h) * HD + HD / 4 * warp + g;
 #pragma unroll
         for (int i = 0; i < HD / 64; i++) {
-            store_out(d.a, at + 16 * i, st.o[i][h] * scale);
-            store_out(d.a, at + 16 * i + 8, st.o[i][h + 2] * scale);
+            store_out(d.a, at + 16 * i, row.o[i][h] * scale);
+            store_out(d.a, at + 16 * i + 8, row.o[i][h + 2] * scale);
         }
     }
+}
+
+/* --- splits apart ----------------------------------------------------------------------------- */
+
+/* at: of the split and KV head. */
+template <int HD>
+__device__ __forceinline__ void put_split(float *at, const joined<HD> &split, uint32_t group)
+{
+    uint32_t warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, q = threadIdx.x % 4;
+#pragma unroll
+    for (uint32_t h = 0; h < 2; h++) {
+        float *head = at + (2 * q + h) * (HD + 2);
+        if (2 * q + h >= group)
+            continue;
+#pragma unroll
+        for (int i = 0; i < HD / 64; i++) {
+            head[HD / 4 * warp + 16 * i + g] = split.o[i][h];
+            head[HD / 4 * warp + 16 * i + g + 8] = split.o[i][h + 2];
+        }
+        if (q == warp && g == 0)
+            head[HD] = split.all[h].max, head[HD + 1] = split.all[h].sum;
+    }
+}
+
+/* Is this block the last of the row's splits to be done? What the others put can be read then. */
+template <int HD>
+__device__ __forceinline__ bool is_last(det_shared<HD> &sh, uint32_t *counter, uint32_t split_count)
+{
+    meet_warps<32 * WARPS>(1);
+    if (threadIdx.x == 0) {
+        uint32_t came;
+        asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;" : "=r"(came) : "l"(counter) : "memory");
+        sh.is_last = came == split_count - 1;
+        if (sh.is_last)
+            *counter = 0;
+    }
+    meet_warps<32 * WARPS>(1);
+    return sh.is_last != 0;
+}
+
+/* at: of the row's first split; stride: floats to the next. first: the row's first query head. */
+template <int HD>
+__device__ __forceinline__ void join_splits(const det_args &d, const float *at, uint64_t stride,
+                                            uint32_t count, uint64_t first, uint32_t group)
+{
+    constexpr uint32_t AT_ONCE = 16; /* splits whose loads are on their way together: 64 take four turns of 0.8 us for each head */
+    for (uint32_t i = threadIdx.x; i < group * HD; i += 32 * WARPS) {
+        uint32_t dim = i % HD;
+        const float *p = at + i / HD * (HD + 2);
+        det_joined all = {__ldcg(p + HD), __ldcg(p + HD + 1)};
+        float o = __ldcg(p + dim);
+        for (uint32_t k = 1; k < count; k += AT_ONCE) {
+            det_joined next[AT_ONCE];
+            float v[AT_ONCE];
+#pragma unroll
+            for (uint32_t j = 0; j < AT_ONCE; j++) {
+                const float *from = p + min(k + j, count - 1) * stride;
+                next[j] = {__ldcg(from + HD), __ldcg(from + HD + 1)}, v[j] = __ldcg(from + dim);
+            }
+#pragma unroll
+            for (uint32_t j = 0; j < AT_ONCE; j++) {
+                float before = 1.0f, own = 0.0f;
+                if (k + j >= count)
+                    break;
+                det_join(all, next[j], before, own);
+                o = det_join(o, v[j], before, own);
+            }
+        }
+        store_out(d.a, first * HD + i, o * (1.0f / all.sum));
+    }
+}
+
+template <int HD>
+__device__ __forceinline__ void finish(det_shared<HD> &sh, const det_args &d, const cuda_split &s,
+                                       const joined<HD> &found, uint32_t kv_head)
+{
+    uint32_t kv_heads = d.a.kv_head_count, group = d.a.head_count / kv_heads;
+    uint64_t first = (uint64_t)s.row * d.a.head_count + kv_head * group,
+             stride = (uint64_t)kv_heads * PARTIAL_SIZE(HD);
+    if (s.split_count == 1)
+        return store<HD>(sh, d, found, first, group);
+    float *at = d.partial + s.first_split * stride + kv_head * PARTIAL_SIZE(HD);
+    put_split<HD>(at + s.page_begin / SPLIT_PAGES * stride, found, group);
+    if (is_last<HD>(sh, d.counters + (uint64_t)s.row * kv_heads + kv_head, s.split_count))
+        join_splits<HD>(d, at, stride, s.split_count, first, group);
 }
 
 template <int HD> __device__ __forceinline__ void compute(det_shared<HD> &sh, const det_args &d)
@@ -241,12 +356,13 @@ template <int HD> __device__ __forceinline__ void compute(det_shared<HD> &sh, co
     early_wait();
     for (uint32_t item = blockIdx.x; item < d.items; item += gridDim.x) {
         cuda_split s = d.splits[item / kv_heads];
-        uint64_t first = (uint64_t)s.row * d.a.head_count + item % kv_heads * group;
         uint32_t q[HD / 16][2];
         state<HD> st = {};
+        joined<HD> found;
         if (s.page_count == 0) /* behind the last */
             continue;
-        load_heads<HD>(q, (const half *)d.a.q + first * HD, group);
+        load_heads<HD>(q, (const half *)d.a.q + ((uint64_t)s.row * d.a.head_count + item % kv_heads * group) * HD,
+                       group);
         st.max[0] = st.max[1] = -1e30f;
         for (uint32_t page = 0; page < s.page_count; page += 2) {
             uint32_t pages = min(s.page_count - page, 2u);
@@ -255,8 +371,10 @@ template <int HD> __device__ __forceinline__ void compute(det_shared<HD> &sh, co
             scores<HD>(sc, sh, p, q, pages, left);
             soften<HD>(sc, sh, st);
             add_values<HD>(sh, p, st, pages, left);
+            if ((page + 2) % SPLIT_PAGES == 0 || page + 2 >= s.page_count)
+                join<HD>(found, st, page < SPLIT_PAGES);
         }
-        store<HD>(sh, d, st, first, group);
+        finish<HD>(sh, d, s, found, item % kv_heads);
     }
 }
 
@@ -288,18 +406,10 @@ template <int HD> static size_t shared_size(uint32_t slots)
 
 template <int HD> static uint32_t sm_count() /* 0: not on this device */
 {
-    static int count = -1;
-    cudaFuncAttributes code;
-    int device = 0;
-    if (count >= 0)
-        return (uint32_t)count;
-    bool fits = !cudaFuncGetAttributes(&code, det_kernel<HD>) && code.ptxVersion >= 90 &&
-                !cudaFuncSetAttribute(det_kernel<HD>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                      (int)shared_size<HD>(SLOTS_ONE)) &&
-                !cudaGetDevice(&device) &&
-                !cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device);
-    count = fits ? count : 0;
-    return (uint32_t)count;
+    static known_devices known;
+    return known_of_device(known, [] { return has_hopper_code(det_kernel<HD>, shared_size<HD>(SLOTS_ONE)); })
+               ? device_sm_count()
+               : 0;
 }
 
 bool cuda_det_attention_has(uint32_t head_dim, uint32_t heads_per_kv_head)
@@ -310,9 +420,9 @@ bool cuda_det_attention_has(uint32_t head_dim, uint32_t heads_per_kv_head)
 
 template <int HD>
 static void launch_det(cudaStream_t s, const struct cuda_attention *a, const struct cuda_split *splits,
-                       uint32_t grid_splits)
+                       uint32_t grid_splits, void *partial, uint32_t *counters)
 {
-    det_args d = {*a, splits, grid_splits * a->kv_head_count, 0};
+    det_args d = {*a, splits, (float *)partial, counters, grid_splits * a->kv_head_count, 0};
     uint32_t blocks = d.items > sm_count<HD>() ? BLOCKS * sm_count<HD>() : d.items;
     CUtensorMap map;
     if (!cuda_page_map(&map, a->kv, HD, 64, true))
@@ -323,10 +433,10 @@ static void launch_det(cudaStream_t s, const struct cuda_attention *a, const str
 }
 
 void cuda_det_attention(cudaStream_t s, const struct cuda_attention *a, const struct cuda_split *splits,
-                        uint32_t grid_splits)
+                        uint32_t grid_splits, void *partial, uint32_t *counters)
 {
     if (a->head_dim == 128)
-        launch_det<128>(s, a, splits, grid_splits);
+        launch_det<128>(s, a, splits, grid_splits, partial, counters);
     else
-        launch_det<64>(s, a, splits, grid_splits);
+        launch_det<64>(s, a, splits, grid_splits, partial, counters);
 }

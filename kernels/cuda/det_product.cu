@@ -1,4 +1,4 @@
-/* det_product: the products of cuda-det-v1: a row's result is the same bits whatever other rows are beside it, however many.
+/* det_product: the products of cuda-det-v2: a row's result is the same bits whatever other rows are beside it, however many.
  *
  * One rule for every size. Columns are taken in spans of 128 (the last filled up with zeros), and the spans of a row are cut into
  * eight runs, [T * i / 8, T * (i + 1) / 8) of T. A run's sum is one chain of tensor-core instructions (m16n8k16, f32), span by span,
@@ -442,16 +442,10 @@ __global__ void __launch_bounds__(WIDE_THREADS, 1)
 /* False: not on this device; nothing was started. */
 template <bool BF16> static bool launch_wide(cudaStream_t s, const many_args &d)
 {
-    static int known; /* 1: this device has it, -1: it has not */
+    static known_devices known;
     CUtensorMap w, act;
-    if (known == 0) {
-        cudaFuncAttributes code;
-        bool fits = !cudaFuncGetAttributes(&code, wide_kernel<BF16>) && code.ptxVersion >= 90 &&
-                    !cudaFuncSetAttribute(wide_kernel<BF16>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                          (int)sizeof(wide_shared));
-        known = fits ? 1 : -1;
-    }
-    if (known < 0 || !cuda_map_rows(&w, d.w, d.n, d.spans * SPAN, d.spans * SPAN, TILE, false) ||
+    if (!known_of_device(known, [] { return has_hopper_code(wide_kernel<BF16>, sizeof(wide_shared)); }) ||
+        !cuda_map_rows(&w, d.w, d.n, d.spans * SPAN, d.spans * SPAN, TILE, false) ||
         !cuda_map_rows(&act, d.act, d.rows, d.spans * SPAN, d.spans * SPAN, TILE, false))
         return false;
     launch(wide_kernel<BF16>, dim3((d.rows + TILE - 1) / TILE, (d.n + TILE - 1) / TILE), dim3(WIDE_THREADS),

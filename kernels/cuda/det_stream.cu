@@ -1,4 +1,4 @@
-/* det_stream: products of cuda-det-v1 (det_product.cu has the rule) whose 16-bit weights stream by as they lie (sm_90a).
+/* det_stream: products of cuda-det-v2 (det_product.cu has the rule) whose 16-bit weights stream by as they lie (sm_90a).
  *
  * out[R][N] = act[R][K] * W[N][K]^T by wgmma, 64 rows of W by up to 128 of act an instruction, with W from registers: a lane takes its 32
  * columns of a span from shared memory, and what one instruction adds lies together there as it does in memory. So W is neither opened nor
@@ -6,7 +6,7 @@
  *
  * An item is 128 rows of W by up to 128 of act. Two warps feed slots of a span each through the copy engine, one with W, one with act; two
  * groups of four warps multiply, 64 rows of W each. Where there are fewer items than SMs, 2, 4 or 8 blocks share one, each with as many of its
- * runs: what they find goes through memory, and each adds up, in the rule's order, all runs for a part of the item.
+ * runs: what they find goes through memory, and a second kernel adds up, in the rule's order, the runs of each item. No block waits for another.
  *
  * The kernel begins while the one before it ends (early.cuh): slots are filled with weights, which nothing in a step writes; only act
  * has to wait.
@@ -14,7 +14,8 @@
  * bytes: W once from memory for each 128 rows of act; act once an item from L2, with 128 rows as much as W. flops 2 * N * K * R. Predicted: the
  * read rate of the card with few rows; with 128 what L2 gives, 7 TB/s, so 3,500 GB/s of W. Measured on an H200 behind each other, act's new
  * layout included, 28672 x 4096: 3,790 GB/s of W with 2 rows, 3,130 with 64, 2,940 with 128, 620 TFLOP/s with 1024; 128256 x 4096: 4,340, 3,840,
- * 3,440. A smaller W loses 6 us at its ends, and a shared one with 128 rows 20, for 17 MB of runs' sums. */
+ * 3,440. A smaller W loses 6 us at its ends, and a shared one with 128 rows 20, for 17 MB of runs' sums (then added up by the blocks that had
+ * made them, which waited for each other). Predicted for the second kernel: 17 MB from L2 in 4 us, and 2 for its beginning. */
 #include "det_kernels.h"
 #include "early.cuh"
 #include "wgmma_product.cuh"
@@ -50,17 +51,16 @@ struct stream_args {
         items;          /* item: a tile of W by N rows of act; those of one tile after each other */
     uint32_t blocks;    /* of an item: 1, 2, 4 or 8, each with as many runs; more than 1: an item only */
     float *sums;        /* of shared items: [item][run][N / 8][WORKERS][4] */
-    uint32_t *counters; /* of each item, runs that are done; it goes on from launch to launch */
 };
 
 struct share { /* of a block */
-    uint32_t item, step, rank, run, run_end;
+    uint32_t item, step, run, run_end;
 };
 
 __device__ __forceinline__ share share_of(const stream_args &d)
 {
     uint32_t rank = blockIdx.x % d.blocks;
-    return {blockIdx.x / d.blocks, gridDim.x / d.blocks, rank, RUNS * rank / d.blocks,
+    return {blockIdx.x / d.blocks, gridDim.x / d.blocks, RUNS * rank / d.blocks,
             RUNS * (rank + 1) / d.blocks};
 }
 
@@ -189,7 +189,7 @@ __device__ __forceinline__ void multiply(float (&acc)[N / 2], stream_shared<N> &
 /* --- the end of an item ------------------------------------------------------------------------- */
 
 /* Of a thread's sums four at a time are its own rows of W and two of eight rows of act: d[4 * j + 2 * i + c] is row g + 8 * i of W in the
- * warp's 16, row 8 * j + 2 * q + c of act. Of a shared item each block puts every `blocks`-th four. */
+ * warp's 16, row 8 * j + 2 * q + c of act. */
 
 template <int N> __device__ __forceinline__ float4 *sums_at(const stream_args &d, uint32_t item, uint32_t run)
 {
@@ -204,25 +204,6 @@ __device__ __forceinline__ void keep_run(const stream_args &d, const float (&acc
 #pragma unroll
     for (uint32_t j = 0; j < N / 8; j++)
         to[j * WORKERS] = make_float4(acc[4 * j], acc[4 * j + 1], acc[4 * j + 2], acc[4 * j + 3]);
-}
-
-/* Until all runs of the item are there. All of a launch's blocks are on the device together. */
-__device__ __forceinline__ void await_runs(uint32_t *counter, uint32_t done)
-{
-    __threadfence();
-    meet_warps<WORKERS>(1);
-    if (threadIdx.x == 0) {
-        uint32_t now, end;
-        asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], %2;"
-                     : "=r"(now)
-                     : "l"(counter), "r"(done)
-                     : "memory");
-        end = (now / RUNS + 1) * RUNS;
-        do
-            asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(counter) : "memory");
-        while ((int32_t)(now - end) < 0);
-    }
-    meet_warps<WORKERS>(1);
 }
 
 /* Eight rows of act and 16 of W in a warp's registers; exchanged, a lane has four neighbours along W's of one row of act. */
@@ -274,31 +255,6 @@ __device__ __forceinline__ void put_item(const stream_args &d, float (&sum)[N / 
         put_four<false, BF16>(d.p, sum + 4 * j, r0 + 8 * j, n0);
 }
 
-/* The block's part of a shared item: of all runs, from the first to the last. */
-template <bool BF16, int N> __device__ __forceinline__ void join_runs(const stream_args &d, const share &own)
-{
-    uint32_t r0 = own.item % d.row_tiles * N, n0 = own.item / d.row_tiles * TILE + threadIdx.x / 32 * 16;
-    float sum[N / 16][4] = {}; /* there are two blocks at least */
-    await_runs(d.counters + own.item, own.run_end - own.run);
-#pragma unroll
-    for (uint32_t i = 0; i < N / 16; i++) {
-        uint32_t j = own.rank + i * d.blocks;
-        if (j >= N / 8)
-            continue;
-#pragma unroll
-        for (uint32_t run = 0; run < RUNS; run++) {
-            float4 v = __ldcg(sums_at<N>(d, own.item, run) + j * WORKERS);
-            sum[i][0] += v.x, sum[i][1] += v.y, sum[i][2] += v.z, sum[i][3] += v.w;
-        }
-        if (d.p.epilogue == CUDA_ADD_F32)
-            put_four<true, BF16>(d.p, sum[i], r0 + 8 * j, n0);
-    }
-#pragma unroll
-    for (uint32_t i = 0; i < N / 16; i++)
-        if (own.rank + i * d.blocks < N / 8)
-            put_four<false, BF16>(d.p, sum[i], r0 + 8 * (own.rank + i * d.blocks), n0);
-}
-
 /* --- the kernel ------------------------------------------------------------------------------- */
 
 template <bool BF16, int N>
@@ -316,7 +272,7 @@ __device__ __forceinline__ void work(stream_shared<N> &sh, const stream_args &d,
             if (spans == 0) /* adds nothing */
                 continue;
             multiply<BF16, N>(acc, sh, p, at, spans);
-            if (d.blocks > 1) {
+            if (d.blocks > 1) { /* join_kernel has the rest */
                 keep_run<N>(d, acc, item, run);
                 continue;
             }
@@ -324,9 +280,7 @@ __device__ __forceinline__ void work(stream_shared<N> &sh, const stream_args &d,
             for (int i = 0; i < N / 2; i++)
                 total[i] += acc[i];
         }
-        if (d.blocks > 1)
-            join_runs<BF16, N>(d, own);
-        else
+        if (d.blocks == 1)
             put_item<BF16, N>(d, total, item);
     }
 }
@@ -358,24 +312,33 @@ __global__ void __launch_bounds__(THREADS, 1)
     }
 }
 
+/* grid (items, N / 8): all runs of an item that blocks share, from the first to the last. */
+template <bool BF16, int N> __global__ void __launch_bounds__(WORKERS) join_kernel(stream_args d)
+{
+    uint32_t item = blockIdx.x, j = blockIdx.y, r0 = item % d.row_tiles * N + 8 * j,
+             n0 = item / d.row_tiles * TILE + threadIdx.x / 32 * 16;
+    float sum[4] = {};
+    early_start();
+    early_wait();
+#pragma unroll
+    for (uint32_t run = 0; run < RUNS; run++) {
+        float4 v = __ldcg(sums_at<N>(d, item, run) + j * WORKERS);
+        sum[0] += v.x, sum[1] += v.y, sum[2] += v.z, sum[3] += v.w;
+    }
+    if (d.p.epilogue == CUDA_ADD_F32)
+        put_four<true, BF16>(d.p, sum, r0, n0);
+    put_four<false, BF16>(d.p, sum, r0, n0);
+}
+
 /* --- launching -------------------------------------------------------------------------------- */
 
 /* Blocks on the device at a time, one an SM; 0: not on this device. */
 template <bool BF16, int N> static uint32_t together()
 {
-    static int count = -1;
-    cudaFuncAttributes code;
-    int device = 0;
-    if (count >= 0)
-        return (uint32_t)count;
-    auto kernel = stream_kernel<BF16, N>;
-    bool fits = !cudaFuncGetAttributes(&code, kernel) && code.ptxVersion >= 90 &&
-                !cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                      (int)sizeof(stream_shared<N>)) &&
-                !cudaGetDevice(&device) &&
-                !cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device);
-    count = fits ? count : 0;
-    return (uint32_t)count;
+    static known_devices known;
+    bool fits = known_of_device(
+        known, [] { return has_hopper_code(stream_kernel<BF16, N>, sizeof(stream_shared<N>)); });
+    return fits ? device_sm_count() : 0;
 }
 
 struct plan {
@@ -398,8 +361,7 @@ template <bool BF16, int N> static plan plan_of(const cuda_product &p, uint64_t 
     uint32_t spans = (p.m.columns + SPAN - 1) / SPAN, row_tiles = (p.rows + N - 1) / N,
              items = (p.m.rows + TILE - 1) / TILE * row_tiles, at_once = together<BF16, N>();
     plan best = {cost_of<N>(items, spans, 1, at_once), row_tiles, items, 1};
-    bool can_share = spans >= RUNS && items <= CUDA_DET_COUNTERS &&
-                     (uint64_t)items * RUNS * TILE * N * sizeof(float) <= room;
+    bool can_share = spans >= RUNS && (uint64_t)items * RUNS * TILE * N * sizeof(float) <= room;
     for (uint32_t n = 2; can_share && n <= RUNS && n * items <= at_once; n *= 2) {
         uint64_t cost = cost_of<N>(items, spans, n, at_once);
         if (cost < best.cost)
@@ -412,14 +374,15 @@ template <bool BF16, int N>
 static bool launch_stream(cudaStream_t s, const cuda_product &p, const cuda_det_buffers &b)
 {
     plan own = plan_of<BF16, N>(p, b.w_size);
-    stream_args d = {
-        p, (p.m.columns + SPAN - 1) / SPAN, own.row_tiles, own.items, own.blocks, (float *)b.w, b.counters};
+    stream_args d = {p, (p.m.columns + SPAN - 1) / SPAN, own.row_tiles, own.items, own.blocks, (float *)b.w};
     CUtensorMap w, act;
     if (!cuda_map_rows(&w, p.m.values, p.m.rows, p.m.columns, p.m.columns, TILE, true) ||
         !cuda_map_rows(&act, b.act, p.rows, d.spans * SPAN, d.spans * SPAN, N, true))
         return false;
     launch_early(stream_kernel<BF16, N>, dim3(min(d.items * d.blocks, together<BF16, N>())), dim3(THREADS),
                  sizeof(stream_shared<N>), s, 1, d, w, act);
+    if (d.blocks > 1)
+        launch_early(join_kernel<BF16, N>, dim3(d.items, N / 8), dim3(WORKERS), 0, s, 1, d);
     return true;
 }
 

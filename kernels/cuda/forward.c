@@ -68,10 +68,10 @@ static int product_many(struct cuda_backend *b, const struct cuda_product *p, ui
     return 0;
 }
 
-/* For cuda-det-v1: nothing depends on how many rows there are. */
+/* For cuda-det-v2: nothing depends on how many rows there are. */
 static void product_fixed(struct cuda_backend *b, struct cuda_product p, uint32_t rows)
 {
-    struct cuda_det_buffers buffers = {b->scratch, b->scratch_rows_size, b->det_act, b->counters};
+    struct cuda_det_buffers buffers = {b->scratch, b->scratch_rows_size, b->det_act};
     p.rows = rows;
     cuda_det_product(b->stream, &p, &buffers);
 }
@@ -132,7 +132,8 @@ static struct cuda_attention attention_of(const struct cuda_backend *b, const st
                                    .page_values = b->page_values,
                                    .dtype = b->base.kv_dtype,
                                    .tables = cuda_staged(b, b->pass.tables),
-                                   .old_pages = b->pass.row_count == b->pass.seq_count};
+                                   .old_pages = b->pass.row_count == b->pass.seq_count,
+                                   .fixed_splits = b->deterministic};
 }
 
 static struct cuda_rope rope_of(const struct cuda_backend *b, const struct cuda_layer *l, uint8_t *kv)
@@ -209,7 +210,7 @@ static void attend(struct cuda_backend *b, const struct cuda_layer *l, const str
         return;
     }
     if (w->split_grid && b->deterministic)
-        cuda_det_attention(b->stream, &a, cuda_staged(b, w->splits), w->split_grid);
+        cuda_det_attention(b->stream, &a, cuda_staged(b, w->splits), w->split_grid, b->partial, b->counters);
     else if (w->split_grid)
         cuda_attention_decode(b->stream, &a, cuda_staged(b, w->splits), w->split_grid, b->partial,
                               b->counters);

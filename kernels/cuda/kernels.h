@@ -113,13 +113,15 @@ struct cuda_attention {
     uint64_t page_values;
     enum kv_dtype dtype;
     const uint32_t *tables;
-    bool old_pages; /* of each sequence only the last page is written in this step */
+    bool old_pages;    /* of each sequence only the last page is written in this step */
+    bool fixed_splits; /* of tiles: as cuda-det-v2 has it (det_attention.cuh) */
 };
 
 struct cuda_split { /* a run of pages of one decode row */
     /* tokens from page_begin on that the row sees */
     uint32_t row, table, page_begin, page_count, token_count;
-    uint32_t first_split, split_count; /* of its row: indices in the list */
+    /* of its row: indices in the list; of cuda-det-v2, whose list has another order, where in `partial` what they find lies */
+    uint32_t first_split, split_count;
 };
 struct cuda_tile { /* rows [row, row + count) of one sequence */
     uint32_t row, count, position, table;
@@ -146,7 +148,7 @@ bool cuda_attention_fresh(cudaStream_t s, const struct cuda_rope *rope, const st
 uint32_t cuda_attention_ring_blocks(uint32_t head_dim, uint32_t heads_per_kv_head);
 void cuda_attention_prefill(cudaStream_t s, const struct cuda_attention *a, const struct cuda_tile *tiles,
                             uint32_t tile_count);
-/* The same with wgmma. False: not on this device, or for this head size; nothing was started. */
+/* The same with wgmma, and a->fixed_splits. False: not on this device, or for this head size; nothing was started. */
 bool cuda_attention_hopper(cudaStream_t s, const struct cuda_attention *a, const struct cuda_tile *tiles,
                            uint32_t tile_count);
 

@@ -7,7 +7,7 @@
 #include "kernels/sampler.h"
 #include <stdlib.h>
 
-#define PAGES_ALL (UINT32_MAX / 2) /* more than a row has */
+#define DET_SPLIT_PAGES (CUDA_DET_SPLIT_TOKENS / KV_BLOCK_TOKENS)
 
 /* --- the lists -------------------------------------------------------------------------------- */
 
@@ -96,24 +96,57 @@ static uint32_t pages_of_turns(const struct lists *l, uint64_t total, uint64_t b
     return (uint32_t)best;
 }
 
-/* Pages a split: as few as give every SM its blocks; for cuda-det-v1 all of a row. */
+/* Pages of all sequences with one row. */
+static uint64_t count_pages(const struct lists *l)
+{
+    uint64_t count = 0;
+    for (uint32_t i = 0; i < l->p->seq_count; i++)
+        if (rows_of(l, l->p->seqs[i]) == 1)
+            count += seq_pages(l->p, l->p->seqs[i]);
+    return count;
+}
+
+/* Pages a split: as few as give every SM its blocks. */
 static uint32_t pages_per_split(const struct lists *l)
 {
     const struct model_params *m = &l->b->base.model->params;
-    if (l->b->deterministic)
-        return PAGES_ALL;
-    uint64_t total = 0, blocks = (uint64_t)l->b->sm_count * SPLITS_PER_SM;
+    uint64_t total = count_pages(l), blocks = (uint64_t)l->b->sm_count * SPLITS_PER_SM;
     uint32_t group = m->head_count / m->kv_head_count,
              ring = cuda_is_8bit(l->b) ? cuda_attention_8bit_blocks(m->head_dim, group)
                                        : cuda_attention_ring_blocks(m->head_dim, group);
-    for (uint32_t i = 0; i < l->p->seq_count; i++)
-        if (rows_of(l, l->p->seqs[i]) == 1)
-            total += seq_pages(l->p, l->p->seqs[i]);
     if (l->b->step_layers && l->p->row_count <= l->b->step_rows)
         return pages_of_turns(l, total, (uint64_t)l->b->sm_count);
     if (ring > 0)
         return pages_of_turns(l, total, ring);
     return (uint32_t)TD_MAX((uint64_t)1, (total * m->kv_head_count + blocks - 1) / blocks);
+}
+
+/* For cuda-det-v2: rows with more pages go apart into the rule's splits, as a block has less to do then; a quarter above an SM's share is
+ * cheaper than to put splits and join them. */
+static uint32_t pages_of_whole_rows(const struct lists *l)
+{
+    uint64_t share = count_pages(l) * l->b->base.model->params.kv_head_count / (uint64_t)l->b->sm_count;
+    return (uint32_t)TD_MIN(TD_MAX(share * 5 / 4, (uint64_t)DET_SPLIT_PAGES), (uint64_t)UINT32_MAX);
+}
+
+/* One of all pages, or, while there is room for what they find, those of the rule; *apart: of those so far. */
+static uint32_t add_det_splits(struct cuda_split *out, uint32_t at, const struct cuda_split *row,
+                               uint32_t most_pages, uint32_t *apart, uint32_t room)
+{
+    uint32_t count = (row->page_count + DET_SPLIT_PAGES - 1) / DET_SPLIT_PAGES;
+    out[at] = *row;
+    if (row->page_count <= most_pages || *apart + count > room)
+        return at + 1;
+    for (uint32_t i = 0; i < count; i++) {
+        struct cuda_split *s = &out[at + i];
+        *s = *row;
+        s->page_begin = i * DET_SPLIT_PAGES;
+        s->page_count = TD_MIN((uint32_t)DET_SPLIT_PAGES, row->page_count - s->page_begin);
+        s->token_count = row->token_count - i * CUDA_DET_SPLIT_TOKENS;
+        s->first_split = *apart, s->split_count = count;
+    }
+    *apart += count;
+    return at + count;
 }
 
 /* Tiles with the most positions first, so that no block ends with a long one. */
@@ -176,8 +209,10 @@ static void sort_tiles(struct cuda_work *w)
 static void fill_work(const struct lists *l, struct cuda_work *w, struct cuda_carver *c)
 {
     const struct model_params *m = &l->b->base.model->params;
-    uint32_t tile_rows = cuda_tile_rows(m->head_count, m->kv_head_count), pages = pages_per_split(l), row = 0,
-             table = 0, splits = 0, pages_opened = count_opened(l), opened = 0;
+    bool det = l->b->deterministic;
+    uint32_t tile_rows = cuda_tile_rows(m->head_count, m->kv_head_count),
+             pages = det ? pages_of_whole_rows(l) : pages_per_split(l), row = 0, table = 0, splits = 0,
+             apart = 0, pages_opened = count_opened(l), opened = 0;
     bool splits_one = splits_rows(l->b);
     w->split_grid = w->tile_count = w->turn_count = 0;
     w->tiles = cuda_carve(c, sizeof *w->tiles * (l->p->row_count / tile_rows + l->p->seq_count));
@@ -188,8 +223,17 @@ static void fill_work(const struct lists *l, struct cuda_work *w, struct cuda_ca
         const struct batch_seq *s = l->p->seqs[i];
         uint32_t count = rows_of(l, s), position = s->position + s->row_count - count;
         bool split = count == 1 && splits_one;
-        if (split)
+        if (split && det) {
+            struct cuda_split whole = {.row = row,
+                                       .table = table,
+                                       .page_count = position / KV_BLOCK_TOKENS + 1,
+                                       .token_count = position + 1,
+                                       .split_count = 1};
+            splits = add_det_splits(w->splits, splits, &whole, pages, &apart,
+                                    (uint32_t)l->b->sm_count * SPLITS_PER_SM);
+        } else if (split) {
             splits = add_splits(w->splits, splits, row, table, position, pages);
+        }
         bool opens = !split && count > 0 && cuda_is_8bit(l->b);
         if (opens)
             add_opened(l, w, s, opened);
@@ -201,7 +245,7 @@ static void fill_work(const struct lists *l, struct cuda_work *w, struct cuda_ca
         table += seq_pages(l->p, s);
     }
     sort_tiles(w);
-    if (l->b->deterministic) /* each is its row's only one */
+    if (det) /* the longest first */
         qsort(w->splits, splits, sizeof *w->splits, by_pages);
     w->split_grid = splits ? next_power(splits) : 0;
     memset(w->splits + splits, 0, sizeof *w->splits * (w->split_grid - splits));

@@ -1,6 +1,6 @@
 /* cuda_8bit: pages whose KV has 8 bits. Rows come back within the bounds of kernels/kv_dtype.h, and once they have, come back bit for bit; what writes
  * rows agrees on their bytes; attention against double precision on what the bytes stand for; pieces and swaps; whole models against f16 pages; and
- * with cuda-det-v1 the bits of a row whatever the chunks, the batch and the way that its pages went. Skipped where no GPU is. */
+ * with cuda-det-v2 the bits of a row whatever the chunks, the batch and the way that its pages went. Skipped where no GPU is. */
 #include "kernels/bench_model.h"
 #include "kernels/cuda/cuda.h"
 #include "tests/unit/kernels/models.h"
@@ -560,7 +560,7 @@ static void pieces_and_swaps(void **state)
     }
 }
 
-/* --- cuda-det-v1 ------------------------------------------------------------------------------ */
+/* --- cuda-det-v2 ------------------------------------------------------------------------------ */
 
 struct scene {
     struct run run;
@@ -661,8 +661,8 @@ static void bits_depend_on_nothing_beside_a_row(void **state)
             struct scene s;
             engine_open(&s.run, names[n], dtypes[t], true);
             assert_int_equal(s.run.backend->ops->numerics, dtypes[t] == KV_DTYPE_FP8
-                                                               ? KV_NUMERICS_CUDA_DET_V1_FP8
-                                                               : KV_NUMERICS_CUDA_DET_V1_INT8);
+                                                               ? KV_NUMERICS_CUDA_DET_V2_FP8
+                                                               : KV_NUMERICS_CUDA_DET_V2_INT8);
             s.vocab = s.run.model->params.vocab_count, s.layers = s.run.model->params.layer_count;
             fill_ids(s.ids, TOKENS, s.vocab, 42);
             s.alone = new_logits(&s.run, TOKENS);

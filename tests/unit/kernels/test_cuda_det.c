@@ -1,4 +1,4 @@
-/* cuda_det: numerics cuda-det-v1: the bits of a row depend on nothing beside it. Products with any number of rows, attention, whole models
+/* cuda_det: numerics cuda-det-v2: the bits of a row depend on nothing beside it. Products with any number of rows, attention, whole models
  * however the work is cut: chunks, batches, layer ranges, pages carried over. Skipped where no GPU is. */
 #include "kernels/cpu/blocks.h"
 #include "kernels/cuda/cuda.h"
@@ -7,6 +7,7 @@
 #include <math.h>
 
 #ifdef TANDEM_HAS_CUDA
+#include "kernels/bench_model.h"
 #include "kernels/cuda/det_kernels.h"
 
 /* --- products --------------------------------------------------------------------------------- */
@@ -95,15 +96,9 @@ static size_t out_width(enum cuda_epilogue epilogue)
 static void run_product(const struct made *p, enum cuda_epilogue epilogue, uint32_t first, uint32_t rows,
                         size_t w_size, void *out)
 {
-    static uint32_t *counters; /* go on from product to product */
-    if (!counters) {
-        assert_int_equal(cudaMalloc((void **)&counters, sizeof *counters * CUDA_DET_COUNTERS), cudaSuccess);
-        assert_int_equal(cudaMemset(counters, 0, sizeof *counters * CUDA_DET_COUNTERS), cudaSuccess);
-    }
     uint32_t n = p->m.rows, k = p->m.columns;
     size_t size = out_width(epilogue) * rows * n;
-    struct cuda_det_buffers buffers = {.w_size = w_size ? w_size : (size_t)2 * 128 * (k + 128),
-                                       .counters = counters};
+    struct cuda_det_buffers buffers = {.w_size = w_size ? w_size : (size_t)2 * 128 * (k + 128)};
     void *result;
     assert_int_equal(cudaMalloc(&buffers.w, buffers.w_size), cudaSuccess);
     assert_int_equal(cudaMalloc(&buffers.act, cuda_det_act_size(rows, k)), cudaSuccess);
@@ -208,11 +203,11 @@ static void large_products_and_every_epilogue(void **state)
 
 /* --- attention -------------------------------------------------------------------------------- */
 
-enum { PAGES = 19, KV_HEADS = 2, TILED = 200 };
+enum { PAGES = 100, KV_HEADS = 2, TILED = 200, SPLITS = 1024, SPLIT_PAGES = CUDA_DET_SPLIT_TOKENS / 64 };
 
-struct tiled { /* the last TILED rows of `tokens`, on the device */
+struct tiled { /* the last `rows` of `tokens`, on the device */
     struct cuda_attention a;
-    uint32_t tokens;
+    uint32_t tokens, rows;
     size_t size; /* of a.out */
 };
 
@@ -229,7 +224,9 @@ static void *random_f16(size_t count, float scale)
 static void make_tiled(struct tiled *t, uint32_t head_dim, uint32_t group, uint32_t tokens)
 {
     uint32_t table[PAGES];
-    size_t page = (size_t)2 * KV_HEADS * 64 * head_dim, values = (size_t)TILED * KV_HEADS * group * head_dim;
+    t->tokens = tokens, t->rows = (uint32_t)small_or(72, TILED);
+    size_t page = (size_t)2 * KV_HEADS * 64 * head_dim,
+           values = (size_t)t->rows * KV_HEADS * group * head_dim;
     void *out;
     for (uint32_t i = 0; i < PAGES; i++)
         table[i] = (i * 7 + 3) % PAGES;
@@ -242,8 +239,9 @@ static void make_tiled(struct tiled *t, uint32_t head_dim, uint32_t group, uint3
                                    .head_dim = head_dim,
                                    .kv = random_f16(page * PAGES, 1.0f),
                                    .page_values = page,
-                                   .tables = device_copy(table, sizeof table)};
-    t->tokens = tokens, t->size = 2 * values;
+                                   .tables = device_copy(table, sizeof table),
+                                   .fixed_splits = true};
+    t->size = 2 * values;
 }
 
 static void unmake_tiled(struct tiled *t)
@@ -259,37 +257,80 @@ static void fetch_out(const struct tiled *t, void *out)
     assert_int_equal(cudaMemset(t->a.out, 0xff, t->size), cudaSuccess);
 }
 
-static void attend_in_tiles(struct tiled *t, void *out)
+/* Tiles of at most so many rows. */
+static void attend_in_tiles(struct tiled *t, uint32_t most, void *out)
 {
     struct cuda_tile tiles[TILED];
-    uint32_t rows = cuda_tile_rows(t->a.head_count, KV_HEADS), count = 0;
-    for (uint32_t at = 0; at < TILED; at += rows)
-        tiles[count++] = (struct cuda_tile){at, TD_MIN(rows, TILED - at), t->tokens - TILED + at, 0};
+    uint32_t count = 0;
+    for (uint32_t at = 0; at < t->rows; at += most)
+        tiles[count++] = (struct cuda_tile){at, TD_MIN(most, t->rows - at), t->tokens - t->rows + at, 0};
     void *list = device_copy(tiles, sizeof tiles);
     cuda_attention_prefill(NULL, &t->a, list, count);
     fetch_out(t, out);
     cudaFree(list);
 }
 
-static void attend_alone(struct tiled *t, bool old_pages, void *out)
+enum way { WHOLE, APART, MIXED, WAYS }; /* every third row apart */
+
+/* Of `tokens` of a row, in the rule's splits or not; those of all rows that are apart have places in `partial` behind each other. */
+static uint32_t add_row(struct cuda_split *out, uint32_t row, uint32_t tokens, bool apart, uint32_t *places)
 {
-    struct cuda_split splits[256] = {{0}}; /* those behind the last row are empty */
-    for (uint32_t r = 0; r < TILED; r++) {
-        uint32_t row = TILED - 1 - r, tokens = t->tokens - r;
-        splits[r] = (struct cuda_split){
-            .row = row, .page_count = (tokens + 63) / 64, .token_count = tokens, .split_count = 1};
-    }
-    void *list = device_copy(splits, sizeof splits);
+    uint32_t pages = (tokens + 63) / 64, count = apart ? (pages + SPLIT_PAGES - 1) / SPLIT_PAGES : 1;
+    for (uint32_t i = 0; i < count; i++) /* the last comes first: their order in the list does not matter */
+        out[count - 1 - i] = (struct cuda_split){
+            .row = row,
+            .page_begin = i * SPLIT_PAGES,
+            .page_count = apart ? TD_MIN((uint32_t)SPLIT_PAGES, pages - i * SPLIT_PAGES) : pages,
+            .token_count = tokens - i * CUDA_DET_SPLIT_TOKENS,
+            .first_split = *places,
+            .split_count = count};
+    *places += count > 1 ? count : 0;
+    return count;
+}
+
+static void attend_alone(struct tiled *t, bool old_pages, enum way way, void *out)
+{
+    struct cuda_split splits[SPLITS] = {{0}}; /* those behind the last are empty */
+    uint32_t count = 0, places = 0, counters[TILED * KV_HEADS] = {0}, zero[TILED * KV_HEADS] = {0};
+    for (uint32_t r = 0; r < t->rows; r++)
+        count += add_row(splits + count, t->rows - 1 - r, t->tokens - r,
+                         way == APART || (way == MIXED && r % 3 == 0), &places);
+    assert_true(count < SPLITS);
+    size_t size = cuda_partial_size(&t->a, places + 1);
+    void *list = device_copy(splits, sizeof splits), *told = device_copy(zero, sizeof zero), *partial;
+    assert_int_equal(cudaMalloc(&partial, size), cudaSuccess);
+    assert_int_equal(cudaMemset(partial, 0xff, size), cudaSuccess);
     t->a.old_pages = old_pages;
-    cuda_det_attention(NULL, &t->a, list, TD_COUNT(splits));
+    cuda_det_attention(NULL, &t->a, list, TD_COUNT(splits), partial, told);
     fetch_out(t, out);
-    cudaFree(list);
+    assert_int_equal(cudaMemcpy(counters, told, sizeof counters, cudaMemcpyDeviceToHost), cudaSuccess);
+    assert_memory_equal(counters, zero, sizeof zero);
+    cudaFree(list), cudaFree(partial), cudaFree(told);
+}
+
+/* Values of at most 1, which a split less or a scale missed would change by more than this. */
+static void check_near_unsplit(struct tiled *t, const uint16_t *fixed)
+{
+    size_t count = t->size / 2;
+    uint16_t *fast = malloc(t->size);
+    t->a.fixed_splits = false;
+    attend_in_tiles(t, cuda_tile_rows(t->a.head_count, KV_HEADS), fast);
+    t->a.fixed_splits = true;
+    for (size_t i = 0; i < count; i++) {
+        float x = from16(fixed[i], t->a.out_bf16), y = from16(fast[i], t->a.out_bf16);
+        if (!(fabsf(x - y) <= (t->a.out_bf16 ? 0x1p-7f : 0x1p-10f)))
+            fail_msg("heads of %u, %u tokens: %g, without splits %g", t->a.head_dim, t->tokens, (double)x,
+                     (double)y);
+    }
+    free(fast);
 }
 
 static void a_row_alone_attends_as_in_a_tile(void **state)
 {
     (void)state;
-    static const uint32_t dims[] = {128, 64}, groups[] = {4, 1, 3, 8}, tokens[] = {330, 200, 1200, 513};
+    /* rows on both sides of a split's edge, tiles that straddle it; rows of one to four splits */
+    static const uint32_t dims[] = {128, 64}, groups[] = {4, 1, 3, 8},
+                          tokens[] = {2100, 330, 200, 1200, 513, 2048, 2049, 2113, 4097, 4250, 6400};
     for (size_t d = 0; d < TD_COUNT(dims); d++)
         for (size_t g = 0; g < small_or(1, TD_COUNT(groups)); g++)
             for (size_t n = 0; n < small_or(1, TD_COUNT(tokens)); n++) {
@@ -297,15 +338,23 @@ static void a_row_alone_attends_as_in_a_tile(void **state)
                 if (!cuda_det_attention_has(dims[d], groups[g]))
                     continue;
                 make_tiled(&t, dims[d], groups[g], tokens[n]);
-                uint8_t *tiled = malloc(t.size), *alone = malloc(t.size);
-                attend_in_tiles(&t, tiled);
-                for (int old_pages = 0; old_pages < 2; old_pages++) {
-                    attend_alone(&t, old_pages, alone);
-                    if (memcmp(tiled, alone, t.size) != 0)
-                        fail_msg("heads of %u, %u a KV head, %u tokens: alone the bits are others", dims[d],
-                                 groups[g], tokens[n]);
+                uint8_t *tiled = malloc(t.size), *other = malloc(t.size);
+                attend_in_tiles(&t, cuda_tile_rows(t.a.head_count, KV_HEADS), tiled);
+                check_near_unsplit(&t, (const uint16_t *)tiled);
+                for (uint32_t most = 1; most < 16; most += 10) { /* as rows of other chunks */
+                    attend_in_tiles(&t, most, other);
+                    if (memcmp(tiled, other, t.size) != 0)
+                        fail_msg(
+                            "heads of %u, %u a KV head, %u tokens: in tiles of %u rows the bits are others",
+                            dims[d], groups[g], tokens[n], most);
                 }
-                free(tiled), free(alone), unmake_tiled(&t);
+                for (int kind = 0; kind < 2 * WAYS; kind++) {
+                    attend_alone(&t, kind % 2, kind / 2, other);
+                    if (memcmp(tiled, other, t.size) != 0)
+                        fail_msg("heads of %u, %u a KV head, %u tokens, way %d: alone the bits are others",
+                                 dims[d], groups[g], tokens[n], kind / 2);
+                }
+                free(tiled), free(other), unmake_tiled(&t);
             }
 }
 #endif
@@ -338,7 +387,7 @@ static void det_open(struct run *r, const char *name)
                                     .deterministic = true};
     if (cuda_backend_create(r->model, &config, "cuda", &r->backend, &err))
         fail_msg("%s", err.text);
-    assert_int_equal(r->backend->ops->numerics, KV_NUMERICS_CUDA_DET_V1);
+    assert_int_equal(r->backend->ops->numerics, KV_NUMERICS_CUDA_DET_V2);
     for (uint32_t i = 0; i < RUN_PAGES; i++)
         r->pages[i] = (i * 37 + 11) % RUN_PAGES;
 }
@@ -469,6 +518,66 @@ static void splits_and_carried_pages_change_nothing(void **state)
     }
 }
 
+#ifdef TANDEM_HAS_CUDA
+/* Contexts that have more than one split: as a prompt in chunks that straddle its edge, and step by step over it, alone and beside others. */
+static void splits_of_attention_change_nothing(void **state)
+{
+    (void)state;
+    enum {
+        CHECKED = 80,
+        ALL = CUDA_DET_SPLIT_TOKENS + CHECKED / 2,
+        FIRST = ALL - CHECKED,
+        STEPS = 50,
+        OTHERS = 40
+    };
+    static const uint32_t chunks[] = {500, 129, 512};
+    struct bench_model *m;
+    struct td_error err = {0};
+    struct run r = {0};
+    int32_t ids[ALL];
+    assert_int_equal(bench_model_create("tiny", "f16", &m, &err), 0);
+    r.model = bench_model_get(m);
+    struct backend_config config = {
+        .page_count = RUN_PAGES, .layers_paged = 2, .rows_max = 512, .deterministic = true};
+    assert_int_equal(cuda_backend_create(r.model, &config, "cuda", &r.backend, &err), 0);
+    struct scene s = {.run = r, .vocab = r.model->params.vocab_count, .layers = r.model->params.layer_count};
+    for (uint32_t i = 0; i < RUN_PAGES; i++)
+        s.run.pages[i] = (i * 37 + 11) % RUN_PAGES;
+    fill_ids(ids, ALL, s.vocab, 42);
+    float *want = new_logits(&s.run, ALL), *got = new_logits(&s.run, ALL),
+          *rest = new_logits(&s.run, OTHERS + 1);
+    run_chunks(&s.run, ids, ALL, 512, s.run.pages, want);
+    s.alone = want + (size_t)FIRST * s.vocab;
+    for (size_t c = 0; c < small_or(1, TD_COUNT(chunks)); c++) {
+        run_chunks(&s.run, ids, ALL, chunks[c], s.run.pages, got);
+        check_bits(&s, got + (size_t)FIRST * s.vocab, 0, CHECKED, "tiny", "chunks over a split's edge");
+    }
+    for (uint32_t others = 0; others <= OTHERS; others += OTHERS)
+        for (uint32_t i = CHECKED - (uint32_t)small_or(45, STEPS); i < small_or(CHECKED - 38, CHECKED); i++) {
+            struct batch_seq seqs[OTHERS + 1];
+            for (uint32_t k = 0; k < others; k++)
+                seqs[k] = (struct batch_seq){.layer_end = s.layers,
+                                             .row_count = 1,
+                                             .ids = ids + k,
+                                             .logits = rest + (size_t)k * s.vocab,
+                                             .logit_count = 1,
+                                             .pages = s.run.pages + 40 + k};
+            seqs[others] = (struct batch_seq){.layer_end = s.layers,
+                                              .position = FIRST + i,
+                                              .row_count = 1,
+                                              .ids = ids + FIRST + i,
+                                              .logits = got,
+                                              .logit_count = 1,
+                                              .pages = s.run.pages};
+            assert_int_equal(run_batch(&s.run, seqs, others + 1), 0);
+            check_bits(&s, got, i, 1, "tiny", others ? "beside others over a split's edge" : "steps over it");
+        }
+    free(want), free(got), free(rest);
+    r.backend->ops->destroy(r.backend);
+    bench_model_destroy(m);
+}
+#endif
+
 int main(void)
 {
     char why[200];
@@ -485,6 +594,9 @@ int main(void)
         cmocka_unit_test(chunks_change_nothing),
         cmocka_unit_test(a_crowd_changes_nothing),
         cmocka_unit_test(splits_and_carried_pages_change_nothing),
+#ifdef TANDEM_HAS_CUDA
+        cmocka_unit_test(splits_of_attention_change_nothing),
+#endif
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

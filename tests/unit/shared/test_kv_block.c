@@ -180,6 +180,20 @@ static void test_quality_of_8bit_pages(void **state)
     const enum kv_numerics fast = KV_NUMERICS_CUDA_FAST, fp8 = KV_NUMERICS_CUDA_FAST_FP8,
                            fp8_det = KV_NUMERICS_CUDA_DET_V1_FP8, int8 = KV_NUMERICS_CUDA_FAST_INT8;
     const enum kv_accept visible = KV_ACCEPT_VISIBLE_LOSSLESS;
+    static const enum kv_numerics v2[] = {KV_NUMERICS_CUDA_DET_V2, KV_NUMERICS_CUDA_DET_V2_FP8,
+                                          KV_NUMERICS_CUDA_DET_V2_INT8},
+                                  fasts[] = {KV_NUMERICS_CUDA_FAST, KV_NUMERICS_CUDA_FAST_FP8,
+                                             KV_NUMERICS_CUDA_FAST_INT8};
+    for (int kind = 0; kind < 3; kind++) {
+        struct kv_quality q = quality(KV_L0, v2[kind], KV_FROM_CLOUD);
+        assert_int_equal(kv_numerics_mixed(v2[kind], KV_NUMERICS_CPU_V1), fasts[kind]);
+        assert_true(kv_quality_accepts(q, KV_ACCEPT_EXACT, v2[kind]));
+        assert_false(kv_quality_accepts(q, KV_ACCEPT_EXACT, v2[(kind + 1) % 3]));
+        for (int of = 0; of < 3; of++)
+            assert_int_equal(kv_quality_accepts(q, visible, fasts[of]), kind == 0 || kind == of);
+    }
+    assert_false(kv_quality_accepts(quality(KV_L0, KV_NUMERICS_CUDA_DET_V1, KV_FROM_CLOUD), KV_ACCEPT_EXACT,
+                                    KV_NUMERICS_CUDA_DET_V2));
     assert_true(kv_quality_accepts(quality(KV_L0, fp8_det, KV_FROM_CLOUD), KV_ACCEPT_EXACT, fp8_det));
     assert_false(kv_quality_accepts(quality(KV_L0, fp8, KV_FROM_CLOUD), KV_ACCEPT_EXACT, fast));
     assert_false(kv_quality_accepts(quality(KV_L0, fast, KV_FROM_CLOUD), KV_ACCEPT_EXACT, fp8));

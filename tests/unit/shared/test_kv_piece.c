@@ -414,7 +414,7 @@ static void test_parse_refuses_fields(void **state)
         {8, 0, -TD_ERR_FORMAT},
         {8, 5, -TD_ERR_FORMAT},
         {9, 0, -TD_ERR_FORMAT},
-        {9, 8, -TD_ERR_FORMAT},
+        {9, KV_NUMERICS_LAST + 1, -TD_ERR_FORMAT},
         {10, 2, -TD_ERR_FORMAT},
         {11, 1, -TD_ERR_FORMAT},
         {16, 1, -TD_ERR_SHAPE},
