@@ -2,55 +2,16 @@
  * rows agrees on their bytes; attention against double precision on what the bytes stand for; pieces and swaps; whole models against f16 pages; and
  * with cuda-det-v2 the bits of a row whatever the chunks, the batch and the way that its pages went. Skipped where no GPU is. */
 #include "kernels/bench_model.h"
-#include "kernels/cuda/cuda.h"
 #include "tests/unit/kernels/models.h"
+#include "tests/unit/kernels/on_gpu.h"
 #include "tests/unit/kernels/small.h"
 #include <math.h>
 
 static const enum kv_dtype dtypes[] = {KV_DTYPE_FP8, KV_DTYPE_INT8};
 static const char *const dtype_names[] = {"f16", "fp8", "int8"};
 
-static uint64_t seed = 0x9e3779b97f4a7c15u;
-
-static uint32_t random32(void)
-{
-    seed ^= seed << 13, seed ^= seed >> 7, seed ^= seed << 17;
-    return (uint32_t)(seed >> 16);
-}
-
-static float uniform(void) /* -1 to 1 */
-{
-    return (float)random32() * 0x1p-31f - 1.0f;
-}
-
 #ifdef TANDEM_HAS_CUDA
-#include "kernels/cpu/blocks.h"
 #include "kernels/cuda/kv_8bit.h"
-
-/* --- on the device ---------------------------------------------------------------------------- */
-
-static void *device_copy(const void *host, size_t size)
-{
-    void *p;
-    assert_int_equal(cudaMalloc(&p, size), cudaSuccess);
-    assert_int_equal(cudaMemcpy(p, host, size, cudaMemcpyHostToDevice), cudaSuccess);
-    return p;
-}
-
-static void *device_filled(int byte, size_t size)
-{
-    void *p;
-    assert_int_equal(cudaMalloc(&p, size), cudaSuccess);
-    assert_int_equal(cudaMemset(p, byte, size), cudaSuccess);
-    return p;
-}
-
-static void fetch(void *host, const void *device, size_t size)
-{
-    assert_int_equal(cuda_launch_error(), cudaSuccess);
-    assert_int_equal(cudaDeviceSynchronize(), cudaSuccess);
-    assert_int_equal(cudaMemcpy(host, device, size, cudaMemcpyDeviceToHost), cudaSuccess);
-}
 
 /* Rows of every size that f16 has: largest values from 2^-24 to 65504, some rows of zeros, in some a value far above the others. */
 static void fill_rows(uint16_t *values, size_t rows, uint32_t head_dim)
@@ -122,26 +83,6 @@ static void rows_come_back(void **state)
 
 /* --- RoPE and the KV write -------------------------------------------------------------------- */
 
-static void *random_floats(size_t count)
-{
-    float *x = malloc(sizeof *x * count);
-    for (size_t i = 0; i < count; i++)
-        x[i] = uniform();
-    void *p = device_copy(x, sizeof *x * count);
-    free(x);
-    return p;
-}
-
-static void *random_f16(size_t count)
-{
-    uint16_t *x = malloc(sizeof *x * count);
-    for (size_t i = 0; i < count; i++)
-        x[i] = f32_to_f16(uniform());
-    void *p = device_copy(x, sizeof *x * count);
-    free(x);
-    return p;
-}
-
 /* Written at once, and written as f16 and closed then: the same bytes, in q too. */
 static void check_rope(enum kv_dtype dtype, uint32_t dim, bool interleaved, bool with_bias)
 {
@@ -149,7 +90,7 @@ static void check_rope(enum kv_dtype dtype, uint32_t dim, bool interleaved, bool
     uint32_t positions[ROWS] = {0, 63, 64, 100, 127}, row_table[ROWS] = {0, 0, 0, 0, 0}, table[2] = {2, 0};
     size_t values = (size_t)PAGES * 2 * KV * 64 * dim, q_values = (size_t)ROWS * HEADS_ALL * dim;
     uint64_t layer = kv_dtype_layer_size(dtype, KV, dim);
-    struct cuda_rope r = {.wide = random_f16((size_t)ROWS * (HEADS_ALL + 2 * KV) * dim),
+    struct cuda_rope r = {.wide = device_16((size_t)ROWS * (HEADS_ALL + 2 * KV) * dim, false, 1.0f),
                           .rows = ROWS,
                           .head_count = HEADS_ALL,
                           .kv_head_count = KV,
@@ -157,13 +98,13 @@ static void check_rope(enum kv_dtype dtype, uint32_t dim, bool interleaved, bool
                           .rope_dim = dim,
                           .interleaved = interleaved,
                           .q_scale = 0.2f,
-                          .cos_sin = random_floats((size_t)ROWS * dim),
-                          .k_bias = with_bias ? random_floats((size_t)KV * dim) : NULL,
+                          .cos_sin = device_floats((size_t)ROWS * dim),
+                          .k_bias = with_bias ? device_floats((size_t)KV * dim) : NULL,
                           .positions = device_copy(positions, sizeof positions),
                           .row_table = device_copy(row_table, sizeof row_table),
                           .tables = device_copy(table, sizeof table),
                           .q_out = device_filled(0xff, 2 * q_values),
-                          .kv = random_f16(values),
+                          .kv = device_16(values, false, 1.0f),
                           .page_values = values / PAGES};
     struct cuda_rope r8 = r;
     struct cuda_kept k = {dtype, KV, dim, device_filled(0, PAGES * layer), layer, NULL};
@@ -207,42 +148,10 @@ struct attention_case { /* a sequence of `tokens`, of which the last decodes */
     bool bf16;
 };
 
-/* On opened pages, f16 [page][K|V][kv_head][64][head_dim]. */
-static void reference_head(const struct attention_case *c, const uint16_t *q, const uint16_t *pages,
-                           const uint32_t *table, uint32_t kv_head, double *out)
-{
-    size_t head = (size_t)64 * c->head_dim, page = 2 * c->kv_heads * head;
-    double p[64 * PAGES], max = -1e300, sum = 0;
-    for (uint32_t t = 0; t < c->tokens; t++) {
-        const uint16_t *k = pages + table[t / 64] * page + kv_head * head + (size_t)(t % 64) * c->head_dim;
-        p[t] = 0;
-        for (uint32_t i = 0; i < c->head_dim; i++)
-            p[t] += (double)f16_to_f32(q[i]) * (double)f16_to_f32(k[i]);
-        max = fmax(max, p[t]);
-    }
-    for (uint32_t t = 0; t < c->tokens; t++)
-        sum += p[t] = exp2(p[t] - max);
-    memset(out, 0, sizeof *out * c->head_dim);
-    for (uint32_t t = 0; t < c->tokens; t++) {
-        const uint16_t *v =
-            pages + table[t / 64] * page + (c->kv_heads + kv_head) * head + (size_t)(t % 64) * c->head_dim;
-        for (uint32_t i = 0; i < c->head_dim; i++)
-            out[i] += p[t] / sum * (double)f16_to_f32(v[i]);
-    }
-}
-
 static void launch_decode(const struct attention_case *c, const struct cuda_attention *a)
 {
     struct cuda_split splits[PAGES + 1] = {{0}};
-    uint32_t pages = (c->tokens + 63) / 64, count = (pages + c->pages_per_split - 1) / c->pages_per_split,
-             zero[256] = {0};
-    for (uint32_t i = 0; i < count; i++) {
-        uint32_t begin = i * c->pages_per_split;
-        splits[i] = (struct cuda_split){.page_begin = begin,
-                                        .page_count = TD_MIN(c->pages_per_split, pages - begin),
-                                        .token_count = c->tokens - begin * 64,
-                                        .split_count = count};
-    }
+    uint32_t count = add_splits(splits, 0, 0, 0, c->tokens, c->pages_per_split), zero[256] = {0};
     void *list = device_copy(splits, sizeof splits),
          *partial = device_filled(0xff, cuda_partial_size(a, count + 1)),
          *counters = device_copy(zero, sizeof zero);
@@ -284,9 +193,10 @@ static void check_attention(const struct attention_case *c)
     launch_decode(c, &a);
     fetch(out, dout, (size_t)2 * heads * d);
     for (uint32_t h = 0; h < heads; h++)
-        reference_head(c, q + (size_t)h * d, pages, table, h / c->group, want + (size_t)h * d);
+        reference_head(&(struct reference){pages, table, c->kv_heads, d}, q + (size_t)h * d, c->tokens,
+                       h / c->group, want + (size_t)h * d);
     for (uint32_t i = 0; i < heads * d; i++) {
-        double got = c->bf16 ? (double)float_from_bits((uint32_t)out[i] << 16) : (double)f16_to_f32(out[i]);
+        double got = (double)from16(out[i], c->bf16);
         error += (got - want[i]) * (got - want[i]), norm += want[i] * want[i];
     }
     if (!(sqrt(error / norm) <= (c->bf16 ? 3e-3 : 1.5e-3)))
@@ -722,11 +632,9 @@ static void prompts_take_turns(void **state)
 
 int main(void)
 {
-    char why[200];
-    if (!cuda_available(why, sizeof why)) {
-        printf("skipped: %s\n", why);
+    if (!gpu_is_here())
         return 0;
-    }
+    seed_anew();
     const struct CMUnitTest tests[] = {
 #ifdef TANDEM_HAS_CUDA
         cmocka_unit_test(rows_come_back),

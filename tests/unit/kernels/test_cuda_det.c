@@ -1,48 +1,16 @@
 /* cuda_det: numerics cuda-det-v2: the bits of a row depend on nothing beside it. Products with any number of rows, attention, whole models
  * however the work is cut: chunks, batches, layer ranges, pages carried over. Skipped where no GPU is. */
+#define DEVICE_SLACK 256
 #include "kernels/cpu/blocks.h"
-#include "kernels/cuda/cuda.h"
 #include "tests/unit/kernels/models.h"
+#include "tests/unit/kernels/on_gpu.h"
 #include "tests/unit/kernels/small.h"
-#include <math.h>
 
 #ifdef TANDEM_HAS_CUDA
 #include "kernels/bench_model.h"
 #include "kernels/cuda/det_kernels.h"
 
 /* --- products --------------------------------------------------------------------------------- */
-
-static uint64_t seed = 88172645463325252u;
-
-static uint32_t random32(void)
-{
-    seed ^= seed << 13, seed ^= seed >> 7, seed ^= seed << 17;
-    return (uint32_t)(seed >> 16);
-}
-
-static float uniform(void) /* -1 to 1 */
-{
-    return (float)random32() * 0x1p-31f - 1.0f;
-}
-
-static void *device_copy(const void *host, size_t size)
-{
-    void *p;
-    assert_int_equal(cudaMalloc(&p, size + 256), cudaSuccess);
-    assert_int_equal(cudaMemcpy(p, host, size, cudaMemcpyHostToDevice), cudaSuccess);
-    return p;
-}
-
-static uint16_t to16(float x, bool bf16)
-{
-    uint32_t u = float_bits(x);
-    return bf16 ? (uint16_t)((u + 0x7fff + (u >> 16 & 1)) >> 16) : f32_to_f16(x);
-}
-
-static float from16(uint16_t x, bool bf16)
-{
-    return bf16 ? float_from_bits((uint32_t)x << 16) : f16_to_f32(x);
-}
 
 enum { ROWS_MAX = 200 };
 
@@ -211,16 +179,6 @@ struct tiled { /* the last `rows` of `tokens`, on the device */
     size_t size; /* of a.out */
 };
 
-static void *random_f16(size_t count, float scale)
-{
-    uint16_t *x = malloc(sizeof *x * count);
-    for (size_t i = 0; i < count; i++)
-        x[i] = f32_to_f16(uniform() * scale);
-    void *p = device_copy(x, sizeof *x * count);
-    free(x);
-    return p;
-}
-
 static void make_tiled(struct tiled *t, uint32_t head_dim, uint32_t group, uint32_t tokens)
 {
     uint32_t table[PAGES];
@@ -231,13 +189,13 @@ static void make_tiled(struct tiled *t, uint32_t head_dim, uint32_t group, uint3
     for (uint32_t i = 0; i < PAGES; i++)
         table[i] = (i * 7 + 3) % PAGES;
     assert_int_equal(cudaMalloc(&out, 2 * values), cudaSuccess);
-    t->a = (struct cuda_attention){.q = random_f16(values, 2.0f),
+    t->a = (struct cuda_attention){.q = device_16(values, false, 2.0f),
                                    .out = out,
                                    .out_bf16 = group % 2 == 0,
                                    .head_count = KV_HEADS * group,
                                    .kv_head_count = KV_HEADS,
                                    .head_dim = head_dim,
-                                   .kv = random_f16(page * PAGES, 1.0f),
+                                   .kv = device_16(page * PAGES, false, 1.0f),
                                    .page_values = page,
                                    .tables = device_copy(table, sizeof table),
                                    .fixed_splits = true};
@@ -580,11 +538,9 @@ static void splits_of_attention_change_nothing(void **state)
 
 int main(void)
 {
-    char why[200];
-    if (!cuda_available(why, sizeof why)) {
-        printf("skipped: %s\n", why);
+    if (!gpu_is_here())
         return 0;
-    }
+    seed_anew();
     const struct CMUnitTest tests[] = {
 #ifdef TANDEM_HAS_CUDA
         cmocka_unit_test(rows_beside_a_row_change_nothing),

@@ -1,7 +1,7 @@
 /* cuda_faults: what goes wrong on a GPU is a code, which every call answers from then on, and nothing hangs: a device whose memory others have
  * taken, a device that is lost. The last, as nothing works in this process behind it. Skipped where no GPU is. */
-#include "kernels/cuda/cuda.h"
 #include "tests/unit/kernels/models.h"
+#include "tests/unit/kernels/on_gpu.h"
 
 #ifdef TANDEM_HAS_CUDA
 #include "kernels/cuda/kernels.h"
@@ -126,11 +126,8 @@ static void a_device_that_is_lost(void **state)
 
 int main(void)
 {
-    char why[200];
-    if (!cuda_available(why, sizeof why)) {
-        printf("skipped: %s\n", why);
+    if (!gpu_is_here())
         return 0;
-    }
 #ifdef TANDEM_HAS_CUDA
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(others_take_all_memory),

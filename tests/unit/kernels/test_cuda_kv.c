@@ -1,8 +1,8 @@
 /* cuda_kv: KV in and out of the device's pages: pieces of every codec give the bits that the host's decoder gives, wherever they lie
  * in a page; what no piece may hold is found; pages swapped out and in, layer by layer, come back whole. Skipped where no GPU is. */
 #include "kernels/bench_model.h"
-#include "kernels/cuda/cuda.h"
 #include "tests/unit/kernels/models.h"
+#include "tests/unit/kernels/on_gpu.h"
 
 static struct bench_model *model;
 static struct run run;
@@ -29,14 +29,6 @@ static int close_run(void **state)
     kv_codec_scratch_destroy(scratch);
     bench_model_destroy(model);
     return 0;
-}
-
-static uint32_t random_state = 1;
-
-static uint32_t random32(void)
-{
-    random_state = random_state * 1664525u + 1013904223u;
-    return random_state >> 8;
 }
 
 /* Finite f16 of either sign, some zero, some small. */
@@ -240,11 +232,8 @@ static void pages_swapped_out_and_in(void **state)
 
 int main(void)
 {
-    char why[200];
-    if (!cuda_available(why, sizeof why)) {
-        printf("skipped: %s\n", why);
+    if (!gpu_is_here())
         return 0;
-    }
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(pieces_give_the_bits_of_the_host),
         cmocka_unit_test(what_no_piece_may_hold_is_found),

@@ -1,8 +1,8 @@
 /* cuda_launches: a kernel that the device does not take fails the step that it belongs to, at once, whichever kernel of whichever kind of step it is;
  * and a step that there is no memory to record is not recorded at each of its turns. Linked with the run-time library's launches, the clock
  * and the log in front of the real ones (tests/CMakeLists.txt). Skipped where no GPU is. */
-#include "kernels/cuda/cuda.h"
 #include "tests/unit/kernels/models.h"
+#include "tests/unit/kernels/on_gpu.h"
 
 #ifdef TANDEM_HAS_CUDA
 #include "kernels/bench_model.h"
@@ -244,11 +244,8 @@ static void recording_waits_for_memory(void **state)
 
 int main(void)
 {
-    char why[200];
-    if (!cuda_available(why, sizeof why)) {
-        printf("skipped: %s\n", why);
+    if (!gpu_is_here())
         return 0;
-    }
 #ifdef TANDEM_HAS_CUDA
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_launch_of_a_step),

@@ -1,73 +1,9 @@
 /* cuda_ops: each kernel against double precision on fresh random inputs (TANDEM_SEED repeats them): odd shapes, every weight type, every head size, outputs poisoned
  * with NaN before. The error is ||out - reference|| / ||reference||; each bound is what 16-bit operands explain. */
-#include "kernels/cuda/cuda.h"
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <cmocka.h>
+#define DEVICE_SLACK 256
+#include "tests/unit/kernels/on_gpu.h"
 
 #ifdef TANDEM_HAS_CUDA
-#include "kernels/cpu/blocks.h"
-#include "kernels/cuda/kernels.h"
-#include "tests/unit/kernels/small.h"
-#include <math.h>
-
-static uint64_t seed;
-
-static uint64_t bits64(void)
-{
-    seed ^= seed << 13, seed ^= seed >> 7, seed ^= seed << 17;
-    return seed;
-}
-
-static float uniform(void) /* -1 to 1 */
-{
-    return (float)((double)(bits64() >> 11) * 0x1p-52 - 1.0);
-}
-
-static uint16_t to_bf16(float x)
-{
-    uint32_t u = float_bits(x);
-    return (uint16_t)((u + 0x7fff + (u >> 16 & 1)) >> 16);
-}
-
-static float from_bf16(uint16_t x)
-{
-    return float_from_bits((uint32_t)x << 16);
-}
-
-static float from16(uint16_t x, bool bf16)
-{
-    return bf16 ? from_bf16(x) : f16_to_f32(x);
-}
-
-static uint16_t to16(float x, bool bf16)
-{
-    return bf16 ? to_bf16(x) : f32_to_f16(x);
-}
-
-static void *device_new(size_t size)
-{
-    void *p;
-    assert_int_equal(cudaMalloc(&p, size + 256), cudaSuccess);
-    assert_int_equal(cudaMemset(p, 0xff, size + 256), cudaSuccess);
-    return p;
-}
-
-static void *device_copy(const void *host, size_t size)
-{
-    void *p = device_new(size);
-    assert_int_equal(cudaMemcpy(p, host, size, cudaMemcpyHostToDevice), cudaSuccess);
-    return p;
-}
-
-static void fetch(void *host, const void *device, size_t size)
-{
-    assert_int_equal(cuda_launch_error(), cudaSuccess);
-    assert_int_equal(cudaMemcpy(host, device, size, cudaMemcpyDeviceToHost), cudaSuccess);
-}
-
 static void check(const float *got, const double *want, size_t count, double bound, const char *what,
                   unsigned a, unsigned b)
 {
@@ -105,7 +41,7 @@ struct matrix {
 static void fill_block(uint32_t type, uint8_t *b, size_t size)
 {
     for (size_t i = 0; i < size; i++)
-        b[i] = (uint8_t)bits64();
+        b[i] = (uint8_t)random64();
     float small = type == GGUF_Q4_K || type == GGUF_Q5_K || type == GGUF_Q6_K
                       ? 0x1p-6f
                       : 1.0f; /* their scales are integers */
@@ -136,7 +72,7 @@ static struct matrix matrix_new(size_t kind)
     x.raw_device = device_copy(raw, row_size * N_ROWS);
     x.m.values = x.raw_device;
     if (weight_is_quantised(type)) {
-        x.m.values = device_new(count), x.m.scales = device_new(count / 4);
+        x.m.values = device_filled(0xff, count), x.m.scales = device_filled(0xff, count / 4);
         cuda_repack(0, type, x.raw_device, N_ROWS, columns, (void *)(uintptr_t)x.m.values,
                     (void *)(uintptr_t)x.m.scales);
     }
@@ -161,7 +97,7 @@ static void dequantised_weights(void **state)
         uint16_t *out = malloc(2 * count);
         float *got = malloc(sizeof(float) * count);
         double *want = malloc(sizeof(double) * count);
-        void *device = device_new(2 * count);
+        void *device = device_filled(0xff, 2 * count);
         cuda_dequantise(0, &x.m, 7, N_ROWS - 7, device);
         fetch(out, device, 2 * count);
         for (size_t i = 0; i < count; i++)
@@ -196,8 +132,8 @@ static void check_product(const struct product_case *c)
                 sums[r * N_ROWS + n] +=
                     (double)from16(act[(size_t)r * k + i], c->bf16) * (double)c->x->values[(size_t)n * k + i];
     void *act_device = device_copy(act, 2 * (size_t)c->rows * k),
-         *out_device =
-             wide ? device_copy(out, 4 * (size_t)c->rows * stride) : device_new(2 * (size_t)c->rows * stride);
+         *out_device = wide ? device_copy(out, 4 * (size_t)c->rows * stride)
+                            : device_filled(0xff, 2 * (size_t)c->rows * stride);
     struct cuda_product p = {.m = *m,
                              .act = act_device,
                              .act_bf16 = c->bf16,
@@ -253,7 +189,7 @@ static void norm_and_swiglu(void **state)
             for (uint32_t i = 0; i < k; i++)
                 w[i] = 1 + 0.5f * uniform();
             void *dx = device_copy(x, sizeof(float) * 3 * k), *dw = device_copy(w, sizeof(float) * k),
-                 *di = device_copy(index, sizeof index), *dout = device_new(2 * 3 * (size_t)k);
+                 *di = device_copy(index, sizeof index), *dout = device_filled(0xff, 2 * 3 * (size_t)k);
             cuda_norm(0, dx, di, dw, 1e-5f, 3, k, bf16, dout);
             fetch(out, dout, 2 * 3 * (size_t)k);
             for (uint32_t r = 0; r < 3; r++) {
@@ -289,7 +225,7 @@ static void embedding(void **state)
         uint32_t columns = x.m.columns, count = 5 * columns;
         float *got = malloc(sizeof(float) * count);
         double *want = malloc(sizeof(double) * count);
-        void *dids = device_copy(ids, sizeof ids), *out = device_new(sizeof(float) * count);
+        void *dids = device_copy(ids, sizeof ids), *out = device_filled(0xff, sizeof(float) * count);
         cuda_embed(0, &x.m, dids, 5, out);
         fetch(got, out, sizeof(float) * count);
         for (uint32_t i = 0; i < count; i++)
@@ -354,7 +290,8 @@ static void check_rope(const struct rope_case *c)
     for (uint32_t i = 0; i < ROPE_ROWS * wide; i++)
         in[i] = to16(uniform(), c->bf16);
     void *din = device_copy(in, 2 * (size_t)ROPE_ROWS * wide),
-         *dq = device_new(2 * (size_t)ROPE_ROWS * ROPE_Q * d), *dkv = device_new(2 * (size_t)PAGES * page),
+         *dq = device_filled(0xff, 2 * (size_t)ROPE_ROWS * ROPE_Q * d),
+         *dkv = device_filled(0xff, 2 * (size_t)PAGES * page),
          *dbias = device_copy(bias, sizeof(float) * wide), *dnorm = device_copy(norm, sizeof(float) * 2 * d),
          *dturns = device_copy(turns, sizeof(float) * ROPE_ROWS * c->rope_dim),
          *dpositions = device_copy(rope_positions, sizeof rope_positions),
@@ -428,49 +365,14 @@ struct attention_case { /* one sequence of `tokens`; the last `count` rows are c
     bool bf16;
 };
 
-static double score_of(const struct attention_case *c, const uint16_t *q, const uint16_t *k)
-{
-    double sum = 0;
-    for (uint32_t i = 0; i < c->head_dim; i++)
-        sum += (double)f16_to_f32(q[i]) * (double)f16_to_f32(k[i]);
-    return sum;
-}
-
-static void reference_row(const struct attention_case *c, const uint16_t *q, const uint16_t *pages,
-                          const uint32_t *table, uint32_t position, uint32_t kv_head, double *out)
-{
-    size_t head = (size_t)64 * c->head_dim, page = 2 * c->kv_heads * head;
-    double p[64 * PAGES], max = -1e300, sum = 0;
-    for (uint32_t t = 0; t <= position; t++) {
-        p[t] = score_of(c, q, pages + table[t / 64] * page + kv_head * head + t % 64 * c->head_dim);
-        max = fmax(max, p[t]);
-    }
-    for (uint32_t t = 0; t <= position; t++)
-        sum += p[t] = exp2(p[t] - max);
-    for (uint32_t i = 0; i < c->head_dim; i++) {
-        out[i] = 0;
-        for (uint32_t t = 0; t <= position; t++)
-            out[i] +=
-                p[t] / sum *
-                (double)f16_to_f32(
-                    pages[table[t / 64] * page + (c->kv_heads + kv_head) * head + t % 64 * c->head_dim + i]);
-    }
-}
-
 static void launch_attention(const struct attention_case *c, struct cuda_attention *a)
 {
-    uint32_t first = c->tokens - c->count, pages = (c->tokens + 63) / 64;
+    uint32_t first = c->tokens - c->count;
     if (c->pages_per_split) {
         struct cuda_split splits[PAGES + 1] = {{0}};
-        uint32_t count = (pages + c->pages_per_split - 1) / c->pages_per_split, zero[256] = {0};
-        for (uint32_t i = 0; i < count; i++) {
-            uint32_t begin = i * c->pages_per_split;
-            splits[i] = (struct cuda_split){.page_begin = begin,
-                                            .page_count = TD_MIN(c->pages_per_split, pages - begin),
-                                            .token_count = c->tokens - begin * 64,
-                                            .split_count = count};
-        }
-        void *list = device_copy(splits, sizeof splits), *partial = device_new(cuda_partial_size(a, count)),
+        uint32_t count = add_splits(splits, 0, 0, 0, c->tokens, c->pages_per_split), zero[256] = {0};
+        void *list = device_copy(splits, sizeof splits),
+             *partial = device_filled(0xff, cuda_partial_size(a, count)),
              *counters = device_copy(zero, sizeof zero);
         cuda_attention_decode(0, a, list, count + 1, partial, counters); /* one empty split behind */
         cuda_attention_decode(0, a, list, count + 1, partial, counters); /* counters are left as they were */
@@ -500,7 +402,7 @@ static void check_attention(const struct attention_case *c)
     for (size_t i = 0; i < values; i++)
         q[i] = f32_to_f16(uniform());
     void *dpages = device_copy(pages, 2 * page * PAGES), *dq = device_copy(q, 2 * values),
-         *dout = device_new(2 * values), *dtable = device_copy(table, sizeof table);
+         *dout = device_filled(0xff, 2 * values), *dtable = device_copy(table, sizeof table);
     struct cuda_attention a = {.q = dq,
                                .out = dout,
                                .out_bf16 = c->bf16,
@@ -512,10 +414,11 @@ static void check_attention(const struct attention_case *c)
                                .tables = dtable};
     launch_attention(c, &a);
     fetch(out, dout, 2 * values);
+    struct reference reference = {pages, table, c->kv_heads, d};
     for (uint32_t r = 0; r < c->count; r++)
         for (uint32_t h = 0; h < heads; h++)
-            reference_row(c, q + ((size_t)r * heads + h) * d, pages, table, c->tokens - c->count + r,
-                          h / c->group, want + ((size_t)r * heads + h) * d);
+            reference_head(&reference, q + ((size_t)r * heads + h) * d, c->tokens - c->count + r + 1,
+                           h / c->group, want + ((size_t)r * heads + h) * d);
     for (size_t i = 0; i < values; i++)
         got[i] = from16(out[i], c->bf16);
     check(got, want, values, c->bf16 ? 3e-3 : 1.5e-3,
@@ -557,7 +460,7 @@ static void check_turns(uint32_t head_dim)
         }
     }
     void *dpages = device_copy(pages, 2 * page * PAGES), *dq = device_copy(q, 2 * values),
-         *dout = device_new(2 * values), *dtable = device_copy(table, sizeof table),
+         *dout = device_filled(0xff, 2 * values), *dtable = device_copy(table, sizeof table),
          *list = device_copy(splits, sizeof splits), *counters = device_copy(zero, sizeof zero);
     struct cuda_attention a = {.q = dq,
                                .out = dout,
@@ -567,12 +470,13 @@ static void check_turns(uint32_t head_dim)
                                .kv = dpages,
                                .page_values = page,
                                .tables = dtable};
-    void *partial = device_new(cuda_partial_size(&a, count));
+    void *partial = device_filled(0xff, cuda_partial_size(&a, count));
     assert_true(cuda_counters_size(&a, TURN_ROWS) <= sizeof zero);
+    struct reference reference = {pages, table, c.kv_heads, head_dim};
     for (uint32_t r = 0; r < TURN_ROWS; r++)
         for (uint32_t h = 0; h < heads; h++)
-            reference_row(&c, q + ((size_t)r * heads + h) * head_dim, pages, table, tokens[r] - 1,
-                          h / c.group, want + ((size_t)r * heads + h) * head_dim);
+            reference_head(&reference, q + ((size_t)r * heads + h) * head_dim, tokens[r], h / c.group,
+                           want + ((size_t)r * heads + h) * head_dim);
     for (int run = 0; run < 3; run++) { /* counters are left as they were */
         assert_int_equal(cudaMemset(dout, 0xff, 2 * values), cudaSuccess);
         cuda_attention_decode(0, &a, list, TD_COUNT(splits), partial, counters);
@@ -629,14 +533,9 @@ static void prefill_attention_at_its_edges(void **state)
 
 int main(void)
 {
-    char why[200];
-    if (!cuda_available(why, sizeof why)) {
-        printf("skipped: %s\n", why);
+    if (!gpu_is_here())
         return 0;
-    }
-    const char *again = getenv("TANDEM_SEED");
-    seed = again ? strtoull(again, NULL, 10) : clock_wall_us() | 1;
-    printf("TANDEM_SEED=%llu\n", (unsigned long long)seed);
+    seed_anew();
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(dequantised_weights),
         cmocka_unit_test(products_of_few_rows),
@@ -653,9 +552,7 @@ int main(void)
 #else
 int main(void)
 {
-    char why[200];
-    cuda_available(why, sizeof why);
-    printf("skipped: %s\n", why);
+    gpu_is_here();
     return 0;
 }
 #endif

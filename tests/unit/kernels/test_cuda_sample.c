@@ -1,33 +1,21 @@
 /* cuda_sample: the device draws the token that the sampler draws, for every parameter and kind of row; and reports the same
  * logprobs. Skipped where no GPU is. */
-#include "kernels/cuda/cuda.h"
 #include "kernels/sampler.h"
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <cmocka.h>
+#include "tests/unit/kernels/on_gpu.h"
 
 #ifdef TANDEM_HAS_CUDA
-#include "kernels/cuda/kernels.h"
-#include "tests/unit/kernels/small.h"
-#include <math.h>
-
 enum { ROWS = 6, IDS = 300, PROMPT = 200 };
 
-static uint64_t seed = 88172645463325252u;
-
-static double uniform(void) /* 0 to 1 */
+static double draw(void) /* 0 to 1 */
 {
-    seed ^= seed << 13, seed ^= seed >> 7, seed ^= seed << 17;
-    return (double)(seed >> 11) * 0x1p-53;
+    return (double)(random64() >> 11) * 0x1p-53;
 }
 
 /* Rows of different kinds: flat, peaked, with many equal logits, all equal. */
 static void fill_row(float *row, uint32_t vocab, uint32_t kind)
 {
     for (uint32_t i = 0; i < vocab; i++) {
-        double x = uniform() + uniform() + uniform() - 1.5;
+        double x = draw() + draw() + draw() - 1.5;
         row[i] = kind == 0   ? (float)x
                  : kind == 1 ? (float)(8 * x)
                  : kind == 2 ? (float)round(4 * x)
@@ -80,7 +68,7 @@ static void draw_rows(uint32_t vocab, const struct sampler_params *p)
     struct sampled want[ROWS];
     int32_t ids[IDS];
     for (uint32_t i = 0; i < IDS; i++)
-        ids[i] = (int32_t)(uniform() * uniform() * vocab);
+        ids[i] = (int32_t)(draw() * draw() * vocab);
     for (uint32_t r = 0; r < ROWS - 1; r++) { /* the last is not wanted */
         float *row = logits + (size_t)r * vocab;
         fill_row(row, vocab, r);
@@ -171,11 +159,8 @@ static void what_is_not_finite(void **state)
 
 int main(void)
 {
-    char why[200];
-    if (!cuda_available(why, sizeof why)) {
-        printf("skipped: %s\n", why);
+    if (!gpu_is_here())
         return 0;
-    }
     const struct CMUnitTest tests[] = {cmocka_unit_test(the_samplers_tokens),
                                        cmocka_unit_test(what_is_not_finite)};
     return cmocka_run_group_tests(tests, NULL, NULL);
@@ -183,7 +168,7 @@ int main(void)
 #else
 int main(void)
 {
-    printf("skipped: built without CUDA\n");
+    gpu_is_here();
     return 0;
 }
 #endif

@@ -1,35 +1,10 @@
 /* cuda_stream: products of 16-bit weights with up to 128 rows against double precision: widths that fill no tile and no slot, every
  * epilogue, alone and shared by a cluster's blocks, outputs poisoned before and untouched where they are nobody's. */
-#include "kernels/cuda/cuda.h"
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <cmocka.h>
+#include "tests/unit/kernels/on_gpu.h"
 
 #ifdef TANDEM_HAS_CUDA
-#include "kernels/cuda/kernels.h"
-#include "kernels/cpu/blocks.h"
-#include "tests/unit/kernels/small.h"
-#include <math.h>
-#include <string.h>
-
 #define ROWS CUDA_STREAM_ROWS
 #define GAP  16 /* columns of out behind the product's */
-
-static uint64_t seed = 0x9e3779b97f4a7c15u;
-
-static uint16_t random16(bool bf16) /* about -1 to 1 */
-{
-    seed ^= seed << 13, seed ^= seed >> 7, seed ^= seed << 17;
-    float x = (float)((double)(seed >> 11) * 0x1p-52 - 1.0);
-    return bf16 ? (uint16_t)(float_bits(x) >> 16) : f32_to_f16(x);
-}
-
-static float from16(uint16_t x, bool bf16)
-{
-    return bf16 ? float_from_bits((uint32_t)x << 16) : f16_to_f32(x);
-}
 
 struct scene {
     uint32_t n, k;
@@ -39,14 +14,6 @@ struct scene {
     void *w_device, *act_device; /* act with 8 more values a row */
 };
 
-static void *to_device(const void *host, size_t size)
-{
-    void *p;
-    assert_int_equal(cudaMalloc(&p, size), cudaSuccess);
-    assert_int_equal(cudaMemcpy(p, host, size, cudaMemcpyHostToDevice), cudaSuccess);
-    return p;
-}
-
 static struct scene scene_new(uint32_t n, uint32_t k, bool bf16)
 {
     struct scene s = {.n = n, .k = k, .bf16 = bf16};
@@ -55,10 +22,10 @@ static struct scene scene_new(uint32_t n, uint32_t k, bool bf16)
     s.w = malloc(sizeof *s.w * n * k), s.act = malloc(sizeof *s.act * ROWS * k);
     s.sums = calloc((size_t)ROWS * n, sizeof *s.sums);
     for (size_t i = 0; i < (size_t)n * k; i++)
-        s.w[i] = from16(w[i] = random16(bf16), bf16);
+        s.w[i] = from16(w[i] = to16(uniform(), bf16), bf16);
     for (size_t r = 0; r < ROWS; r++)
         for (size_t i = 0; i < stride; i++) {
-            act[r * stride + i] = i < k ? random16(bf16) : 0x7fff; /* NaN: nobody's */
+            act[r * stride + i] = i < k ? to16(uniform(), bf16) : 0x7fff; /* NaN: nobody's */
             if (i < k)
                 s.act[r * k + i] = from16(act[r * stride + i], bf16);
         }
@@ -69,7 +36,7 @@ static struct scene scene_new(uint32_t n, uint32_t k, bool bf16)
                 sum += (double)s.act[r * k + j] * (double)s.w[i * k + j];
             s.sums[r * n + i] = sum;
         }
-    s.w_device = to_device(w, 2 * (size_t)n * k), s.act_device = to_device(act, 2 * ROWS * stride);
+    s.w_device = device_copy(w, 2 * (size_t)n * k), s.act_device = device_copy(act, 2 * ROWS * stride);
     free(w), free(act);
     return s;
 }
@@ -119,7 +86,7 @@ static bool check_product(const struct scene *s, uint32_t rows, enum cuda_epilog
     memset(before, 0xff, size); /* NaN */
     for (size_t i = 0; epilogue == CUDA_ADD_F32 && i < count; i++)
         ((float *)(void *)before)[i] = 1;
-    void *device = to_device(before, size);
+    void *device = device_copy(before, size);
     struct cuda_product p = {
         .m = {.form = s->bf16 ? CUDA_BF16 : CUDA_F16, .columns = s->k, .rows = s->n, .values = s->w_device},
         .act = s->act_device,
@@ -214,12 +181,10 @@ static void what_it_is_not_for(void **state)
 
 int main(void)
 {
-    char why[200];
-    if (!cuda_available(why, sizeof why)) {
-        printf("skipped: %s\n", why);
+    if (!gpu_is_here())
         return 0;
-    }
 #ifdef TANDEM_HAS_CUDA
+    seed_anew();
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(products_of_many_rows),
         cmocka_unit_test(products_of_many_tiles),
