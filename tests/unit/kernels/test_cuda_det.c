@@ -486,7 +486,8 @@ static void splits_of_attention_change_nothing(void **state)
         ALL = CUDA_DET_SPLIT_TOKENS + CHECKED / 2,
         FIRST = ALL - CHECKED,
         STEPS = 50,
-        OTHERS = 40
+        OWN_PAGES = ALL / KV_BLOCK_TOKENS + 1,
+        OTHERS = RUN_PAGES - OWN_PAGES
     };
     static const uint32_t chunks[] = {500, 129, 512};
     struct bench_model *m;
@@ -519,7 +520,7 @@ static void splits_of_attention_change_nothing(void **state)
                                              .ids = ids + k,
                                              .logits = rest + (size_t)k * s.vocab,
                                              .logit_count = 1,
-                                             .pages = s.run.pages + 40 + k};
+                                             .pages = s.run.pages + OWN_PAGES + k};
             seqs[others] = (struct batch_seq){.layer_end = s.layers,
                                               .position = FIRST + i,
                                               .row_count = 1,
