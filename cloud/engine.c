@@ -341,11 +341,19 @@ static uint64_t wait_us(const struct engine *e)
     return TD_MAX(wait, (uint64_t)100); /* a deadline that has just passed is no reason to spin */
 }
 
+/* Memory that the next requests will need, while there are none. False: there is enough. */
+static bool take_ahead(struct engine *e)
+{
+    const struct backend_ops *ops = e->backend->ops;
+    return e->live_count == 0 && ops->pages_ahead &&
+           ops->pages_ahead(e->backend, page_pool_used_until(e->pool));
+}
+
 static void *engine_main(void *arg)
 {
     struct engine *e = arg;
     while (!atomic_load(&e->stopping))
-        if (!engine_turn(e))
+        if (!engine_turn(e) && !take_ahead(e))
             take_item(e, queue_pop(e->commands, wait_us(e)));
     return NULL;
 }

@@ -128,6 +128,14 @@ void local_kv_release(struct local_kv *kv, uint32_t page)
     pthread_mutex_unlock(&kv->lock);
 }
 
+uint32_t local_kv_used_until(struct local_kv *kv)
+{
+    pthread_mutex_lock(&kv->lock);
+    uint32_t used = page_pool_used_until(kv->pool);
+    pthread_mutex_unlock(&kv->lock);
+    return used;
+}
+
 int local_kv_publish(struct local_kv *kv, const struct kv_block_id *chain, uint32_t index, uint32_t page,
                      uint32_t layers, enum kv_numerics numerics)
 {

@@ -40,6 +40,7 @@ uint32_t local_kv_take(struct local_kv *kv, const struct kv_block_id *chain, uin
 /* A page for writing, with one reference; PAGE_NONE when all are in use. May evict what nobody uses. */
 uint32_t local_kv_alloc(struct local_kv *kv);
 void local_kv_release(struct local_kv *kv, uint32_t page);
+uint32_t local_kv_used_until(struct local_kv *kv); /* pages from here on have never been taken */
 /* Block `index` of the chain is complete in `page`, in layers [0, layers). 0, or -TD_ERR_NOMEM (then it is not kept). */
 int local_kv_publish(struct local_kv *kv, const struct kv_block_id *chain, uint32_t index, uint32_t page,
                      uint32_t layers, enum kv_numerics numerics);

@@ -598,9 +598,27 @@ static void measure(struct pipeline *p)
         pipeline_event_free(e);
 }
 
+static void run_step(struct pipeline *p, struct pipeline_job *job, const struct step *step)
+{
+    if (step->kind == STEP_SEND)
+        send_step(p, job, step);
+    else if (step->kind == STEP_DECODE)
+        decode_step(p, step->decodes, step->decode_count);
+    else
+        fill_step(p, job, step);
+}
+
+/* Memory that the next prompts will need. False: there is enough. */
+static bool take_ahead(struct pipeline *p)
+{
+    struct backend *b = p->config.backend;
+    return b->ops->pages_ahead && b->ops->pages_ahead(b, local_kv_used_until(p->config.kv));
+}
+
 static void *run(void *arg)
 {
     struct pipeline *p = arg;
+    bool may_take_ahead = true;
     if (p->config.measure)
         measure(p);
     pthread_mutex_lock(&p->lock);
@@ -609,22 +627,20 @@ static void *run(void *arg)
         reap(p);
         struct pipeline_job *job = pick(p, &step);
         bool save = disk_has_saves(p) && !(job && step.kind != STEP_FILL);
-        if (!job && !save) {
+        if (!job && !save && (p->jobs || !may_take_ahead)) {
             p->is_idle = nothing_to_do(p);
             pthread_cond_broadcast(&p->idle);
             pthread_cond_wait(&p->changed, &p->lock);
             p->is_idle = false;
+            may_take_ahead = true;
             continue;
         }
         pthread_mutex_unlock(&p->lock);
+        may_take_ahead = job || save || take_ahead(p);
         if (save)
             disk_save_next(p);
-        else if (step.kind == STEP_SEND)
-            send_step(p, job, &step);
-        else if (step.kind == STEP_DECODE)
-            decode_step(p, step.decodes, step.decode_count);
-        else
-            fill_step(p, job, &step);
+        else if (job)
+            run_step(p, job, &step);
         pthread_mutex_lock(&p->lock);
     }
     pthread_mutex_unlock(&p->lock);

@@ -70,6 +70,9 @@ struct backend_ops {
     int (*page_write)(struct backend *b, uint32_t page, uint32_t layer, uint32_t token_count,
                       const uint16_t *k, const uint16_t *v);
     int (*page_copy)(struct backend *b, uint32_t from, uint32_t to); /* all layers */
+    /* While nothing else is to be done: takes from the system a little of the memory that pages from `used` on, which were never used, will
+     * need. False: there is enough. NULL: all memory of pages is there. */
+    bool (*pages_ahead)(struct backend *b, uint32_t used);
     /* The next are NULL where pages are host memory and page_read and page_write cost one copy.
      * pieces_write: decodes on the device, straight into the pages; 0 when every piece has its status. */
     int (*pieces_write)(struct backend *b, struct page_piece *pieces, uint32_t count);

@@ -7,8 +7,9 @@
 
 struct page_pool {
     uint32_t page_count, free_count;
-    uint32_t *references; /* [page_count] */
-    uint32_t *free;       /* [page_count]; the last of free_count is taken next */
+    uint32_t unused_count; /* never taken: the last ones, at the bottom of the stack */
+    uint32_t *references;  /* [page_count] */
+    uint32_t *free;        /* [page_count]; the last of free_count is taken next */
 };
 
 struct page_pool *page_pool_create(uint32_t page_count)
@@ -16,7 +17,7 @@ struct page_pool *page_pool_create(uint32_t page_count)
     struct page_pool *p = calloc(1, sizeof *p);
     if (!p || page_count == PAGE_NONE)
         goto fail;
-    p->page_count = p->free_count = page_count;
+    p->page_count = p->free_count = p->unused_count = page_count;
     p->references = calloc((size_t)page_count + 1, sizeof *p->references);
     p->free = calloc((size_t)page_count + 1, sizeof *p->free);
     if (!p->references || !p->free)
@@ -45,6 +46,7 @@ uint32_t page_pool_alloc(struct page_pool *p)
     uint32_t page = p->free[--p->free_count];
     assert(p->references[page] == 0);
     p->references[page] = 1;
+    p->unused_count = TD_MIN(p->unused_count, p->free_count);
     return page;
 }
 
@@ -70,6 +72,11 @@ uint32_t page_pool_references(const struct page_pool *p, uint32_t page)
 uint32_t page_pool_free_count(const struct page_pool *p)
 {
     return p->free_count;
+}
+
+uint32_t page_pool_used_until(const struct page_pool *p)
+{
+    return p->page_count - p->unused_count;
 }
 
 uint32_t page_pool_count(const struct page_pool *p)

@@ -18,6 +18,8 @@ void page_pool_share(struct page_pool *p, uint32_t page);
 void page_pool_release(struct page_pool *p, uint32_t page);
 uint32_t page_pool_references(const struct page_pool *p, uint32_t page);
 uint32_t page_pool_free_count(const struct page_pool *p);
+/* Pages from here on have never been taken. */
+uint32_t page_pool_used_until(const struct page_pool *p);
 uint32_t page_pool_count(const struct page_pool *p);
 
 #endif

@@ -48,6 +48,7 @@ struct cpu_backend {
 
     uint16_t *pages;
     size_t page_values, pages_size; /* values of one page, bytes of all */
+    size_t pages_taken;             /* bytes that cpu_pages_ahead has been at */
 
     void *work;
     size_t work_size;

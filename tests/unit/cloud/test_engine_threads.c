@@ -170,6 +170,44 @@ static void give_it_a_thread(struct rig *r)
     assert_int_equal(engine_create(&config, &r->engine, &err), 0);
 }
 
+static struct backend_ops ahead_ops;
+static struct engine *_Atomic ahead_engine;
+static atomic_uint ahead_used;
+
+static bool note_ahead(struct backend *b, uint32_t used)
+{
+    const struct engine *e = ahead_engine;
+    (void)b;
+    assert_true(!e || e->live_count == 0);
+    ahead_used = used;
+    return false;
+}
+
+static void memory_is_taken_ahead_between_requests(void **state)
+{
+    (void)state;
+    struct rig *r = rig_open((struct rig_options){.pages = 24, .token_budget = 64});
+    int32_t prompt[PROMPT], reply[REPLY];
+    rig_ids(prompt, PROMPT, VOCAB, 4);
+    rig_reference(r, prompt, PROMPT, rig_greedy(REPLY), reply);
+    struct td_error err;
+    struct engine_config config = r->engine->config;
+    config.backend = rig_backend(r, r->options.pages, r->options.token_budget);
+    ahead_ops = *config.backend->ops;
+    ahead_ops.pages_ahead = note_ahead;
+    config.backend->ops = &ahead_ops;
+    engine_destroy(r->engine);
+    assert_int_equal(engine_create(&config, &r->engine, &err), 0);
+    ahead_engine = r->engine;
+    ask_directly(&(struct user){.rig = r, .prompt = prompt, .reply = reply}, 1);
+    uint32_t pages = (PROMPT + REPLY - 1 + KV_BLOCK_TOKENS - 1) / KV_BLOCK_TOKENS;
+    for (int left = 120000; ahead_used != pages && left > 0; left--)
+        nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+    assert_int_equal(ahead_used, pages);
+    ahead_engine = NULL;
+    rig_close(r);
+}
+
 static void remove_directory(const char *path)
 {
     char command[128];
@@ -249,6 +287,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(idle_engine_reads_from_disk_at_once),
         cmocka_unit_test(many_users_at_once),
+        cmocka_unit_test(memory_is_taken_ahead_between_requests),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -22,7 +22,8 @@ struct fake_backend {
     atomic_uint pages_bad; /* a page of an earlier position did not hold its token */
     float scale;           /* of the rows; large: f16 cannot hold them */
     unsigned delay_us;
-    sem_t *gate; /* each call waits for it; NULL: none does */
+    atomic_uint ahead; /* pages that were taken ahead of need: each once, as many as are used */
+    sem_t *gate;       /* each call waits for it; NULL: none does */
 };
 
 static inline int32_t fake_next(int32_t id, uint32_t position)
@@ -101,6 +102,15 @@ static inline int fake_page_write(struct backend *b, uint32_t page, uint32_t lay
     return 0;
 }
 
+static inline bool fake_pages_ahead(struct backend *b, uint32_t used)
+{
+    struct fake_backend *f = (struct fake_backend *)b;
+    if (f->ahead >= used)
+        return false;
+    f->ahead++;
+    return true;
+}
+
 static inline void fake_destroy(struct backend *b)
 {
     struct fake_backend *f = (struct fake_backend *)b;
@@ -116,6 +126,7 @@ static inline struct fake_backend *fake_backend_create(uint32_t page_count, uint
                                            .forward = fake_forward,
                                            .page_read = fake_page_read,
                                            .page_write = fake_page_write,
+                                           .pages_ahead = fake_pages_ahead,
                                            .destroy = fake_destroy};
     struct fake_backend *f = calloc(1, sizeof *f);
     f->base.ops = &ops;

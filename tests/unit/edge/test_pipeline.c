@@ -295,6 +295,23 @@ static void replies_are_filled_in_idle_time(void **state)
     rig_free(&rig);
 }
 
+static void memory_is_taken_ahead_between_requests(void **state)
+{
+    (void)state;
+    struct rig rig;
+    rig_make(&rig, 32, LAYERS, 4, 64);
+    struct pipeline_job *job = open_job(&rig, 200);
+    assert_true(pipeline_wait_idle(rig.pipeline, WAIT_US / 1000));
+    start(&rig, job, 1, 0, 200);
+    collect(&rig, 1);
+    assert_true(pipeline_wait_idle(rig.pipeline, WAIT_US / 1000));
+    assert_int_equal(rig.fake->ahead, 0);
+    pipeline_close(rig.pipeline, job, 0);
+    assert_true(pipeline_wait_idle(rig.pipeline, WAIT_US / 1000));
+    assert_int_equal(rig.fake->ahead, 4); /* as many as 200 tokens took */
+    rig_free(&rig);
+}
+
 /* A turn at k = 1 whose blocks are then filled through both layers. */
 static void fill_whole(struct rig *rig, uint32_t count)
 {
@@ -552,6 +569,7 @@ int main(void)
         cmocka_unit_test(what_the_cloud_has_is_caught_up_but_not_sent),
         cmocka_unit_test(a_new_epoch_starts_over_where_it_says),
         cmocka_unit_test(replies_are_filled_in_idle_time),
+        cmocka_unit_test(memory_is_taken_ahead_between_requests),
         cmocka_unit_test(a_prompt_that_the_cloud_did_is_filled_too),
         cmocka_unit_test(closed_jobs_are_filled_through_all_layers_if_wished),
         cmocka_unit_test(what_is_held_whole_is_sent_and_not_run),

@@ -3,6 +3,8 @@
 #include "kernels/cpu/cpu_backend.h"
 #include "tests/unit/kernels/models.h"
 #include <math.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #define TOKENS 150 /* three blocks, the last one short */
 
@@ -478,6 +480,69 @@ static void a_part_of_the_layers(void **state)
     free(hidden), free(want), reference_close(&f);
 }
 
+/* Bytes of [begin, end) of the pages that are in memory. */
+static size_t resident(const struct cpu_backend *b, size_t begin, size_t end)
+{
+    size_t page = (size_t)sysconf(_SC_PAGESIZE), first = begin / page * page, count = 0;
+    unsigned char *there = calloc((end - first) / page + 1, 1);
+    assert_non_null(there);
+    assert_int_equal(mincore((uint8_t *)b->pages + first, end - first, there), 0);
+    for (size_t at = first; at < end; at += page)
+        count += there[(at - first) / page] & 1;
+    free(there);
+    return count * page;
+}
+
+static bool is_resident(const struct cpu_backend *b, size_t begin, size_t end)
+{
+    return resident(b, begin, end) >= end - begin;
+}
+
+/* As much ahead as has been used, up to a limit, a little at a time, and nothing of what is used is changed. */
+static void memory_of_pages_is_taken_ahead(void **state)
+{
+    (void)state;
+    enum { MIB = 1 << 20, LIMIT = 128 * MIB, PART = 2 * MIB, HUGE = 2 * MIB };
+    struct run r;
+    run_open(&r, "llama-gqa-untied", 1, NULL);
+    size_t page = ((struct cpu_backend *)r.backend)->page_values * sizeof(uint16_t), pool = 300 * MIB;
+    struct backend_config config = {.page_count = (uint32_t)(pool / page),
+                                    .layers_paged = r.model->params.layer_count,
+                                    .threads = 1,
+                                    .rows_max = 64};
+    struct backend *backend;
+    struct td_error err;
+    assert_int_equal(cpu_backend_create(r.model, &config, &backend, &err), 0);
+    const struct cpu_backend *b = (const struct cpu_backend *)backend;
+    pool = b->pages_size;
+    assert_false(backend->ops->pages_ahead(backend, 0));
+    assert_int_equal(resident(b, 0, pool), 0);
+
+    uint32_t used = (uint32_t)(5 * MIB / page), calls = 0;
+    memset(b->pages, 0x11, used * page);
+    for (; backend->ops->pages_ahead(backend, used); calls++)
+        assert_true(resident(b, used * page, pool) <= (calls + 1) * PART + 2 * HUGE);
+    assert_true(is_resident(b, 0, 2 * used * page));
+    assert_true(resident(b, 0, pool) <= 2 * used * page + 2 * HUGE);
+    size_t kept = 0;
+    for (size_t i = 0; i < used * page; i++)
+        kept += ((uint8_t *)b->pages)[i] == 0x11;
+    assert_int_equal(kept, used * page);
+
+    used = (uint32_t)(140 * MIB / page); /* of these most have not been written yet, which is not done here */
+    while (backend->ops->pages_ahead(backend, used))
+        ;
+    assert_true(is_resident(b, used * page, used * page + LIMIT));
+    assert_int_equal(resident(b, used * page + LIMIT + HUGE, pool), 0);
+    used = (uint32_t)((pool - 3 * MIB) / page);
+    while (backend->ops->pages_ahead(backend, used))
+        ;
+    assert_true(is_resident(b, used * page, pool));
+    assert_false(backend->ops->pages_ahead(backend, config.page_count));
+    backend->ops->destroy(backend);
+    run_close(&r);
+}
+
 static void check_create(const struct model *m, struct backend_config config, int code, const char *word)
 {
     struct backend *b;
@@ -529,6 +594,7 @@ int main(void)
         cmocka_unit_test(a_refused_batch_writes_nothing),
         cmocka_unit_test(page_calls_check_their_arguments),
         cmocka_unit_test(a_part_of_the_layers),
+        cmocka_unit_test(memory_of_pages_is_taken_ahead),
         cmocka_unit_test(backends_that_cannot_be),
         cmocka_unit_test(the_memory_for_weights_is_known_before),
     };

@@ -24,7 +24,7 @@ static void random_history_equals_the_twin(void **state)
 {
     (void)state;
     struct page_pool *pool = page_pool_create(PAGES);
-    uint32_t references[PAGES] = {0}, seed = 7, full_count = 0;
+    uint32_t references[PAGES] = {0}, seed = 7, full_count = 0, used = 0;
     assert_non_null(pool);
     for (int step = 0; step < 200000; step++) {
         uint32_t page = next_random(&seed) % PAGES, what = next_random(&seed) % 8;
@@ -35,6 +35,7 @@ static void random_history_equals_the_twin(void **state)
             if (got != PAGE_NONE) {
                 assert_true(got < PAGES && references[got] == 0);
                 references[got] = 1;
+                used = TD_MAX(used, got + 1);
             }
         } else if (what < 5 && references[page] > 0) {
             page_pool_share(pool, page);
@@ -45,6 +46,7 @@ static void random_history_equals_the_twin(void **state)
         }
         assert_int_equal(page_pool_references(pool, page), references[page]);
         assert_int_equal(page_pool_free_count(pool), twin_free(references));
+        assert_int_equal(page_pool_used_until(pool), used);
     }
     assert_true(full_count > 100);
     assert_int_equal(page_pool_count(pool), PAGES);
