@@ -173,11 +173,14 @@ static void write_queued(struct engine *e)
     w->count = 0;
 }
 
-/* Pages hold K and V of a layer side by side, a piece is one of them, maybe of some of the block's tokens: read, put in, write. */
+/* A piece is K or V of a layer; of a block's later tokens: read, put in, write. */
 static int write_piece(struct engine *e, uint32_t page, const struct ingest_piece *p)
 {
     const struct kv_piece_head *h = &p->head;
     uint32_t tokens = h->first_token + (uint32_t)h->token_count, dim = h->head_dim;
+    if (h->first_token == 0)
+        return e->backend->ops->page_write(e->backend, page, h->layer, tokens, h->is_value ? NULL : p->values,
+                                           h->is_value ? p->values : NULL);
     int rc = e->backend->ops->page_read(e->backend, page, h->layer, tokens, e->piece_k, e->piece_v);
     if (rc < 0)
         return rc;

@@ -64,7 +64,8 @@ struct backend_ops {
     bool samples; /* batch_seq.sample is answered */
     int (*forward)(struct backend *b, const struct batch *batch);
     /* KV of one layer of one page to or from host memory, f16 [K|V][kv_head][token][head_dim] of the first token_count tokens:
-     * host side rows are dense ([kv_head][token_count][head_dim]); token_count <= KV_BLOCK_TOKENS. */
+     * host side rows are dense ([kv_head][token_count][head_dim]); token_count <= KV_BLOCK_TOKENS. page_write without pieces_write: k or v may
+     * be NULL, what is there stays then. */
     int (*page_read)(struct backend *b, uint32_t page, uint32_t layer, uint32_t token_count, uint16_t *k,
                      uint16_t *v);
     int (*page_write)(struct backend *b, uint32_t page, uint32_t layer, uint32_t token_count,

@@ -301,8 +301,10 @@ static int cpu_page_write(struct backend *base, uint32_t page, uint32_t layer, u
     size_t row = (size_t)token_count * p->head_dim;
     for (uint32_t h = 0; h < p->kv_head_count; h++) {
         uint16_t *at = b->pages + page * b->page_values;
-        memcpy(at + page_offset(p, layer, false, h), k + h * row, sizeof(uint16_t) * row);
-        memcpy(at + page_offset(p, layer, true, h), v + h * row, sizeof(uint16_t) * row);
+        if (k)
+            memcpy(at + page_offset(p, layer, false, h), k + h * row, sizeof(uint16_t) * row);
+        if (v)
+            memcpy(at + page_offset(p, layer, true, h), v + h * row, sizeof(uint16_t) * row);
     }
     return 0;
 }

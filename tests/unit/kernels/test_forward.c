@@ -456,6 +456,30 @@ static void page_calls_check_their_arguments(void **state)
     free(kv), run_close(&r);
 }
 
+static void k_and_v_can_be_written_alone(void **state)
+{
+    (void)state;
+    struct run r;
+    run_open(&r, "llama-gqa-untied", 1, NULL);
+    const struct backend_ops *ops = r.backend->ops;
+    const struct model_params *p = &r.model->params;
+    size_t count = (size_t)KV_BLOCK_TOKENS * p->kv_head_count * p->head_dim, size = 2 * count;
+    uint16_t *ones = malloc(size), *twos = malloc(size), *k = malloc(size), *v = malloc(size);
+    memset(ones, 1, size), memset(twos, 2, size);
+    assert_int_equal(ops->page_write(r.backend, 3, 1, KV_BLOCK_TOKENS, ones, ones), 0);
+    assert_int_equal(ops->page_write(r.backend, 3, 1, KV_BLOCK_TOKENS, twos, NULL), 0);
+    assert_int_equal(ops->page_read(r.backend, 3, 1, KV_BLOCK_TOKENS, k, v), 0);
+    assert_memory_equal(k, twos, size);
+    assert_memory_equal(v, ones, size);
+    assert_int_equal(ops->page_write(r.backend, 3, 1, KV_BLOCK_TOKENS, ones, ones), 0);
+    assert_int_equal(ops->page_write(r.backend, 3, 1, KV_BLOCK_TOKENS, NULL, twos), 0);
+    assert_int_equal(ops->page_read(r.backend, 3, 1, KV_BLOCK_TOKENS, k, v), 0);
+    assert_memory_equal(k, ones, size);
+    assert_memory_equal(v, twos, size);
+    free(ones), free(twos), free(k), free(v);
+    run_close(&r);
+}
+
 /* A device that keeps only the lower layers. */
 static void a_part_of_the_layers(void **state)
 {
@@ -593,6 +617,7 @@ int main(void)
         cmocka_unit_test(bad_batches_are_codes),
         cmocka_unit_test(a_refused_batch_writes_nothing),
         cmocka_unit_test(page_calls_check_their_arguments),
+        cmocka_unit_test(k_and_v_can_be_written_alone),
         cmocka_unit_test(a_part_of_the_layers),
         cmocka_unit_test(memory_of_pages_is_taken_ahead),
         cmocka_unit_test(backends_that_cannot_be),
