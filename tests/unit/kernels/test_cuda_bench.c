@@ -61,7 +61,7 @@ static void a_shape_on_the_gpu(void **state)
     o = small, o.device = "cuda";
     o.gen_tokens = 9; /* a step is recorded the second time that it is seen */
     assert_int_equal(bench_engine(&o, &r, &err), 0);
-    assert_true(isfinite(r.host_ms) && r.host_ms >= 0); /* other programs on the device can make it anything */
+    assert_true(isfinite(r.host_ms) && r.host_ms >= 0); /* other programs may be on the device */
     o.kv_dtype = "fp8", o.swap_tokens = 100;
     assert_int_equal(bench_engine(&o, &r, &err), 0);
     assert_true(r.swap_gib * (1 << 30) == 2.0 * 2 * 2 * (128 * 64 + 256)); /* 2 pages, layers, heads of 64 */
