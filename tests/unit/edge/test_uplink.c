@@ -326,6 +326,45 @@ static void backoff_doubles_to_its_cap(void **state)
     assert_int_equal(uplink_backoff_us(0, 50000), 100000);
 }
 
+static _Atomic uint64_t clock_stands_us; /* 0: it runs */
+static unsigned renewals;
+uint64_t __real_clock_mono_us(void);
+uint64_t __wrap_clock_mono_us(void);
+void __wrap_ws_renew(struct ws_conn *c);
+
+uint64_t __wrap_clock_mono_us(void)
+{
+    uint64_t stands_us = clock_stands_us;
+    return stands_us ? stands_us : __real_clock_mono_us();
+}
+
+void __wrap_ws_renew(struct ws_conn *c)
+{
+    renewals += c != NULL;
+}
+
+static void open_stream_later(void *arg)
+{
+    clock_stands_us = clock_mono_us() + UPLINK_RENEW_US;
+    renewals = 0;
+    open_stream(arg);
+}
+
+static void a_stream_renews_the_path_when_that_is_old(void **state)
+{
+    (void)state;
+    struct rig r;
+    make(&r);
+    run(&r);
+    assert_true(comes_true(r.cloud.loop, is_ready, &r));
+    on_loop(r.cloud.loop, open_stream_later, &r);
+    assert_int_equal(renewals, 1);
+    on_loop(r.cloud.loop, open_stream, &r);
+    assert_int_equal(renewals, 1);
+    clock_stands_us = 0;
+    finish(&r);
+}
+
 static void a_prompt_on_an_idle_link_begins_with_a_path_that_is_new_to_tcp(void **state)
 {
     (void)state;
@@ -355,6 +394,7 @@ int main(void)
         cmocka_unit_test(another_layout_is_not_accepted),
         cmocka_unit_test(nobody_there_is_said_clearly),
         cmocka_unit_test(backoff_doubles_to_its_cap),
+        cmocka_unit_test(a_stream_renews_the_path_when_that_is_old),
         cmocka_unit_test(a_prompt_on_an_idle_link_begins_with_a_path_that_is_new_to_tcp),
     };
     return cmocka_run_group_tests(tests, set_up, NULL);
