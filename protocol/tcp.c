@@ -31,10 +31,9 @@ static bool choose(int fd, const char *name)
 /* Where a route has chosen BBR this process need not be allowed to, and the connection would be left with the other. */
 static bool may_choose(const char *other, const char *ours)
 {
-    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    bool may = fd >= 0 && choose(fd, other) && choose(fd, ours);
-    if (fd >= 0)
-        close(fd);
+    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0); /* -1 can choose nothing */
+    bool may = choose(fd, other) && choose(fd, ours);
+    close(fd);
     return may;
 }
 

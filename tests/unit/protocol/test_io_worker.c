@@ -9,6 +9,7 @@
 #include <stddef.h>
 #include <stdlib.h>
 #include <cmocka.h>
+#include <errno.h>
 
 static struct bench {
     struct net_loop *loop;
@@ -16,7 +17,7 @@ static struct bench {
     struct io_worker *worker;
     sem_t gate;  /* holds the first job, and others that are to be held */
     sem_t begun; /* such a job is at work */
-    uint32_t worked, finished;
+    uint32_t worked, waited, finished;
     uint32_t told;     /* calls of done */
     uint32_t order[8]; /* of what jobs, where these are few */
     pthread_t loop_thread;
@@ -188,17 +189,50 @@ static void two_who_alternate_do_not_keep_others_out(void **state)
     all_came_in_their_turn(6);
 }
 
+static void tell(uint32_t count)
+{
+    for (; b.told < count; sched_yield())
+        inbox_drain(b.inbox);
+}
+
+static bool no_more_threads;
+int __real_pthread_create(pthread_t *thread, const pthread_attr_t *a, void *(*fn)(void *), void *arg);
+int __wrap_pthread_create(pthread_t *thread, const pthread_attr_t *a, void *(*fn)(void *), void *arg);
+
+int __wrap_pthread_create(pthread_t *thread, const pthread_attr_t *a, void *(*fn)(void *), void *arg)
+{
+    return no_more_threads ? EAGAIN : __real_pthread_create(thread, a, fn, arg);
+}
+
+static void wait_in_order(struct io_job *io)
+{
+    if (job_of(io)->number + 1 == b.worked)
+        b.waited++;
+}
+
+/* Nor is anything lost where nobody else can wait: the worker does it itself, before the next. */
+static void without_a_second_thread_the_first_waits(void **state)
+{
+    (void)state;
+    struct job jobs[3];
+    no_more_threads = true;
+    for (uint32_t i = 0; i < 3; i++) {
+        jobs[i] = (struct job){.io = {.work = work, .wait = wait_in_order, .done = done}, .number = i};
+        assert_int_equal(io_worker_submit(b.worker, &jobs[i].io), 0);
+    }
+    sem_post(&b.gate);
+    tell(3);
+    no_more_threads = false;
+    assert_int_equal(b.worked, 3);
+    assert_int_equal(b.waited, 3);
+    assert_int_equal(b.finished, 3);
+}
+
 static void wait_at_gate(struct io_job *io)
 {
     (void)io;
     sem_post(&b.begun);
     sem_wait(&b.gate);
-}
-
-static void tell(uint32_t count)
-{
-    for (; b.told < count; sched_yield())
-        inbox_drain(b.inbox);
 }
 
 /* Nor does its owner's next wait for it; what is nobody's does. */
@@ -229,6 +263,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(who_only_waits_holds_nobody_up, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(without_a_second_thread_the_first_waits, set_up, tear_down),
         cmocka_unit_test_setup_teardown(jobs_come_back_in_their_order, set_up, tear_down),
         cmocka_unit_test_setup_teardown(a_stopped_worker_has_finished_and_takes_no_more, set_up, tear_down),
         cmocka_unit_test_setup_teardown(owners_take_turns, set_up, tear_down),

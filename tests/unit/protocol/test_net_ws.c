@@ -285,6 +285,29 @@ static void test_closed_by_server(void **state)
     stop();
 }
 
+static atomic_bool no_random;
+int __real_crypto_random(void *out, size_t size);
+int __wrap_crypto_random(void *out, size_t size);
+
+int __wrap_crypto_random(void *out, size_t size)
+{
+    return atomic_load(&no_random) ? -TD_ERR_CRYPTO : __real_crypto_random(out, size);
+}
+
+static void test_no_mask_no_message(void **state)
+{
+    (void)state;
+    serve(&(struct net_listen){0});
+    connect_and_open(&(struct net_connect){0});
+    atomic_store(&no_random, true);
+    send_from(&net.client, "hello", 5);
+    assert_true(reaches(&net.client.closed, 1));
+    assert_true(reaches(&net.server.closed, 1));
+    atomic_store(&no_random, false);
+    assert_int_equal(atomic_load(&net.server.messages), 0);
+    stop();
+}
+
 static void test_next_can_close(void **state)
 {
     (void)state;
@@ -755,6 +778,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_plain),
         cmocka_unit_test(test_closed_by_server),
+        cmocka_unit_test(test_no_mask_no_message),
         cmocka_unit_test(test_next_can_close),
         cmocka_unit_test(test_loop_destroyed_while_open),
         cmocka_unit_test(test_loop_destroyed_while_connecting),
