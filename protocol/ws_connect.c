@@ -62,6 +62,11 @@ static void give_up(struct ws_conn *c)
         handler->on_failed(handler->ctx, line);
 }
 
+/* Of libwebsockets (4.3.5, lib/tls), in none of its headers: 0, or text says what is wrong with the server's certificate. It calls this too, but not when a handshake
+ * fails in the turn in which it began, as many on one machine do. */
+int lws_tls_client_confirm_peer_cert(struct lws *wsi, char *text, size_t size);
+
+#define NO_HANDSHAKE  "mbedtls connect"
 #define NOT_GOOD      "didn't look good"
 #define EXPIRED       NOT_GOOD ", expired"
 #define NOT_YET_VALID NOT_GOOD ", notyetvalid"
@@ -81,9 +86,8 @@ static const char *explain(const char *text, char *buffer, size_t size)
         {NOT_YET_VALID, "the server's certificate is not valid yet (or this clock is wrong)"},
         {NOT_GOOD, "the server's certificate is not acceptable"},
         {"no peer cert", "the server speaks no TLS, or ended the handshake before its certificate"},
-        {"mbedtls connect",
-         "the TLS handshake failed: the server may want a client certificate that it trusts, or its own is "
-         "not trusted here"},
+        {NO_HANDSHAKE,
+         "the TLS handshake failed: the server may want a client certificate (--client-cert) that it trusts"},
         {"Timed out", "timed out"},
         {"HS: ws upgrade unauthorized", "the server refused this client (HTTP 401)"},
         {"HS: ws upgrade response not 101",
@@ -143,6 +147,8 @@ void ws_connect_failed(struct ws_conn *c, const char *text, size_t size)
     char copy[256] = "", buffer[160];
     if (text)
         snprintf(copy, sizeof copy, "%.*s", (int)TD_MIN(size, sizeof copy - 1), text);
+    if (c->wsi && strstr(copy, NO_HANDSHAKE))
+        lws_tls_client_confirm_peer_cert(c->wsi, copy, sizeof copy);
     if (strstr(copy, NOT_GOOD))
         look_at_certificate(c);
     if (c->wsi) /* libwebsockets itself ends this one */

@@ -55,7 +55,6 @@ def test_expired_certificate(tmp_path):
         c.start()
         assert "expired on 2021-02-03 04:05 UTC" in c.log() and "deploy/certs.sh" in c.log(), c.log()
         e.start(wait=False)
-        # libwebsockets does not tell why of a handshake that was over in one turn, which happens where this process had to wait: then the next try says it
         assert wait_until(lambda: any("expired on 2021-02-03 04:05 UTC" in line and "deploy/certs.sh" in line for line in complaints(e))), e.log()
         c.stop()
         subprocess.run([ROOT / "deploy/certs.sh", c.certs], check=True, capture_output=True)
