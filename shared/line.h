@@ -8,7 +8,7 @@
 #define LINE_HALF_LIFE 48.0
 /* Two measurements that are closer say more about their moments than about their places, and drawn out to a long prompt's end would be many times the cost. A slope
  * is believed by spread / (spread + LINE_NEAR^2), spread being the sum of squared distances from the middle; for the rest the expected one is. */
-#define LINE_NEAR 128.0
+#define LINE_NEAR 512.0
 
 struct line {                    /* zeros: nothing measured */
     double weight, x, y, xx, xy; /* weighted sums */
