@@ -4,6 +4,7 @@
  * engine thread (ingest, loader, persist) wakes it by a token in the same queue; if the queue is full the engine is awake anyway. */
 #include "cloud/engine_internal.h"
 #include "kernels/kv_layout.h"
+#include "shared/paced.h"
 #include <stdlib.h>
 #include <time.h>
 
@@ -192,6 +193,7 @@ int engine_build(const struct engine_config *config, struct engine **out, struct
     e->config = *config;
     e->backend = config->backend;
     e->clock = clock_mono_us;
+    e->prefill_rise = paced_is_on() ? 0 : model_rise(&config->model->params);
     atomic_store(&e->next_handle, 1);
     e->next_key = e->next_load_id = 1;
     pthread_mutex_init(&e->lock, NULL);

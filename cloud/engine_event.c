@@ -110,7 +110,8 @@ uint32_t engine_queue_tokens(const struct engine *e, const struct sequence *befo
 /* Prefill cost as it is measured: nanoseconds a token and layer at position 0, and how much more for each 1,024 positions before. 0: unknown. */
 uint32_t engine_layer_ns(const struct engine *e, uint32_t *slope_ns)
 {
-    double slope = line_slope(&e->prefill_cost) * 1024, base = line_base(&e->prefill_cost);
+    double each = line_common_slope(&e->prefill_cost, &(struct line){0}, e->prefill_rise);
+    double slope = each * 1024, base = line_base_of_slope(&e->prefill_cost, each);
     *slope_ns = (uint32_t)TD_MIN(slope, (double)UINT32_MAX);
     return (uint32_t)TD_MIN(base, (double)UINT32_MAX);
 }

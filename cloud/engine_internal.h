@@ -195,6 +195,7 @@ struct engine {
     uint64_t next_key, next_load_id;
     uint64_t next_turn;          /* of a tenant's prompts */
     struct line prefill_cost;    /* nanoseconds a token and layer over the position */
+    double prefill_rise;         /* of it, until that is measured: model_rise */
     uint64_t prefill_rows_per_s; /* measured, smoothed; 0: not yet */
     uint32_t loads_in_flight;
     struct engine_forgetting *forgetting; /* not NULL: blocks neither come nor go */

@@ -403,7 +403,7 @@ static int open_model(struct agent *a, struct td_error *err)
     model_layout_hash(a->model, a->env.layout_hash);
     a->env.tokenizer = a->tokenizer;
     a->context_max = a->model->params.context_max;
-    a->estimates.edge_rise = paced_is_on() ? 0 : estimates_rise(&a->model->params);
+    a->estimates.edge_rise = paced_is_on() ? 0 : model_rise(&a->model->params);
     uint32_t held = a->model->layers_held, wanted = a->config.edge_layers;
     a->layers_wanted = wanted;
     if (wanted == PLANNER_AUTO)

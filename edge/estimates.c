@@ -7,14 +7,6 @@
 #define PROBE_HOPE 1.5  /* answers are some milliseconds late for other reasons than the link, too */
 #define PROBE_GAIN 1.25 /* a probe must show so much more than is believed */
 
-double estimates_rise(const struct model_params *p)
-{
-    double width = (double)p->head_count * p->head_dim, kv_width = (double)p->kv_head_count * p->head_dim;
-    double products = p->embd_size * (2 * width + 2 * kv_width + 3.0 * p->ffn_size);
-    double attention = 2 * width; /* with a position's key, and with its value */
-    return products > 0 ? ESTIMATES_ATTENTION * attention / products : 0;
-}
-
 static double edge_slope(const struct estimates *e)
 {
     return line_common_slope(&e->edge, &e->alone, e->edge_rise);

@@ -20,12 +20,9 @@
 #ifndef TANDEM_EDGE_ESTIMATES_H
 #define TANDEM_EDGE_ESTIMATES_H
 #include "edge/plan_model.h"
-#include "kernels/model.h"
 #include "protocol/link.h"
 #include "shared/line.h"
 
-/* an operation of attention, between floats, takes as long as so many of a product with quantised weights */
-#define ESTIMATES_ATTENTION    3.0
 #define ESTIMATES_RATE_UNKNOWN 6.25     /* bytes a microsecond: 50 Mbit/s, until a link has shown its own */
 #define ESTIMATES_COST_UNKNOWN 20000.0  /* nanoseconds a token and layer */
 #define ESTIMATES_ALONE_TRIED  4u       /* chunks that the device must have run for itself */
@@ -47,7 +44,7 @@
 struct estimates {
     struct line edge, alone; /* nanoseconds over the position, with sending and without */
     uint32_t alone_count;
-    double edge_rise;                   /* of both, until it is measured: estimates_rise */
+    double edge_rise;                   /* of both, until it is measured: model_rise */
     double edge_off;                    /* by what share of that a chunk is off, on average */
     double cloud_ns, cloud_slope_ns;    /* at 0, and a position; 0: it has not said */
     double rate, rate_deviation;        /* bytes a microsecond; 0: unknown */
@@ -64,8 +61,6 @@ struct estimates {
     uint64_t token_us;
 };
 
-/* The share of a token's cost at position 0 that each position before it adds, as the model's shape has it. */
-double estimates_rise(const struct model_params *p);
 /* The device ran tokens through layers, beginning at position. alone: nothing of it was to be sent. */
 void estimates_edge(struct estimates *e, uint64_t took_us, uint32_t tokens, uint32_t layers,
                     uint32_t position, bool alone);

@@ -411,3 +411,11 @@ uint64_t model_weight_bytes(const struct model *m, uint32_t layer_begin, uint32_
         sum += weight_bytes(&m->output_norm) + weight_bytes(&m->output);
     return sum;
 }
+
+double model_rise(const struct model_params *p)
+{
+    double width = (double)p->head_count * p->head_dim, kv_width = (double)p->kv_head_count * p->head_dim;
+    double products = p->embd_size * (2 * width + 2 * kv_width + 3.0 * p->ffn_size);
+    double attention = 2 * width; /* with a position's key, and with its value */
+    return products > 0 ? MODEL_ATTENTION * attention / products : 0;
+}

@@ -49,5 +49,9 @@ int model_load(struct gguf *file, struct model **out, struct td_error *err);
 void model_free(struct model *m);
 /* bytes of weights of layers [begin, end) that a forward pass reads (for estimates and roofline). */
 uint64_t model_weight_bytes(const struct model *m, uint32_t layer_begin, uint32_t layer_end);
+/* The share of a token's cost at position 0 that each position before it adds, reckoned from operations: one of attention, between floats, takes as long as
+ * MODEL_ATTENTION of a product with quantised weights. */
+#define MODEL_ATTENTION 3.0
+double model_rise(const struct model_params *p);
 
 #endif

@@ -419,10 +419,35 @@ static void failing_step_hits_one_sequence(void **state)
     rig_close(r);
 }
 
+/* What devices plan by: one place, or two near each other on a machine that wavers, say nothing about a long prompt's end. The model's shape does. */
+static void cost_of_later_positions_is_told_before_it_is_known(void **state)
+{
+    (void)state;
+    struct rig *r = rig_open((struct rig_options){0});
+    struct engine *e = r->engine;
+    uint32_t slope_ns;
+    assert_int_equal(engine_layer_ns(e, &slope_ns), 0);
+    assert_int_equal(slope_ns, 0);
+    assert_true(e->prefill_rise == model_rise(&r->model->params) && e->prefill_rise > 0);
+    e->prefill_rise = 0.001;
+    line_add(&e->prefill_cost, 256, 30000 * (1 + 0.256));
+    assert_in_range(engine_layer_ns(e, &slope_ns), 29900, 30100);
+    assert_in_range(slope_ns, 30000, 31500); /* for 1,024 positions */
+    line_add(&e->prefill_cost, 384, 2 * 30000 * (1 + 0.384));
+    assert_in_range(engine_layer_ns(e, &slope_ns), 25000, 50000);
+    assert_in_range(slope_ns, 30000, 60000);
+    for (int i = 0; i < 48; i++) /* level after all */
+        line_add(&e->prefill_cost, 64 * i, 30000);
+    engine_layer_ns(e, &slope_ns);
+    assert_true(slope_ns < 5000);
+    rig_close(r);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(reply_is_the_reference),
+        cmocka_unit_test(cost_of_later_positions_is_told_before_it_is_known),
         cmocka_unit_test(company_and_chunks_change_nothing),
         cmocka_unit_test(prefix_is_reused_from_memory),
         cmocka_unit_test(last_block_of_a_reply_is_whole),

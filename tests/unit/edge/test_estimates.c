@@ -1,5 +1,6 @@
 /* estimates: what is believed of link, device and cloud after which measurements. */
 #include "edge/estimates.h"
+#include "kernels/model.h"
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -89,9 +90,9 @@ static void before_a_second_position_is_known_the_shape_tells_the_slope(void **s
     (void)state;
     struct model_params p = {
         .embd_size = 576, .ffn_size = 1536, .head_count = 9, .kv_head_count = 3, .head_dim = 64};
-    double rise = ESTIMATES_ATTENTION * 1152 / 3538944;
-    assert_true(estimates_rise(&p) > 0.999 * rise && estimates_rise(&p) < 1.001 * rise);
-    assert_true(estimates_rise(&(struct model_params){0}) == 0);
+    double rise = MODEL_ATTENTION * 1152 / 3538944;
+    assert_true(model_rise(&p) > 0.999 * rise && model_rise(&p) < 1.001 * rise);
+    assert_true(model_rise(&(struct model_params){0}) == 0);
     struct estimates e = {.edge_rise = rise};
     struct plan_model m = filled(&e, 0);
     assert_true(m.edge.base_ns == ESTIMATES_COST_UNKNOWN && m.edge.slope_ns == 0);
