@@ -153,6 +153,34 @@ static void test_inconsistent_ones_are_refused(void **state)
 
 /* ---- index ------------------------------------------------------------------------------------------------ */
 
+static char *directory;
+static struct store *store;
+
+static struct conv_index *open_again(size_t entries)
+{
+    struct store_config config = fixture_config(directory);
+    store = fixture_open(&config);
+    return conv_index_create(store, entries);
+}
+
+static struct conv_index *open_index(size_t entries)
+{
+    directory = fixture_directory();
+    return open_again(entries);
+}
+
+static void close_index(struct conv_index *x)
+{
+    conv_index_destroy(x);
+    store_close(store);
+}
+
+static void remove_index(struct conv_index *x)
+{
+    close_index(x);
+    fixture_remove(directory);
+}
+
 static void history_of(uint8_t salt, uint32_t count, uint8_t (*hashes)[TD_HASH_SIZE])
 {
     struct conversation c;
@@ -192,10 +220,7 @@ static void assert_match(struct conv_index *x, const char *principal, uint8_t sa
 static void test_deleted_before_saving_has_ended(void **state)
 {
     (void)state;
-    char *dir = fixture_directory();
-    struct store_config config = fixture_config(dir);
-    struct store *s = fixture_open(&config);
-    struct conv_index *x = conv_index_create(s, 100);
+    struct conv_index *x = open_index(100);
     struct conversation c;
     struct store_waiter *waiter;
     assert_match(x, "ann", 1, 3, NULL, 0);
@@ -205,18 +230,13 @@ static void test_deleted_before_saving_has_ended(void **state)
     assert_int_equal(conv_save_end(x, "acme", "ann", 0, &c, waiter), 0);
     assert_match(x, "ann", 1, 4, NULL, 0);
     conv_free(&c);
-    conv_index_destroy(x);
-    store_close(s);
-    fixture_remove(dir);
+    remove_index(x);
 }
 
 static void test_match_by_longest_history(void **state)
 {
     (void)state;
-    char *dir = fixture_directory();
-    struct store_config config = fixture_config(dir);
-    struct store *s = fixture_open(&config);
-    struct conv_index *x = conv_index_create(s, 100);
+    struct conv_index *x = open_index(100);
     assert_match(x, "ann", 1, 3, NULL, 0);
     assert_int_equal(save(x, "ann", "one", 4, 1, 0), 0);
     assert_int_equal(save(x, "ann", "two", 2, 2, 0), 0);
@@ -227,23 +247,16 @@ static void test_match_by_longest_history(void **state)
         assert_match(x, "ann", 2, 9, "two", 1);
         assert_match(x, "ann", 3, 9, NULL, 0);
         assert_match(x, "bob", 1, 4, NULL, 0);
-        conv_index_destroy(x); /* once from what was saved, once from the store */
-        store_close(s);
-        s = fixture_open(&config);
-        x = conv_index_create(s, 100);
+        close_index(x); /* once from what was saved, once from the store */
+        x = open_again(100);
     }
-    conv_index_destroy(x);
-    store_close(s);
-    fixture_remove(dir);
+    remove_index(x);
 }
 
 static void test_save_load_delete(void **state)
 {
     (void)state;
-    char *dir = fixture_directory();
-    struct store_config config = fixture_config(dir);
-    struct store *s = fixture_open(&config);
-    struct conv_index *x = conv_index_create(s, 100);
+    struct conv_index *x = open_index(100);
     struct conversation c;
     uint64_t version;
     assert_int_equal(save(x, "ann", "one", 2, 1, 1), -TD_ERR_CONFLICT);
@@ -263,64 +276,49 @@ static void test_save_load_delete(void **state)
     assert_int_equal(conv_load(x, "acme", "ann", "one", &version, &c), -TD_ERR_NOTFOUND);
     /* Gone behind the index's back: loading finds out and forgets it. */
     assert_int_equal(save(x, "ann", "one", 2, 1, 0), 0);
-    assert_int_equal(store_conv_delete(s, "acme", "ann", "one", NULL, NULL), 0);
+    assert_int_equal(store_conv_delete(store, "acme", "ann", "one", NULL, NULL), 0);
     assert_match(x, "ann", 1, 2, "one", 1);
     assert_int_equal(conv_load(x, "acme", "ann", "one", &version, &c), -TD_ERR_NOTFOUND);
     assert_match(x, "ann", 1, 2, NULL, 0);
-    conv_index_destroy(x);
-    store_close(s);
-    fixture_remove(dir);
+    remove_index(x);
 }
 
 static void test_shared_histories(void **state)
 {
     (void)state;
-    char *dir = fixture_directory();
-    struct store_config config = fixture_config(dir);
-    struct store *s = fixture_open(&config);
-    struct conv_index *x = conv_index_create(s, 100);
+    struct conv_index *x = open_index(100);
     assert_int_equal(save(x, "ann", "old", 2, 1, 0), 0);
     assert_int_equal(save(x, "ann", "new", 3, 1, 0), 0);
     for (int i = 0; i < 2; i++) {
         assert_match(x, "ann", 1, 2, "old", 1); /* ends there */
         assert_match(x, "ann", 1, 1, "new", 0); /* neither does: had a turn last */
         conv_index_destroy(x);
-        x = conv_index_create(s, 100);
+        x = conv_index_create(store, 100);
     }
     assert_int_equal(conv_delete(x, "acme", "ann", "new"), 0);
     assert_match(x, "ann", 1, 3, "old", 1); /* the other one is still known */
-    conv_index_destroy(x);
-    store_close(s);
-    fixture_remove(dir);
+    remove_index(x);
 }
 
 static void test_an_erased_tenant_begins_anew(void **state)
 {
     (void)state;
-    char *dir = fixture_directory();
-    struct store_config config = fixture_config(dir);
-    struct store *s = fixture_open(&config);
-    struct conv_index *x = conv_index_create(s, 100);
+    struct conv_index *x = open_index(100);
     assert_int_equal(save(x, "ann", "one", 2, 1, 0), 0);
     assert_match(x, "ann", 1, 2, "one", 1);
-    assert_int_equal(store_erase_tenant(s, "acme", NULL), 0);
+    assert_int_equal(store_erase_tenant(store, "acme", NULL), 0);
     conv_index_forget_tenant(x, "other");
     conv_index_forget_tenant(x, "acme");
     assert_match(x, "ann", 1, 2, NULL, 0);
     assert_int_equal(save(x, "ann", "one", 2, 9, 0), 0); /* the same id and version, another history */
     assert_match(x, "ann", 9, 2, "one", 1);
-    conv_index_destroy(x);
-    store_close(s);
-    fixture_remove(dir);
+    remove_index(x);
 }
 
 static void test_bounded(void **state)
 {
     (void)state;
-    char *dir = fixture_directory();
-    struct store_config config = fixture_config(dir);
-    struct store *s = fixture_open(&config);
-    struct conv_index *x = conv_index_create(s, 20);
+    struct conv_index *x = open_index(20);
     for (uint8_t i = 0; i < 10; i++) {
         char id[8];
         snprintf(id, sizeof id, "c%d", i);
@@ -342,9 +340,7 @@ static void test_bounded(void **state)
     assert_match(x, "ann", 7, 4, NULL, 0);
     assert_int_equal(save(x, "ann", "long", 60, 200, 0), 0); /* longer than the index: its end is kept */
     assert_match(x, "ann", 200, 60, "long", 59);
-    conv_index_destroy(x);
-    store_close(s);
-    fixture_remove(dir);
+    remove_index(x);
 }
 
 int main(void)
