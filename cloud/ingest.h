@@ -50,7 +50,7 @@ int ingest_push(struct ingest *g, struct ingest_piece *piece);
  * run every command that was given before that piece, its plan among them. */
 void ingest_gather(struct ingest *g);
 struct ingest_piece *ingest_pop(struct ingest *g); /* a gathered piece, the caller's; NULL: no more */
-bool ingest_is_busy(struct ingest *g);             /* pieces are still being decoded */
+bool ingest_is_busy(struct ingest *g);             /* pieces are still being decoded (tests) */
 /* Results came since: gather again before sleeping, their wake may be spent. */
 bool ingest_has_more(struct ingest *g);
 

@@ -31,7 +31,7 @@ void loader_destroy(struct loader *l);              /* waits for reads in progre
 struct loader_block *loader_take(struct loader *l); /* NULL: all buffers are in use */
 void loader_submit(struct loader *l, struct loader_block *block);
 struct loader_block *loader_pop(struct loader *l); /* a finished one, in any order; NULL: none now */
-unsigned loader_busy(struct loader *l);            /* blocks that are wanted or being read; for tests */
+unsigned loader_busy(struct loader *l);            /* blocks that are wanted or being read (tests) */
 void loader_release(struct loader *l, struct loader_block *block);
 
 #endif

@@ -149,7 +149,7 @@ bool pipeline_decodes(const struct pipeline *p); /* the whole model is here */
 void pipeline_close(struct pipeline *p, struct pipeline_job *job, uint32_t keep_count);
 /* Bytes of messages that the link has taken, or that were dropped: room for more. */
 void pipeline_taken(struct pipeline *p, size_t size);
-/* Wait until there is nothing to do (tests). False after timeout_ms. */
+/* Wait until there is nothing to do; false after timeout_ms (tests). */
 bool pipeline_wait_idle(struct pipeline *p, uint32_t timeout_ms);
 
 #endif

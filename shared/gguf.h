@@ -72,7 +72,7 @@ struct gguf_value {
 struct gguf;
 
 int gguf_open(const char *path, struct gguf **out, struct td_error *err);
-/* gguf_parse: the same over borrowed bytes (fuzzing, tests). */
+/* gguf_parse: the same over borrowed bytes (tests). */
 int gguf_parse(const void *data, size_t size, struct gguf **out, struct td_error *err);
 void gguf_close(struct gguf *g);
 

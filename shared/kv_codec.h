@@ -59,9 +59,6 @@ struct kv_l1_ops {
 extern const struct kv_l1_ops kv_l1_portable;
 const struct kv_l1_ops *kv_l1_avx2(void); /* NULL where the CPU (or the build) lacks AVX2 and F16C */
 
-/* of a group's largest magnitude, f16 bits without sign, finite */
-uint8_t kv_l1_scale_index(uint16_t max_bits);
-
 /* 2^(k / 8) - 1 in units of 2^-23, rounded: the mantissas of the grid that all scales lie on. */
 static const uint32_t KV_GRID_MANTISSAS[8] = {0x000000, 0x0b95c2, 0x1837f0, 0x25fed7,
                                               0x3504f3, 0x45672a, 0x5744fd, 0x6ac0c7};

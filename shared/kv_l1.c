@@ -47,11 +47,6 @@ static inline uint8_t scale_index(uint16_t max_bits)
     return (uint8_t)(index < 1 ? 1 : index > 255 ? 255 : index);
 }
 
-uint8_t kv_l1_scale_index(uint16_t max_bits)
-{
-    return scale_index(max_bits);
-}
-
 /* ---- plain C ----------------------------------------------------------------------------------------------
  */
 

@@ -7,7 +7,7 @@
 uint64_t memory_available(void);
 /* Bytes of swap that are free besides, as far as no group's limit comes first; what a group may swap is not asked. */
 uint64_t memory_swap(void);
-/* Both of the files under `root`, for tests. */
+/* Both of the files under `root` (tests). */
 uint64_t memory_available_under(const char *root);
 uint64_t memory_swap_under(const char *root);
 

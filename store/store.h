@@ -97,6 +97,7 @@ int store_find(struct store *s, const char *tenant, const struct kv_block_id *id
  * index). */
 int store_read_block(struct store *s, const char *tenant, const struct kv_block_id *id,
                      struct tier_block **out);
+/* One block goes (tests). */
 int store_delete(struct store *s, const char *tenant, const struct kv_block_id *id, store_done done,
                  void *ctx);
 /* A request has looked up this chain, first block first: its blocks, held or not, count as used (store/policy.h). */
@@ -195,6 +196,7 @@ int store_pin_held(struct store *s, const char *tenant, const struct kv_block_id
                    bool pinned, struct td_error *err);
 int store_conv_pin(struct store *s, const char *tenant, const char *principal, const char *conv_id,
                    bool pinned, struct td_error *err);
+/* Is it? (tests) */
 bool store_is_pinned(struct store *s, const char *tenant, const struct kv_block_id *id);
 bool store_conv_is_pinned(struct store *s, const char *tenant, const char *principal, const char *conv_id);
 uint64_t store_pin_count(struct store *s);
