@@ -171,8 +171,10 @@ static const struct gcm_engine *gcm = &gcm_mbedtls;
 static void choose_gcm(void)
 {
 #ifdef TANDEM_SODIUM
-    if (gcm_sodium.usable())
-        gcm = &gcm_sodium;
+    if (!gcm_sodium.usable())
+        return;
+    gcm = &gcm_sodium;
+    gcm_tls_use_sodium(true);
 #endif
 }
 

@@ -18,6 +18,8 @@ struct gcm_engine {
 extern const struct gcm_engine gcm_mbedtls;
 #ifdef TANDEM_SODIUM
 extern const struct gcm_engine gcm_sodium;
+/* gcm_tls.c: mbedTLS's calls for a whole record go to it from now on, or no more; where gcm_sodium is usable, before there are other threads. */
+void gcm_tls_use_sodium(bool yes);
 #endif
 
 #endif

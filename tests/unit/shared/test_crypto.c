@@ -3,6 +3,8 @@
  */
 #include "shared/gcm.h"
 #include "shared/status.h"
+#include <mbedtls/gcm.h>
+#include <mbedtls/ssl_ciphersuites.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdlib.h>
@@ -183,6 +185,7 @@ static void test_gcm_engines_agree(void **state)
     uint8_t key[32], nonce[GCM_NONCE_SIZE], aad[300], tag_a[16], tag_b[16];
     if (!gcm_sodium.usable())
         skip();
+    gcm_tls_use_sodium(false); /* gcm_mbedtls is mbedTLS's own */
     for (size_t i = 0; i < TD_COUNT(sizes) * 3; i++) {
         size_t size = sizes[i / 3], aad_size = i % 3 * 150;
         crypto_random(key, sizeof key);
@@ -200,6 +203,55 @@ static void test_gcm_engines_agree(void **state)
         assert_memory_equal(out, in, size);
         tag_a[i % 16] ^= 1;
         assert_true(gcm_sodium.open(key, nonce, aad, aad_size, a, size, out, tag_a) < 0);
+    }
+    gcm_tls_use_sodium(true);
+}
+
+/* A record in parts, which TLS does not do and nothing takes from mbedTLS. */
+static void seal_in_parts(mbedtls_gcm_context *gcm, const uint8_t nonce[GCM_NONCE_SIZE], const uint8_t *aad,
+                          size_t aad_size, const uint8_t *in, size_t size, uint8_t *out, uint8_t tag[16])
+{
+    size_t written, more;
+    assert_int_equal(mbedtls_gcm_starts(gcm, MBEDTLS_GCM_ENCRYPT, nonce, GCM_NONCE_SIZE), 0);
+    assert_int_equal(mbedtls_gcm_update_ad(gcm, aad, aad_size), 0);
+    assert_int_equal(mbedtls_gcm_update(gcm, in, size, out, size, &written), 0);
+    assert_int_equal(mbedtls_gcm_finish(gcm, out + written, size - written, &more, tag, 16), 0);
+    assert_int_equal(written + more, size);
+}
+
+/* What TLS calls for a record, with keys of both kinds: the same bytes as mbedTLS's own, in place too. */
+static void test_records_of_tls(void **state)
+{
+    (void)state;
+    static const size_t sizes[] = {0, 1, 16, 100, 129, 1460, 16384};
+    static uint8_t in[16384], expected[16384], out[16384], zeros[16384];
+    uint8_t key[32], nonce[GCM_NONCE_SIZE], aad[13], tag[16], expected_tag[16];
+    if (gcm_sodium.usable())
+        assert_int_equal(mbedtls_ssl_list_ciphersuites()[0], MBEDTLS_TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384);
+    for (size_t i = 0; i < TD_COUNT(sizes) * 2; i++) {
+        size_t size = sizes[i / 2];
+        crypto_random(key, sizeof key), crypto_random(nonce, sizeof nonce);
+        crypto_random(aad, sizeof aad), crypto_random(in, sizeof in);
+        mbedtls_gcm_context gcm;
+        mbedtls_gcm_init(&gcm);
+        assert_int_equal(mbedtls_gcm_setkey(&gcm, MBEDTLS_CIPHER_ID_AES, key, i % 2 ? 256 : 128), 0);
+        seal_in_parts(&gcm, nonce, aad, sizeof aad, in, size, expected, expected_tag);
+        memcpy(out, in, size);
+        assert_int_equal(mbedtls_gcm_crypt_and_tag(&gcm, MBEDTLS_GCM_ENCRYPT, size, nonce, sizeof nonce, aad,
+                                                   sizeof aad, out, out, sizeof tag, tag),
+                         0);
+        assert_memory_equal(out, expected, size);
+        assert_memory_equal(tag, expected_tag, sizeof tag);
+        assert_int_equal(mbedtls_gcm_auth_decrypt(&gcm, size, nonce, sizeof nonce, aad, sizeof aad, tag,
+                                                  sizeof tag, out, out),
+                         0);
+        assert_memory_equal(out, in, size);
+        tag[i % 16] ^= 1;
+        assert_int_equal(mbedtls_gcm_auth_decrypt(&gcm, size, nonce, sizeof nonce, aad, sizeof aad, tag,
+                                                  sizeof tag, expected, out),
+                         MBEDTLS_ERR_GCM_AUTH_FAILED);
+        assert_memory_equal(out, zeros, size);
+        mbedtls_gcm_free(&gcm);
     }
 }
 #endif
@@ -276,6 +328,7 @@ int main(void)
         cmocka_unit_test(test_gcm_refuses_every_change),
 #ifdef TANDEM_SODIUM
         cmocka_unit_test(test_gcm_engines_agree),
+        cmocka_unit_test(test_records_of_tls),
 #endif
         cmocka_unit_test(test_random_equal_wipe),
     };
