@@ -73,6 +73,8 @@ void kv_principal_key(const uint8_t tenant_chain_key[32], const char *principal,
 /* 0: pages of 16 bits. */
 static uint32_t page_kind(uint32_t numerics)
 {
+    if (numerics >= KV_NUMERICS_CUDA_DET_OTHER)
+        return (numerics - KV_NUMERICS_CUDA_DET_OTHER) % 3;
     switch (numerics) {
     case KV_NUMERICS_CUDA_DET_V1_FP8:
     case KV_NUMERICS_CUDA_DET_V2_FP8:
@@ -93,10 +95,26 @@ static bool is_fast(uint32_t numerics)
            numerics == KV_NUMERICS_CUDA_FAST_INT8;
 }
 
+static const enum kv_numerics fast[] = {KV_NUMERICS_CUDA_FAST, KV_NUMERICS_CUDA_FAST_FP8,
+                                        KV_NUMERICS_CUDA_FAST_INT8};
+
+bool kv_numerics_known(uint32_t numerics)
+{
+    return (numerics >= KV_NUMERICS_CPU_V1 && numerics <= KV_NUMERICS_CUDA_DET_V2_INT8) ||
+           (numerics >= KV_NUMERICS_CUDA_DET_OTHER && numerics <= KV_NUMERICS_LAST);
+}
+
+enum kv_numerics kv_numerics_cuda_det(bool keeps_v2, uint32_t capability, uint32_t kind)
+{
+    if (keeps_v2)
+        return KV_NUMERICS_CUDA_DET_V2 + kind;
+    if (capability < KV_CAPABILITY_LEAST || capability > KV_CAPABILITY_MOST)
+        return fast[kind];
+    return KV_NUMERICS_CUDA_DET_OTHER + 3 * (capability - KV_CAPABILITY_LEAST) + kind;
+}
+
 enum kv_numerics kv_numerics_mixed(enum kv_numerics a, enum kv_numerics b)
 {
-    static const enum kv_numerics fast[] = {KV_NUMERICS_CUDA_FAST, KV_NUMERICS_CUDA_FAST_FP8,
-                                            KV_NUMERICS_CUDA_FAST_INT8};
     return a == b ? a : fast[TD_MAX(page_kind(a), page_kind(b))];
 }
 

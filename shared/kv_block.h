@@ -67,8 +67,13 @@ enum kv_numerics {
     KV_NUMERICS_CUDA_DET_V2 = 8,
     KV_NUMERICS_CUDA_DET_V2_FP8 = 9,
     KV_NUMERICS_CUDA_DET_V2_INT8 = 10,
-    KV_NUMERICS_LAST = KV_NUMERICS_CUDA_DET_V2_INT8
+    /* cuda-det on devices that do not keep v2's rule: one arithmetic for each compute capability and kind of pages, from
+     * KV_CAPABILITY_LEAST on (kv_numerics_cuda_det). */
+    KV_NUMERICS_CUDA_DET_OTHER = 16,
+    KV_NUMERICS_LAST = 240
 };
+#define KV_CAPABILITY_LEAST 75u /* 10 * major + minor */
+#define KV_CAPABILITY_MOST  149u
 enum kv_provenance { KV_FROM_CLOUD = 0, KV_FROM_DEVICE = 1 };
 enum kv_accept { KV_ACCEPT_EXACT = 0, KV_ACCEPT_VISIBLE_LOSSLESS = 1 /* default */, KV_ACCEPT_ANY = 2 };
 
@@ -78,6 +83,9 @@ struct kv_quality {
     uint8_t provenance; /* enum kv_provenance */
     uint8_t reserved;   /* 0 */
 };
+bool kv_numerics_known(uint32_t numerics);
+/* page_kind: 0 f16, 1 FP8, 2 INT8. Of a capability that has no number: cuda-fast, which nothing takes for exact. */
+enum kv_numerics kv_numerics_cuda_det(bool keeps_v2, uint32_t capability, uint32_t page_kind);
 /* What was computed from both: the kind that promises least, of 8-bit pages if one of them is. */
 enum kv_numerics kv_numerics_mixed(enum kv_numerics a, enum kv_numerics b);
 /* May a request that accepts `accept` on an engine with `numerics` use this piece? exact: L0 and same numerics; visible-lossless: <= L1, and of

@@ -86,7 +86,7 @@ static int head_check(const struct kv_piece_head *h)
         return -TD_ERR_FORMAT;
     if (h->is_value > 1 || h->quality.fidelity > KV_L4 || h->quality.fidelity < codec_level(h->codec))
         return -TD_ERR_FORMAT;
-    if (h->quality.numerics < KV_NUMERICS_CPU_V1 || h->quality.numerics > KV_NUMERICS_LAST)
+    if (!kv_numerics_known(h->quality.numerics))
         return -TD_ERR_FORMAT;
     if (h->quality.provenance > KV_FROM_DEVICE || h->quality.reserved != 0)
         return -TD_ERR_FORMAT;

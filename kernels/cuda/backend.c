@@ -343,20 +343,34 @@ static void cuda_destroy(struct backend *base)
     free(b);
 }
 
-#define CUDA_OPS(kind)                                                                                       \
-    {                                                                                                        \
-        .name = "cuda", .numerics = kind, .samples = true, .forward = cuda_forward,                          \
-        .page_read = cuda_page_read, .page_write = cuda_page_write, .page_copy = cuda_page_copy,             \
-        .pieces_write = cuda_pieces_write, .swap_start = cuda_swap_start, .swap_done = cuda_swap_done,       \
-        .state = cuda_state, .host_take = cuda_host_take, .host_give = cuda_host_give,                       \
-        .destroy = cuda_destroy,                                                                             \
-    }
-/* [dtype of pages][deterministic] */
-static const struct backend_ops all_ops[][2] = {
-    [KV_DTYPE_F16] = {CUDA_OPS(KV_NUMERICS_CUDA_FAST), CUDA_OPS(KV_NUMERICS_CUDA_DET_V2)},
-    [KV_DTYPE_FP8] = {CUDA_OPS(KV_NUMERICS_CUDA_FAST_FP8), CUDA_OPS(KV_NUMERICS_CUDA_DET_V2_FP8)},
-    [KV_DTYPE_INT8] = {CUDA_OPS(KV_NUMERICS_CUDA_FAST_INT8), CUDA_OPS(KV_NUMERICS_CUDA_DET_V2_INT8)},
-};
+/* numerics: by device and options. */
+static const struct backend_ops cuda_ops = {.name = "cuda",
+                                            .samples = true,
+                                            .forward = cuda_forward,
+                                            .page_read = cuda_page_read,
+                                            .page_write = cuda_page_write,
+                                            .page_copy = cuda_page_copy,
+                                            .pieces_write = cuda_pieces_write,
+                                            .swap_start = cuda_swap_start,
+                                            .swap_done = cuda_swap_done,
+                                            .state = cuda_state,
+                                            .host_take = cuda_host_take,
+                                            .host_give = cuda_host_give,
+                                            .destroy = cuda_destroy};
+
+/* Elsewhere than where det_attention.cuh's rule is kept sums have another order, and tensor cores may add in another way. */
+static enum kv_numerics numerics_of(const struct cuda_backend *b)
+{
+    static const enum kv_numerics fast[] = {KV_NUMERICS_CUDA_FAST, KV_NUMERICS_CUDA_FAST_FP8,
+                                            KV_NUMERICS_CUDA_FAST_INT8};
+    const struct model_params *p = &b->base.model->params;
+    int major = 0, minor = 0;
+    if (!b->deterministic || cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, b->device) ||
+        cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, b->device))
+        return fast[b->base.kv_dtype];
+    return kv_numerics_cuda_det(cuda_det_attention_has(p->head_dim, p->head_count / p->kv_head_count),
+                                (uint32_t)(10 * major + minor), b->base.kv_dtype);
+}
 
 static int check_config(const struct model *m, const struct backend_config *c, struct td_error *err)
 {
@@ -429,8 +443,10 @@ static int build(struct cuda_backend *b, const char *device, unsigned threads, s
     b->profiler = cuda_profiler_create();
     if (!b->layers || !b->workers || !b->profiler)
         return td_fail(err, -TD_ERR_NOMEM, "cannot start the CUDA engine: out of memory");
-    if ((rc = open_device(b, device, err)) || (rc = plan_memory(b, &plan, err)) ||
-        (rc = take_memory(b, &plan, err)))
+    if ((rc = open_device(b, device, err)))
+        return rc;
+    b->ops.numerics = numerics_of(b);
+    if ((rc = plan_memory(b, &plan, err)) || (rc = take_memory(b, &plan, err)))
         return rc;
     struct cuda_carver c = {b->weights, 0};
     if ((rc = cuda_place_weights(b, &c, plan.weights, &scratch, err)))
@@ -455,8 +471,8 @@ int cuda_backend_create(const struct model *m, const struct backend_config *conf
     if (!b)
         return td_fail(err, -TD_ERR_NOMEM, "cannot start the CUDA engine: out of memory");
     b->deterministic = config->deterministic;
-    b->base = (struct backend){&all_ops[config->kv_dtype][b->deterministic], m, config->page_count,
-                               config->layers_paged, config->kv_dtype};
+    b->base = (struct backend){&b->ops, m, config->page_count, config->layers_paged, config->kv_dtype};
+    b->ops = cuda_ops;
     b->rows_max = config->rows_max;
     b->config = config;
     rc = build(b, device, config->threads, err);

@@ -67,6 +67,7 @@ struct cuda_graph {
 
 struct cuda_backend {
     struct backend base; /* first: a backend * is a cuda_backend * */
+    struct backend_ops ops;
     int device, sm_count;
     cudaStream_t stream;
     struct blas *blas;                   /* or NULL */

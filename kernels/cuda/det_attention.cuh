@@ -1,4 +1,4 @@
-/* det_attention: the rule of cuda-det-v2 for attention, which attention_hopper.cu keeps to for tiles and det_attention.cu for rows that are
+/* det_attention: the rule of cuda-det-v2 for attention (sm_90a, heads of 64 and 128 values), which attention_hopper.cu keeps to for tiles and det_attention.cu for rows that are
  * alone in their sequence.
  *
  * Tokens are taken in splits of DET_SPLIT_TOKENS on absolute positions, each from a maximum of -1e30 and sums of 0. Within a split: blocks of

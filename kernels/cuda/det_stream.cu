@@ -347,7 +347,7 @@ struct plan {
 };
 
 /* How long blocks take, in bytes that they read times SMs: each gets what 84 of them get at most, more share what L2 gives. What joining an item
- * costs was measured. */
+ * costs was measured where blocks waited for each other, and not since. */
 template <int N> static uint64_t cost_of(uint32_t items, uint32_t spans, uint32_t blocks, uint32_t at_once)
 {
     enum { BUSY = 84, ALL = 132, JOIN = 6144 * N };

@@ -33,6 +33,18 @@ struct run { /* a model, a backend, and its pages handed out in a scattered orde
     uint32_t pages[RUN_PAGES];
 };
 
+/* cuda-det-v2 where its rule is kept (sm_90a, heads of 64 and 128 values), else one for each kind of device. */
+static inline void check_det_numerics(const struct backend *b)
+{
+    uint32_t kind = b->kv_dtype, numerics = b->ops->numerics;
+    if (b->model->params.head_dim != 64 && b->model->params.head_dim != 128)
+        assert_true(numerics >= KV_NUMERICS_CUDA_DET_OTHER);
+    if (numerics >= KV_NUMERICS_CUDA_DET_OTHER)
+        assert_int_equal((numerics - KV_NUMERICS_CUDA_DET_OTHER) % 3, kind);
+    else
+        assert_int_equal(numerics, KV_NUMERICS_CUDA_DET_V2 + kind);
+}
+
 static inline void run_open_path(struct run *r, const char *path, unsigned threads, const char *isa,
                                  uint32_t rows_max)
 {

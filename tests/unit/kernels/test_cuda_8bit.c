@@ -570,9 +570,7 @@ static void bits_depend_on_nothing_beside_a_row(void **state)
         for (size_t t = 0; t < TD_COUNT(dtypes); t++) {
             struct scene s;
             engine_open(&s.run, names[n], dtypes[t], true);
-            assert_int_equal(s.run.backend->ops->numerics, dtypes[t] == KV_DTYPE_FP8
-                                                               ? KV_NUMERICS_CUDA_DET_V2_FP8
-                                                               : KV_NUMERICS_CUDA_DET_V2_INT8);
+            check_det_numerics(s.run.backend);
             s.vocab = s.run.model->params.vocab_count, s.layers = s.run.model->params.layer_count;
             fill_ids(s.ids, TOKENS, s.vocab, 42);
             s.alone = new_logits(&s.run, TOKENS);

@@ -194,6 +194,21 @@ static void test_quality_of_8bit_pages(void **state)
     }
     assert_false(kv_quality_accepts(quality(KV_L0, KV_NUMERICS_CUDA_DET_V1, KV_FROM_CLOUD), KV_ACCEPT_EXACT,
                                     KV_NUMERICS_CUDA_DET_V2));
+    for (uint32_t kind = 0; kind < 3;
+         kind++) { /* other devices: each kind has its own, and that of its pages */
+        enum kv_numerics a100 = kv_numerics_cuda_det(false, 80, kind),
+                         newer = kv_numerics_cuda_det(false, 120, kind);
+        struct kv_quality q = quality(KV_L0, a100, KV_FROM_CLOUD);
+        assert_true(kv_numerics_known(a100) && kv_quality_accepts(q, KV_ACCEPT_EXACT, a100));
+        assert_false(kv_quality_accepts(q, KV_ACCEPT_EXACT, newer));
+        assert_false(kv_quality_accepts(q, KV_ACCEPT_EXACT, v2[kind]));
+        assert_int_equal(kv_numerics_mixed(a100, newer), fasts[kind]);
+        for (int of = 0; of < 3; of++)
+            assert_int_equal(kv_quality_accepts(q, visible, fasts[of]), kind == 0 || kind == (uint32_t)of);
+        assert_int_equal(kv_numerics_cuda_det(true, 90, kind), v2[kind]);
+        assert_int_equal(kv_numerics_cuda_det(false, 149, 2), KV_NUMERICS_LAST);
+        assert_int_equal(kv_numerics_cuda_det(false, 150, kind), fasts[kind]);
+    }
     assert_true(kv_quality_accepts(quality(KV_L0, fp8_det, KV_FROM_CLOUD), KV_ACCEPT_EXACT, fp8_det));
     assert_false(kv_quality_accepts(quality(KV_L0, fp8, KV_FROM_CLOUD), KV_ACCEPT_EXACT, fast));
     assert_false(kv_quality_accepts(quality(KV_L0, fast, KV_FROM_CLOUD), KV_ACCEPT_EXACT, fp8));

@@ -425,6 +425,9 @@ static void test_parse_refuses_fields(void **state)
         {9, 0, -TD_ERR_FORMAT},
         {9, 10, 0}, /* cuda-det-v2 on pages in INT8 */
         {9, 11, -TD_ERR_FORMAT},
+        {9, 16, 0}, /* cuda-det of compute capability 7.5 */
+        {9, 240, 0},
+        {9, 241, -TD_ERR_FORMAT},
         {10, 2, -TD_ERR_FORMAT},
         {11, 1, -TD_ERR_FORMAT},
         {16, 1, -TD_ERR_SHAPE},
