@@ -53,7 +53,8 @@ static uint32_t fitting_numerics(const struct service *s, const Tandem__Hello *h
     uint32_t found = 0;
     for (size_t i = 0; i < hello->n_versions; i++) {
         const Tandem__Version *v = hello->versions[i];
-        if (v->protocol == WIRE_PROTOCOL && kv_numerics_known(v->numerics) && memcmp(v->layout.data, s->layout, TD_HASH_SIZE) == 0 &&
+        if (v->protocol == WIRE_PROTOCOL && kv_numerics_known(v->numerics) &&
+            memcmp(v->layout.data, s->layout, TD_HASH_SIZE) == 0 &&
             (found == 0 || v->numerics == s->numerics))
             found = v->numerics;
     }

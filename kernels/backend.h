@@ -108,7 +108,7 @@ struct backend_config {
     double memory_share;
     void (*progress)(void *ctx, uint64_t done, uint64_t total); /* bytes of weights; or NULL */
     void *progress_ctx;
-    bool deterministic; /* numerics cuda-det instead of cuda-fast: a row's bits as with cpu-v1, slower */
+    bool deterministic;     /* numerics cuda-det instead of cuda-fast: a row's bits as with cpu-v1, slower */
     enum kv_dtype kv_dtype; /* of pages; the CPU's are f16 */
     /* steps of all kinds are run at once, so that nothing is loaded later; they write pages */
     bool warm;

@@ -21,8 +21,9 @@
 #define THREADS (32 * WARPS + 32) /* the feeder comes last */
 #define TOKENS  128               /* of a block of the rule: two pages */
 
-#define SPLIT_PAGES  (DET_SPLIT_TOKENS / 64)
-#define PARTIAL_SIZE(HD) (HEADS * ((HD) + 2)) /* floats of a split and KV head: of each head its values, maximum and sum */
+#define SPLIT_PAGES (DET_SPLIT_TOKENS / 64)
+#define PARTIAL_SIZE(HD)                                                                                     \
+    (HEADS * ((HD) + 2)) /* floats of a split and KV head: of each head its values, maximum and sum */
 
 #define SLOTS     6  /* of a page's K, or V, with two blocks an SM */
 #define SLOTS_ONE 12 /* with one */
@@ -307,7 +308,8 @@ template <int HD>
 __device__ __forceinline__ void join_splits(const det_args &d, const float *at, uint64_t stride,
                                             uint32_t count, uint64_t first, uint32_t group)
 {
-    constexpr uint32_t AT_ONCE = 16; /* splits whose loads are on their way together: 64 take four turns of 0.8 us for each head */
+    constexpr uint32_t AT_ONCE =
+        16; /* splits whose loads are on their way together: 64 take four turns of 0.8 us for each head */
     for (uint32_t i = threadIdx.x; i < group * HD; i += 32 * WARPS) {
         uint32_t dim = i % HD;
         const float *p = at + i / HD * (HD + 2);
@@ -361,8 +363,9 @@ template <int HD> __device__ __forceinline__ void compute(det_shared<HD> &sh, co
         joined<HD> found;
         if (s.page_count == 0) /* behind the last */
             continue;
-        load_heads<HD>(q, (const half *)d.a.q + ((uint64_t)s.row * d.a.head_count + item % kv_heads * group) * HD,
-                       group);
+        load_heads<HD>(
+            q, (const half *)d.a.q + ((uint64_t)s.row * d.a.head_count + item % kv_heads * group) * HD,
+            group);
         st.max[0] = st.max[1] = -1e30f;
         for (uint32_t page = 0; page < s.page_count; page += 2) {
             uint32_t pages = min(s.page_count - page, 2u);

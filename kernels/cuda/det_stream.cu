@@ -48,9 +48,9 @@ template <int N> struct stream_shared {
 struct stream_args {
     cuda_product p;
     uint32_t spans, row_tiles,
-        items;          /* item: a tile of W by N rows of act; those of one tile after each other */
-    uint32_t blocks;    /* of an item: 1, 2, 4 or 8, each with as many runs; more than 1: an item only */
-    float *sums;        /* of shared items: [item][run][N / 8][WORKERS][4] */
+        items;       /* item: a tile of W by N rows of act; those of one tile after each other */
+    uint32_t blocks; /* of an item: 1, 2, 4 or 8, each with as many runs; more than 1: an item only */
+    float *sums;     /* of shared items: [item][run][N / 8][WORKERS][4] */
 };
 
 struct share { /* of a block */
