@@ -383,6 +383,24 @@ static int choose_codec(struct agent *a, struct td_error *err)
                : 0;
 }
 
+/* Wishes that no request could be given. The default for private prompts is none: a small slice has no private ones then. */
+static int check_wishes(const struct agent *a, uint32_t layers, struct td_error *err)
+{
+    const struct agent_config *c = &a->config;
+    uint32_t all = a->model->params.layer_count;
+    bool is_asked = c->private_min_layers != AGENT_PRIVATE_LAYERS || c->prefer_private;
+    if (is_asked && layers < c->private_min_layers)
+        return td_fail(
+            err, -TD_ERR_ARG,
+            "no prompt could be private: --private-min-layers is %u and this device computes %u of "
+            "%u layers; give fewer, a higher --edge-layers, or a model file with more of them",
+            c->private_min_layers, layers, all);
+    if (c->local == LOCAL_ALWAYS && (layers < all || c->edge_layers != PLANNER_AUTO))
+        return td_fail(err, -TD_ERR_ARG,
+                       "--local always needs the whole model on this device, and --edge-layers auto");
+    return 0;
+}
+
 static int open_model(struct agent *a, struct td_error *err)
 {
     int rc;
@@ -412,6 +430,8 @@ static int open_model(struct agent *a, struct td_error *err)
         return td_fail(err, -TD_ERR_ARG,
                        "cannot run %u layers here: %s holds %u of %u; use --edge-layers %u or fewer", wanted,
                        a->config.model_path, held, a->model->params.layer_count, held);
+    if ((rc = check_wishes(a, wanted, err)) < 0)
+        return rc;
     a->layers = a->config.kv_whole ? held : wanted;
     a->fill_layers = a->layers_wanted == PLANNER_AUTO ? 0 : wanted;
     return 0;

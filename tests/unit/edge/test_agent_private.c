@@ -149,14 +149,17 @@ static void private_prompts_that_cannot_be_are_refused(void **state)
     for (int why = 0; why < 4; why++) {
         struct rig r;
         rig_make_private(&r, why == 1 ? 0 : 1);
-        if (why == 0)
-            r.config.private_min_layers = 2; /* of which this device computes one */
+        if (why < 2) { /* the default, of which this device computes too few: told when it is asked for */
+            r.config.private_min_layers = AGENT_PRIVATE_LAYERS;
+            r.config.prefer_private = false;
+        }
         if (why == 2)
             r.cloud.features = 0; /* an older cloud */
         if (why == 3)
             r.cloud.codec_mask = 0; /* one that takes no KV */
         rig_run(&r);
         struct client *c = client_asks(&r, long_text);
+        c->request.prefer = API_PREFER_PRIVATE;
         on_loop(r.cloud.loop, client_begin, c);
         if (why < 2) {
             assert_int_equal(c->begin_code, -TD_ERR_ARG);

@@ -14,7 +14,7 @@ static int start(void **state, bool away)
     struct td_error err = {0};
     rig_set_up(state);
     rig_make(&rig, 0);
-    rig.config.private_min_layers = 1;
+    rig.config.private_min_layers = AGENT_PRIVATE_LAYERS;
     if (agent_create(&rig.config, rig.cloud.loop, &rig.agent, &err) < 0)
         fail_msg("%s", err.text);
     api = api_edge_create(rig.agent, rig.cloud.loop, "key");
