@@ -56,7 +56,7 @@ static void on_models(const struct route_call *r)
 static void on_model(const struct route_call *r)
 {
     const struct api_server *s = r->server;
-    if (strcmp(r->rest, s->config.model_name) != 0) {
+    if (!api_is_own_model(s, r->rest)) {
         respond_error(r, 404, "there is no such model", "model", "model_not_found");
         return;
     }
@@ -134,7 +134,10 @@ static void on_tokenize(const struct route_call *r)
         return;
     const json_t *content = json_object_get(root, "content"), *special = json_object_get(root, "add_special");
     if (!json_is_string(content))
-        respond_error(r, 400, "'content' must be a string", "content", "invalid_value");
+        respond_error(r, 400,
+                      content ? "'content' must be a string"
+                              : "'content' is missing: the text to tokenize, a string",
+                      "content", "invalid_value");
     else if (special && !json_is_boolean(special) && !json_is_null(special))
         respond_error(r, 400, "'add_special' must be true or false", "add_special", "invalid_value");
     else
@@ -185,6 +188,9 @@ static void on_detokenize(const struct route_call *r)
     int32_t *ids = calloc(count + 1, sizeof *ids);
     if (!ids)
         respond_code(r, -TD_ERR_NOMEM);
+    else if (!list)
+        respond_error(r, 400, "'tokens' is missing: a list of the model's token ids", "tokens",
+                      "invalid_value");
     else if (!json_is_array(list) || read_ids(list, tokenizer_vocab_count(t), ids))
         respond_error(r, 400, "'tokens' must be a list of the model's token ids", "tokens", "invalid_value");
     else

@@ -135,14 +135,18 @@ static bool refuse(struct refusal *out, int status, const char *param, const cha
     return false;
 }
 
+bool api_is_own_model(const struct api_server *s, const char *name)
+{
+    return strcmp(name, s->config.model_name) == 0 || strcmp(name, "default") == 0;
+}
+
 static bool check_model(const struct api_server *s, const char *model, struct refusal *out)
 {
-    const char *own = s->config.model_name;
-    if (!model[0] || strcmp(model, own) == 0 || strcmp(model, "default") == 0)
+    if (!model[0] || api_is_own_model(s, model))
         return true;
     refuse(out, 404, "model", "model_not_found", "");
     snprintf(out->message, sizeof out->message,
-             "The model '%.100s' does not exist here. Available: '%.150s'.", model, own);
+             "The model '%.100s' does not exist here. Available: '%.150s'.", model, s->config.model_name);
     return false;
 }
 
@@ -153,9 +157,11 @@ static bool check_request(const struct api_server *s, struct api_request *q, con
     uint32_t vocab_count = tokenizer_vocab_count(s->config.tokenizer);
     if (!check_model(s, q->model, out))
         return false;
-    if (q->has_tools_or_format)
-        return refuse(out, 400, "tools", "unsupported",
-                      "'tools' and a 'response_format' other than text are not supported");
+    if (q->unserved)
+        return refuse(out, 400, q->unserved, "unsupported",
+                      strcmp(q->unserved, "response_format") == 0
+                          ? "a 'response_format' other than text is not supported"
+                          : "tools are not supported");
     if (!ids_in_vocabulary(q->prompt_ids, q->prompt_id_count, vocab_count))
         return refuse(out, 400, "prompt", "invalid_value",
                       "'prompt' holds a token id that the model does not have");
@@ -433,5 +439,9 @@ void api_error(struct api_call *c, int code, const char *text, uint32_t retry_af
 void api_error_context(struct api_call *c, uint32_t context_max, uint32_t asked_tokens,
                        uint32_t prompt_tokens)
 {
-    end_with_error(c, 400, api_json_context_error(context_max, asked_tokens, prompt_tokens), 0);
+    bool prompt_fits = prompt_tokens < context_max && asked_tokens > prompt_tokens;
+    const char *param = prompt_fits && c->request.max_tokens_field ? c->request.max_tokens_field
+                        : c->request.chat                          ? "messages"
+                                                                   : "prompt";
+    end_with_error(c, 400, api_json_context_error(param, context_max, asked_tokens, prompt_tokens), 0);
 }

@@ -58,6 +58,7 @@ struct api_call {
 void api_generate(struct api_server *s, struct http_exchange *x, const struct http_request *r,
                   const struct api_identity *who, bool chat);
 void api_call_free(struct api_call *c);
+bool api_is_own_model(const struct api_server *s, const char *name); /* by its own name, or `default` */
 /* The replies of this principal's conversation that are under way end with what was said, which their turn keeps. Returns how many there were. */
 unsigned api_stop(struct api_server *s, const struct api_identity *who, const char *conversation);
 /* The client is gone: the owner stops; the call is freed unless it only waits for api_done. */

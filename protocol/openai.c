@@ -342,7 +342,8 @@ char *api_json_error(int http_status, const char *message, const char *param, co
     return print_and_free(root);
 }
 
-char *api_json_context_error(uint32_t context_max, uint32_t asked_tokens, uint32_t prompt_tokens)
+char *api_json_context_error(const char *param, uint32_t context_max, uint32_t asked_tokens,
+                             uint32_t prompt_tokens)
 {
     char text[256];
     uint32_t reply_tokens = asked_tokens > prompt_tokens ? asked_tokens - prompt_tokens : 0;
@@ -358,7 +359,7 @@ char *api_json_context_error(uint32_t context_max, uint32_t asked_tokens, uint32
                  "Please reduce its length.",
                  context_max, prompt_tokens);
     return print_and_free(json_pack("{s:{s:s,s:s,s:s,s:s,s:I,s:I}}", "error", "message", text, "type",
-                                    "invalid_request_error", "param", "messages", "code",
+                                    "invalid_request_error", "param", param, "code",
                                     "context_length_exceeded", "n_prompt_tokens", (json_int_t)prompt_tokens,
                                     "n_ctx", (json_int_t)context_max));
 }

@@ -23,6 +23,7 @@ struct api_request { /* one parsed /v1/chat/completions or /v1/completions body;
     bool has_seed; /* the request named one: sampling.seed is not to be drawn */
     /* max_completion_tokens wins over max_tokens; 0: not given (chat: the context's rest; completions: 16) */
     uint32_t max_tokens;
+    const char *max_tokens_field; /* the one that set it; NULL: neither. Static */
     char *stops[LIMIT_API_STOPS];
     size_t stop_count;
     bool stream, include_usage;
@@ -34,8 +35,8 @@ struct api_request { /* one parsed /v1/chat/completions or /v1/completions body;
     /* extension "prefer": "latency" | "cloud-cost" | "private"; NONE: it names none */
     enum api_prefer prefer;
     bool has_accept; /* the request named one: the server's own default does not apply */
-    /* `tools`, `response_format` other than text: refused with 400 by the parser's caller */
-    bool has_tools_or_format;
+    /* NULL, or a field that asks for tools or for a format other than text: refused with 400 by the parser's caller. Static */
+    const char *unserved;
 };
 /* 0, or negative with err->text for the client's eyes and *param naming the field (static string or NULL). Unknown fields are ignored; wrong types and ranges are not. */
 int api_request_parse(const char *body, size_t size, bool chat, struct api_request *out, const char **param,
@@ -105,9 +106,9 @@ char *api_json_usage_chunk(const struct api_reply *r, const struct api_usage *us
 /* {"error":{"message","type","param","code"}}. type and code by HTTP status and td code: 400 invalid_request_error, 401 authentication_error,
  * 404 not_found_error, 409 conflict, 429 rate_limit_error, 5xx server_error. */
 char *api_json_error(int http_status, const char *message, const char *param, const char *code);
-/* asked_tokens: prompt and completion together. */
-/* code context_length_exceeded, both counts */
-char *api_json_context_error(uint32_t context_max, uint32_t asked_tokens, uint32_t prompt_tokens);
+/* Code context_length_exceeded, both counts. param: the field that asks for too much; asked_tokens: prompt and completion together. */
+char *api_json_context_error(const char *param, uint32_t context_max, uint32_t asked_tokens,
+                             uint32_t prompt_tokens);
 char *api_json_models(const char *const *ids, size_t count, uint64_t created_s);
 int api_http_status(int td_code); /* -TD_ERR_CONTEXT → 400, -TD_ERR_FULL → 429, … */
 

@@ -146,7 +146,7 @@ static int parse_integers(struct parse *p)
         if ((code = get_integer(p, limits[i], 1, INT32_MAX, &x)) < 0)
             return code;
         if (code)
-            r->max_tokens = (uint32_t)x;
+            r->max_tokens = (uint32_t)x, r->max_tokens_field = limits[i];
     }
     static const char *const choices[] = {"n", "best_of"};
     for (size_t i = 0; i < TD_COUNT(choices); i++)
@@ -333,21 +333,20 @@ static bool is_text(const json_t *v)
     return json_is_string(v) && strcmp(json_string_value(v), "text") == 0;
 }
 
-static void find_tools_and_format(struct parse *p)
+static const char *find_unserved(const struct parse *p)
 {
     static const char *const lists[] = {"tools", "functions"};
-    bool found = false;
     for (size_t i = 0; i < TD_COUNT(lists); i++) {
         const json_t *v = field(p, lists[i]);
-        found = found || (v && !(json_is_array(v) && json_array_size(v) == 0));
+        if (v && !(json_is_array(v) && json_array_size(v) == 0))
+            return lists[i];
     }
     const json_t *choice = field(p, "tool_choice");
-    found =
-        found || (choice && !(json_is_string(choice) && (strcmp(json_string_value(choice), "none") == 0 ||
-                                                         strcmp(json_string_value(choice), "auto") == 0)));
+    if (choice && !(json_is_string(choice) && (strcmp(json_string_value(choice), "none") == 0 ||
+                                               strcmp(json_string_value(choice), "auto") == 0)))
+        return "tool_choice";
     const json_t *format = field(p, "response_format");
-    found = found || (format && !is_text(json_object_get(format, "type")));
-    p->out->has_tools_or_format = found;
+    return format && !is_text(json_object_get(format, "type")) ? "response_format" : NULL;
 }
 
 static int refuse_unserved(struct parse *p)
@@ -597,7 +596,7 @@ int api_request_parse(const char *body, size_t size, bool chat, struct api_reque
     if (code >= 0)
         code = chat ? parse_messages(&p) : parse_prompt(&p);
     if (code >= 0)
-        find_tools_and_format(&p);
+        out->unserved = find_unserved(&p);
     json_decref(p.root);
     if (code < 0)
         api_request_free(out);

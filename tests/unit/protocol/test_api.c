@@ -87,6 +87,9 @@ static void test_bad_requests(void **state)
         {"{\"messages\":[{\"role\":\"user\",\"content\":\"say x\"}],\"n\":2}", "n"},
         {"{\"messages\":[{\"role\":\"user\",\"content\":\"say x\"}],\"max_tokens\":0}", "max_tokens"},
         {"{\"messages\":[{\"role\":\"user\",\"content\":\"say x\"}],\"tools\":[{}]}", "tools"},
+        {"{\"messages\":[{\"role\":\"user\",\"content\":\"say x\"}],"
+         "\"response_format\":{\"type\":\"json_object\"}}",
+         "response_format"},
         {"{\"messages\":[{\"role\":\"user\",\"content\":\"say x\"}],\"logit_bias\":{\"999\":1}}",
          "logit_bias"},
     };
@@ -121,7 +124,28 @@ static void test_owner_errors(void **state)
     assert_text(root, "error.code", "context_length_exceeded");
     assert_non_null(strstr(json_string_value(at(root, "error.message")), "2048"));
     assert_non_null(strstr(json_string_value(at(root, "error.message")), "2990"));
+    assert_text(root, "error.param", "messages");
     json_decref(root);
+}
+
+/* Named is what asks for too much: the reply's length, by the name that the client gave it, or the prompt. */
+static void test_context_error_names_the_field(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *message, *more, *param;
+    } cases[] = {{"context", ",\"max_tokens\":10", "messages"}, /* the prompt alone is too long */
+                 {"long reply", ",\"max_tokens\":2000", "max_tokens"},
+                 {"long reply", ",\"max_completion_tokens\":2000", "max_completion_tokens"},
+                 {"long reply", "", "messages"}};
+    for (size_t i = 0; i < TD_COUNT(cases) + 1; i++) {
+        bool text = i == TD_COUNT(cases);
+        struct response r = text ? complete("context", "") : chat(cases[i].message, cases[i].more, JSON);
+        assert_int_equal(r.status, 400);
+        json_t *root = body_of(&r);
+        assert_text(root, "error.param", text ? "prompt" : cases[i].param);
+        json_decref(root);
+    }
 }
 
 static void test_error_in_stream(void **state)
@@ -216,10 +240,13 @@ static void test_models(void **state)
     assert_text(root, "data.0.id", "toy");
     assert_text(root, "data.0.object", "model");
     json_decref(root);
-    r = ask("GET", "/v1/models/toy", AUTH, NULL);
-    root = body_of(&r);
-    assert_text(root, "id", "toy");
-    json_decref(root);
+    static const char *const own[] = {"/v1/models/toy", "/v1/models/default"};
+    for (size_t i = 0; i < TD_COUNT(own); i++) {
+        r = ask("GET", own[i], AUTH, NULL);
+        root = body_of(&r);
+        assert_text(root, "id", "toy");
+        json_decref(root);
+    }
     r = ask("GET", "/v1/models/other", AUTH, NULL);
     assert_error(&r, 404, "not_found_error", "model_not_found");
     r = ask("POST", "/v1/chat/completions", JSON,
@@ -266,6 +293,12 @@ static void test_tokens_and_metrics(void **state)
     free(r.body);
     r = ask("POST", "/detokenize", JSON, "{\"tokens\":[100000]}");
     assert_error(&r, 400, "invalid_request_error", NULL);
+    r = ask("POST", "/tokenize", JSON, "{\"text\":\"the\"}");
+    assert_non_null(strstr(r.body, "'content' is missing"));
+    free(r.body);
+    r = ask("POST", "/detokenize", JSON, "{\"ids\":[1]}");
+    assert_non_null(strstr(r.body, "'tokens' is missing"));
+    free(r.body);
     r = ask("POST", "/tokenize", JSON, "{\"content\":7}");
     assert_error(&r, 400, "invalid_request_error", NULL);
     r = ask("GET", "/metrics", AUTH, NULL);
@@ -656,6 +689,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_later_reply, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_bad_requests, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_owner_errors, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_context_error_names_the_field, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_error_in_stream, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_credentials, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_credential_limit, set_up, tear_down),

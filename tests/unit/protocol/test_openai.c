@@ -46,7 +46,7 @@ static void test_defaults(void **state)
     assert_false(r.has_seed || r.sampling.want_logprobs || r.stream || r.include_usage || r.echo_timings);
     assert_int_equal(r.max_tokens, 0);
     assert_int_equal(r.accept, KV_ACCEPT_VISIBLE_LOSSLESS);
-    assert_false(r.no_cache || r.ignore_end || r.has_tools_or_format);
+    assert_false(r.no_cache || r.ignore_end || r.unserved || r.max_tokens_field);
     assert_null(r.conversation);
     api_request_free(&r);
     r = good("{\"prompt\":\"x\"}", false);
@@ -88,7 +88,7 @@ static void test_all_fields(void **state)
     assert_string_equal(r.user, "u");
     assert_string_equal(r.conversation, "c.1");
     assert_int_equal(r.accept, KV_ACCEPT_EXACT);
-    assert_false(r.has_tools_or_format);
+    assert_null(r.unserved);
     api_request_free(&r);
 }
 
@@ -153,19 +153,19 @@ static void test_prompts(void **state)
 static void test_tools_and_format_are_seen(void **state)
 {
     (void)state;
-    static const char *const fields[] = {"\"tools\":[{}]",
-                                         "\"functions\":[{}]",
-                                         "\"tool_choice\":\"required\"",
-                                         "\"tool_choice\":{}",
-                                         "\"response_format\":{\"type\":\"json_object\"}",
-                                         "\"response_format\":{}",
-                                         "\"tools\":7"};
+    static const char *const fields[][2] = {{"tools", "[{}]"},
+                                            {"functions", "[{}]"},
+                                            {"tool_choice", "\"required\""},
+                                            {"tool_choice", "{}"},
+                                            {"response_format", "{\"type\":\"json_object\"}"},
+                                            {"response_format", "{}"},
+                                            {"tools", "7"}};
     for (size_t i = 0; i < TD_COUNT(fields); i++) {
         char body[256];
-        snprintf(body, sizeof body, "{%s," USER "}", fields[i]);
+        snprintf(body, sizeof body, "{\"%s\":%s," USER "}", fields[i][0], fields[i][1]);
         struct api_request r = good(body, true);
-        if (!r.has_tools_or_format)
-            fail_msg("%s is not seen", fields[i]);
+        if (!r.unserved || strcmp(r.unserved, fields[i][0]) != 0)
+            fail_msg("%s: %s is not seen", fields[i][0], fields[i][1]);
         api_request_free(&r);
     }
 }
@@ -515,13 +515,13 @@ static void test_error_json(void **state)
     assert_json(api_json_error(503, "later", NULL, "overloaded"),
                 "{\"error\":{\"message\":\"later\",\"type\":\"server_error\",\"param\":null,\"code\":"
                 "\"overloaded\"}}");
-    char *json = api_json_context_error(2048, 3000, 1000);
+    char *json = api_json_context_error("max_tokens", 2048, 3000, 1000);
     assert_non_null(strstr(json, "\"code\":\"context_length_exceeded\""));
     assert_non_null(strstr(
         json,
         "2048 tokens. However, you requested 3000 tokens (1000 in the prompt, 2000 in the completion)"));
     free(json);
-    json = api_json_context_error(2048, 3000, 3000);
+    json = api_json_context_error("messages", 2048, 3000, 3000);
     assert_non_null(strstr(json, "your prompt has 3000 tokens"));
     free(json);
     const char *const ids[] = {"m"};

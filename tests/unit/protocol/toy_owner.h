@@ -5,6 +5,7 @@
  *   late T     says T, ends 30 ms later
  *   later T    on the next turn        hang T    says T, then never ends     hang       never even starts
  *   error N    api_error(-N) at once   broken T  says T, then api_error(INTERNAL)        context   api_error_context
+ *   long reply the same, for what it asks for
  *   refuse     start() fails           flood     replies until it is cancelled
  *   hold T     says T, ends (as cancelled) when it is told that it is finished */
 #ifndef TANDEM_TESTS_TOY_OWNER_H
@@ -181,8 +182,8 @@ static inline int toy_start(void *ctx, struct api_call *call, const struct api_i
         toy_free(t);
         return 0;
     }
-    if (strcmp(said, "context") == 0) {
-        api_error_context(call, 2048, 3000, 2990);
+    if (strcmp(said, "context") == 0 || strcmp(said, "long reply") == 0) {
+        api_error_context(call, 2048, 3000, said[0] == 'c' ? 2990 : 1000);
         toy_free(t);
         return 0;
     }
