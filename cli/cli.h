@@ -24,6 +24,8 @@ int cli_chat(int argc, char **argv);
 int cli_fail(const char *what, const struct td_error *err); /* prints one line; returns CLI_FAILED */
 int cli_usage(const struct config_spec
                   *spec); /* prints the forms of its arguments and its examples; returns CLI_USAGE */
+/* The same behind a line that says what is wrong. verb: NULL: none is given; known: its arguments are wrong. */
+int cli_usage_of_verb(const struct config_spec *spec, const char *verb, bool known);
 /* A progress_fn for gguf_* and store_*: a bar on a terminal, nothing otherwise. ctx: a static label. */
 void cli_progress(void *label, uint64_t done, uint64_t total);
 bool cli_is_terminal(int fd);
@@ -38,6 +40,8 @@ int cli_load(const struct config_spec *spec, int argc, char **argv, void *settin
 struct cli_server { /* where an API is and how to get in */
     const char *url, *ca_path, *key_file;
     const char *bearer; /* instead of key_file's; NULL: that */
+    const char
+        *no_answer; /* what to do where a connection ends without an answer; NULL: something about --url */
     /* NULL, or called about once a second while an answer is waited for, and after each signal; false: give it up */
     bool (*on_wait)(void *ctx);
     void *wait_ctx;

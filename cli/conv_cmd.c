@@ -109,15 +109,24 @@ static const struct verb {
     {"export", "GET", "/export", 2, NULL},    {"import", "POST", "", 1, print_new},
 };
 
+/* The server's own line, and which conversation there is not. */
+static int refused(const struct conv_settings *s, const struct cli_response *r, const char *id)
+{
+    struct td_error err = {0};
+    cli_http_error(&s->server, r, &err);
+    size_t used = strlen(err.text);
+    if (r->status == 404 && id)
+        snprintf(err.text + used, sizeof err.text - used, ": %s", id);
+    return cli_fail("conv", &err);
+}
+
 static int answer(const struct verb *v, const struct cli_response *r, const struct conv_settings *s,
-                  const char *file)
+                  const char *id, const char *file)
 {
     struct td_error err = {0};
     const char *said = r->body ? r->body : "{}";
-    if (r->status != 200) {
-        cli_http_error(&s->server, r, &err);
-        return cli_fail("conv", &err);
-    }
+    if (r->status != 200)
+        return refused(s, r, id);
     if (!v->print) {
         if (conv_file_write(file, s->key_file, s->plain, said, strlen(said), &err) < 0)
             return cli_fail("conv export", &err);
@@ -135,13 +144,13 @@ static int answer(const struct verb *v, const struct cli_response *r, const stru
 }
 
 static int ask(const struct conv_settings *s, const struct verb *v, const char *path, const char *body,
-               const char *file)
+               const char *id, const char *file)
 {
     struct td_error err = {0};
     struct cli_response r;
     if (cli_http(&s->server, v->method, path, body, NULL, NULL, &r, &err) < 0)
         return cli_fail("conv", &err);
-    int code = answer(v, &r, s, file);
+    int code = answer(v, &r, s, id, file);
     if (r.body)
         crypto_wipe(r.body, r.size);
     free(r.body);
@@ -155,7 +164,7 @@ static int import(const struct conv_settings *s, const struct verb *v, const cha
     size_t size = 0;
     int rc = conv_file_read(file, s->key_file, &json, &size, &err);
     rc = rc < 0 ? rc : conv_file_body(json, size, cli_is_loopback(s->server.url), &body, &err);
-    int code = rc < 0 ? cli_fail("conv import", &err) : ask(s, v, "/v1/conversations", body, NULL);
+    int code = rc < 0 ? cli_fail("conv import", &err) : ask(s, v, "/v1/conversations", body, NULL, NULL);
     if (json)
         crypto_wipe(json, size);
     if (body)
@@ -182,7 +191,7 @@ static int run(const struct conv_settings *s, const struct verb *v, char **opera
     }
     if (v->operands > 0)
         snprintf(path, sizeof path, "/v1/conversations/%s%s", operands[0], v->suffix);
-    return ask(s, v, path, strcmp(v->method, "POST") == 0 ? "{}" : NULL,
+    return ask(s, v, path, strcmp(v->method, "POST") == 0 ? "{}" : NULL, v->operands > 0 ? operands[0] : NULL,
                v->operands > 1 ? operands[1] : NULL);
 }
 
@@ -201,7 +210,7 @@ int cli_conv(int argc, char **argv)
     if (v && rest_count == 1 + v->operands)
         code = run(&s, v, rest + 1);
     else
-        code = cli_usage(&SPEC);
+        code = cli_usage_of_verb(&SPEC, rest_count > 0 ? rest[0] : NULL, v != NULL);
     config_free(config);
     return code;
 }

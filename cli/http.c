@@ -106,7 +106,7 @@ static size_t base_size(const char *url)
     return size;
 }
 
-static const char *advice_for(CURLcode code, const char *detail, const char *url)
+static const char *advice_for(CURLcode code, const char *detail, const struct cli_server *server)
 {
     switch (code) {
     case CURLE_SSL_CACERT_BADFILE:
@@ -124,7 +124,9 @@ static const char *advice_for(CURLcode code, const char *detail, const char *url
     case CURLE_GOT_NOTHING:
     case CURLE_RECV_ERROR:
     case CURLE_WEIRD_SERVER_REPLY:
-        if (strncmp(url, "https:", 6) != 0)
+        if (server->no_answer)
+            return server->no_answer;
+        if (strncmp(server->url, "https:", 6) != 0)
             return "does it speak TLS? then --url begins with https://";
         return "try again";
     default:
@@ -164,7 +166,7 @@ static int run(struct transfer *t, const struct cli_server *server, const char *
     if (code == CURLE_OK)
         return 0;
     return td_fail(err, -TD_ERR_IO, "cannot talk to %s: %s; %s", server->url,
-                   detail[0] ? detail : curl_easy_strerror(code), advice_for(code, detail, server->url));
+                   detail[0] ? detail : curl_easy_strerror(code), advice_for(code, detail, server));
 }
 
 int cli_http(const struct cli_server *server, const char *method, const char *path, const char *json_body,

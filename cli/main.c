@@ -9,11 +9,11 @@ static const struct {
     int (*run)(int argc, char **argv);
 } COMMANDS[] = {
     {"chat", "talk to a model; the conversation is kept and can be resumed", cli_chat},
-    {"conv", "ls | show | rm | fork | pin | export | import: stored conversations", cli_conv},
+    {"conv", "ls | show | rm | fork | pin | unpin | export | import: stored conversations", cli_conv},
     {"model", "inspect | fingerprint | verify | slice: model files", cli_model},
     {"store",
-     "ls | stat | verify | rebuild | compact | gc | pin | erase-tenant | rotate-key | export | import: "
-     "a KV store",
+     "ls | stat | verify | rebuild | compact | gc | pin | unpin | erase-tenant | rotate-key | export | "
+     "import: a KV store",
      cli_store},
     {"bench",
      "engine | codec | store | trace: how fast this machine runs a model; what KV levels do to it; "
@@ -49,6 +49,7 @@ static int finish(int code)
 int main(int argc, char **argv)
 {
     if (argc < 2) {
+        fprintf(stderr, "tandem: no command is given\n\n");
         print_help(stderr);
         return CLI_USAGE;
     }

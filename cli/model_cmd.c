@@ -220,7 +220,7 @@ int cli_model(int argc, char **argv)
     if (known && rest_count == 2 + slices && (!slices || s.layers[0]))
         code = run(&s, verb, rest + 1);
     else
-        code = cli_usage(&SPEC);
+        code = cli_usage_of_verb(&SPEC, rest_count > 0 ? verb : NULL, known);
     config_free(config);
     return code;
 }

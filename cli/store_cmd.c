@@ -333,7 +333,7 @@ int cli_store(int argc, char **argv)
         return code;
     const struct verb *v = rest_count > 0 ? find_verb(rest[0]) : NULL;
     if (!v || rest_count != 1 + v->names)
-        code = cli_usage(&SPEC);
+        code = cli_usage_of_verb(&SPEC, rest_count > 0 ? rest[0] : NULL, v != NULL);
     else if (!s.directory[0] == !s.admin[0])
         fprintf(stderr, "tandem store: name the directory of a stopped node (--store DIR) or a running node "
                         "(--admin URL)\n");

@@ -93,7 +93,10 @@ static int ask(const struct store_settings *s, size_t which, const char *name, c
 {
     struct td_error err = {0};
     struct cli_response r;
-    struct cli_server server = {.url = s->admin, .bearer = bearer};
+    struct cli_server server = {
+        .url = s->admin,
+        .bearer = bearer,
+        .no_answer = "is --admin the node's admin listener (--admin-port), and does the node go on running?"};
     struct watch watch = {
         .server = server, .doing = VERBS[which].doing, .json = s->json, .asked_us = clock_mono_us()};
     if (watch.doing)

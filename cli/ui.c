@@ -17,6 +17,16 @@ int cli_usage(const struct config_spec *spec)
     return CLI_USAGE;
 }
 
+int cli_usage_of_verb(const struct config_spec *spec, const char *verb, bool known)
+{
+    if (!verb)
+        fprintf(stderr, "%s: no command is given\n\n", spec->program);
+    else
+        fprintf(stderr, known ? "%s: '%s' takes other arguments\n\n" : "%s: there is no command '%s'\n\n",
+                spec->program, verb);
+    return cli_usage(spec);
+}
+
 bool cli_is_terminal(int fd)
 {
     const char *term = getenv("TERM");

@@ -484,7 +484,7 @@ def test_conversations_are_copied(cloud, edge, tmp_path):
     tandem("conv", "pin", "original", *at)
     tandem("conv", "unpin", "original", *at)
     for verb in ("show", "rm", "fork", "pin", "unpin"):
-        assert lines(tandem("conv", verb, "conv-nowhere", *at, code=1)) == ["tandem conv: there is no such conversation"]
+        assert lines(tandem("conv", verb, "conv-nowhere", *at, code=1)) == ["tandem conv: there is no such conversation: conv-nowhere"]
     assert "no such" in tandem("conv", "export", "conv-nowhere", tmp_path / "none", "--plain", *at, code=1).stderr
 
 
@@ -516,9 +516,31 @@ def test_usage():
                            (("bench", "store"), ("store --store DIR",)), (("bench", "codec"), ("--text FILE",)), (("bench", "trace"), ("FILE...",)),
                            (("conv",), ("ls", "show ID", "export ID FILE")), (("store",), ("rebuild|rotate-key --store DIR",))):
         r = tandem(*command, code=2)
-        assert r.stdout == "" and r.stderr.startswith(f"Usage: tandem {command[0]} "), r.stderr
+        usage = r.stderr.find(f"Usage: tandem {command[0]} ")
+        assert r.stdout == "" and usage >= 0, r.stderr
         assert all(form in r.stderr for form in forms) and re.search(rf"\n  tandem {command[0]} .*\w", r.stderr), r.stderr
         assert re.search(rf"tandem {command[0]}.* --help tells more", r.stderr)
+        wrong = "no command is given" if len(command) == 1 else f"'{command[1]}' takes other arguments" if command[1] != "burn" else "there is no command 'burn'"
+        assert command[0] == "bench" or r.stderr.startswith(f"tandem {command[0]}: {wrong}\n"), r.stderr
+    assert tandem(code=2).stderr.startswith("tandem: no command is given\n")
+    verbs = tandem("--help").stdout
+    for command in ("conv", "store"):
+        assert re.search(rf"^  {command} .*\| unpin \|", verbs, re.MULTILINE), verbs
+
+
+def test_an_admin_listener_that_hangs_up_is_named_so(tmp_path):
+    """As that of a node which is stopping; the option there is --admin, and it has no TLS."""
+    key = tmp_path / "key"
+    key.write_text("00" * 32)
+    key.chmod(0o600)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        p = subprocess.Popen([BIN / "tandem", "store", "stat", "--admin", f"http://127.0.0.1:{server.getsockname()[1]}", "--store-key-file", key],
+                             stderr=subprocess.PIPE, text=True, env=ENV)
+        connection, _ = server.accept()
+        connection.recv(1 << 16)  # else closing would reset
+        connection.close()
+        said = p.communicate(timeout=WAIT_SECONDS)[1]
+    assert p.returncode == 1 and "--admin" in said and "--url" not in said and "TLS" not in said, said
 
 
 def test_posts_without_a_body(edge):
