@@ -67,12 +67,22 @@ static bool device_fits(int device, char *why, size_t size)
     return !rc && major * 10 + minor >= CAPABILITY;
 }
 
+/* The runtime calls no driver one that is too old. */
+static bool has_driver(void)
+{
+    int version = 0;
+    return cudaDriverGetVersion(&version) != cudaSuccess || version != 0;
+}
+
 static int device_total(char *why, size_t size)
 {
     int count = 0;
     cudaError_t rc = cudaGetDeviceCount(&count);
     if (rc || count == 0)
-        snprintf(why, size, "no GPU: %s", rc ? cudaGetErrorString(rc) : "no device was found");
+        snprintf(why, size, "no GPU: %s",
+                 !has_driver() ? "no NVIDIA driver on this machine"
+                 : rc          ? cudaGetErrorString(rc)
+                               : "no device was found");
     return rc ? 0 : count;
 }
 

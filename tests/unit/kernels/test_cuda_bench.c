@@ -1,6 +1,7 @@
 /* cuda_bench: models of a known shape without a file, several sequences, and the choice of device. */
 #include "kernels/bench.h"
 #include "kernels/cuda/cuda.h"
+#include <dlfcn.h>
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -33,6 +34,20 @@ static void a_shape_on_the_cpu(void **state)
     assert_int_equal(bench_engine(&o, &r, &err), -TD_ERR_ARG);
     o = small, o.batch_count = 513;
     assert_int_equal(bench_engine(&o, &r, &err), -TD_ERR_ARG);
+}
+
+static void a_machine_without_a_driver_is_told_so(void **state)
+{
+    (void)state;
+    char why[200] = "";
+    bool is_there = cuda_available(why, sizeof why);
+    void *driver = dlopen("libcuda.so.1", RTLD_LAZY);
+    if (!driver && !strstr(why, "without CUDA")) {
+        assert_false(is_there);
+        assert_string_equal(why, "no GPU: no NVIDIA driver on this machine");
+    }
+    if (driver)
+        dlclose(driver);
 }
 
 static void a_shape_on_the_gpu(void **state)
@@ -73,6 +88,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_shape_on_the_cpu),
+        cmocka_unit_test(a_machine_without_a_driver_is_told_so),
         cmocka_unit_test(a_shape_on_the_gpu),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
