@@ -126,16 +126,25 @@ static const struct config_spec SPEC = {
     .option_count = TD_COUNT(OPTIONS),
 };
 
+/* Of a ceiling, which is named where there are several; "-" where none applies. */
+static const char *percent(double share, const char *of, char out[24])
+{
+    snprintf(out, 24, share > 0 ? "%.0f%%%s%s" : "-", 100 * share, of ? " " : "", of ? of : "");
+    return out;
+}
+
 static void print_families(const char *title, const struct bench_family *families, uint32_t count)
 {
     if (count > 0)
-        printf("\n%-14s %10s %7s %9s %8s %7s %8s\n", title, "ms", "share", "GOP/s", "of peak", "GB/s",
+        printf("\n%-14s %10s %7s %9s %12s %7s %8s\n", title, "ms", "share", "GOP/s", "of peak", "GB/s",
                "of read");
     for (uint32_t i = 0; i < count; i++) {
         const struct bench_family *f = &families[i];
         printf("%-14s %10.2f %6.1f%%", f->name, f->ms, 100 * f->share);
+        char peak[24], read[24];
         if (f->gop_s > 0 || f->gb_s > 0)
-            printf(" %9.1f %7.0f%% %7.1f %7.0f%%", f->gop_s, 100 * f->of_peak, f->gb_s, 100 * f->of_read);
+            printf(" %9.1f %12s %7.1f %8s", f->gop_s, percent(f->of_peak, f->peak, peak), f->gb_s,
+                   percent(f->of_read, NULL, read));
         printf("\n");
     }
 }
@@ -145,9 +154,9 @@ static json_t *families_json(const struct bench_family *families, uint32_t count
     json_t *list = json_array();
     for (uint32_t i = 0; i < count; i++) {
         const struct bench_family *f = &families[i];
-        json_array_append_new(list, json_pack("{s:s,s:f,s:f,s:f,s:f,s:f,s:f}", "name", f->name, "ms", f->ms,
-                                              "share", f->share, "gop_s", f->gop_s, "gb_s", f->gb_s,
-                                              "of_peak", f->of_peak, "of_read", f->of_read));
+        json_array_append_new(list, json_pack("{s:s,s:f,s:f,s:f,s:f,s:f,s:f,s:s*}", "name", f->name, "ms",
+                                              f->ms, "share", f->share, "gop_s", f->gop_s, "gb_s", f->gb_s,
+                                              "of_peak", f->of_peak, "of_read", f->of_read, "peak", f->peak));
     }
     return list;
 }

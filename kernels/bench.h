@@ -30,7 +30,8 @@ struct bench_family {
     char name[24];
     double ms, share;        /* of one run; of all families' time */
     double gop_s, gb_s;      /* multiplications and additions; weights or KV read */
-    double of_peak, of_read; /* fractions of the ceilings, 0 where none applies */
+    double of_peak, of_read; /* fractions of the ceilings in the result, 0 where none applies */
+    const char *peak;        /* which one of_peak is of, on the CPU: "int8", "f32"; NULL: none */
 };
 
 struct bench_engine_result {

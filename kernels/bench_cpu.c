@@ -88,15 +88,17 @@ static void name_family(size_t family, char *name, size_t size)
         snprintf(name, size, "products %s", gguf_type_info((uint32_t)(family - CPU_PRODUCTS))->name);
 }
 
-/* The ceiling of a family's arithmetic. */
-static double family_peak(const struct bench_cpu *b, size_t family, const struct bench_cpu_ceilings *c)
+/* The ceiling of a family's arithmetic, and its name; NULL: none applies, or it has no measure. */
+static const char *family_peak(const struct bench_cpu *b, size_t family, const struct bench_engine_result *r,
+                               double *rate)
 {
-    if (family == CPU_ATTENTION)
-        return c->fma_gflop_s;
-    if (family < CPU_LOGITS)
-        return 0;
-    uint32_t type = family == CPU_LOGITS ? b->engine->head.type : (uint32_t)(family - CPU_PRODUCTS);
-    return weight_is_quantised(type) ? c->dot_gop_s : c->fma_gflop_s;
+    *rate = 0;
+    if (family < CPU_LOGITS && family != CPU_ATTENTION)
+        return NULL;
+    uint32_t type = family >= CPU_PRODUCTS ? (uint32_t)(family - CPU_PRODUCTS) : b->engine->head.type;
+    bool is_int8 = family != CPU_ATTENTION && weight_is_quantised(type);
+    *rate = is_int8 ? r->dot_gop_s : r->fma_gflop_s;
+    return *rate <= 0 ? NULL : is_int8 ? "int8" : "f32";
 }
 
 static double ratio(double a, double b)
@@ -104,35 +106,32 @@ static double ratio(double a, double b)
     return b > 0 ? a / b : 0;
 }
 
-/* Medians of a family over the halves of that kind (0: prefill, 1: decode). */
-static void fill_family(const struct bench_cpu *b, unsigned kind, size_t family, double *values,
-                        struct bench_family *f)
+/* Medians of a family over the halves of that kind (0: prefill, 1: decode), beside r's ceilings. */
+static void fill_family(const struct bench_cpu *b, unsigned kind, size_t family,
+                        const struct bench_engine_result *r, double *values, struct bench_family *f)
 {
-    enum { MS, SHARE, GOP_S, GB_S, OF_PEAK, OF_READ, VALUES };
+    enum { MS, SHARE, GOP_S, GB_S, VALUES };
     for (uint32_t run = 0; run < b->runs; run++) {
         const struct cpu_profile *p = &b->halves[2 * run + kind];
-        const struct bench_cpu_ceilings *before = &b->ceilings[2 * run + kind], *after = before + 1;
         double us = (double)p->families[family].time_us, total_us = 0;
         for (size_t i = 0; i < CPU_FAMILY_COUNT; i++)
             total_us += (double)p->families[i].time_us;
         values[MS * b->runs + run] = us * 1e-3;
         values[SHARE * b->runs + run] = ratio(us, total_us);
-        double gop_s = ratio(p->families[family].ops, us) * 1e-3,
-               gb_s = ratio(p->families[family].bytes, us) * 1e-3;
-        values[GOP_S * b->runs + run] = gop_s;
-        values[GB_S * b->runs + run] = gb_s;
-        values[OF_PEAK * b->runs + run] =
-            ratio(2 * gop_s, family_peak(b, family, before) + family_peak(b, family, after));
-        values[OF_READ * b->runs + run] = ratio(2 * gb_s, before->read_gb_s + after->read_gb_s);
+        values[GOP_S * b->runs + run] = ratio(p->families[family].ops, us) * 1e-3;
+        values[GB_S * b->runs + run] = ratio(p->families[family].bytes, us) * 1e-3;
     }
-    double *const to[VALUES] = {&f->ms, &f->share, &f->gop_s, &f->gb_s, &f->of_peak, &f->of_read};
+    double peak, *const to[VALUES] = {&f->ms, &f->share, &f->gop_s, &f->gb_s};
     for (unsigned i = 0; i < VALUES; i++)
         *to[i] = bench_median(values + (size_t)i * b->runs, b->runs);
+    f->peak = family_peak(b, family, r, &peak);
+    f->of_peak = ratio(f->gop_s, peak);
+    f->of_read = ratio(f->gb_s, r->read_gb_s);
     name_family(family, f->name, sizeof f->name);
 }
 
-static uint32_t fill_families(const struct bench_cpu *b, unsigned kind, double *values,
-                              struct bench_family *out)
+static uint32_t fill_families(const struct bench_cpu *b, unsigned kind, const struct bench_engine_result *r,
+                              double *values, struct bench_family *out)
 {
     uint32_t count = 0;
     for (size_t i = 0; i < CPU_FAMILY_COUNT && count < BENCH_FAMILIES_MAX; i++) {
@@ -141,7 +140,7 @@ static uint32_t fill_families(const struct bench_cpu *b, unsigned kind, double *
             is_used |= b->halves[2 * run + kind].families[i].time_us > 0 ||
                        b->halves[2 * run + kind].families[i].ops > 0;
         if (is_used)
-            fill_family(b, kind, i, values, &out[count++]);
+            fill_family(b, kind, i, r, values, &out[count++]);
     }
     return count;
 }
@@ -149,7 +148,7 @@ static uint32_t fill_families(const struct bench_cpu *b, unsigned kind, double *
 int bench_cpu_result(const struct bench_cpu *b, struct bench_engine_result *r, struct td_error *err)
 {
     const uint32_t samples = 2 * b->runs + 1;
-    double *values = calloc(6 * (size_t)samples, sizeof *values);
+    double *values = calloc(3 * (size_t)samples, sizeof *values);
     if (!values)
         return td_fail(err, -TD_ERR_NOMEM, "cannot run the benchmark: out of memory");
     for (uint32_t i = 0; i < samples; i++) {
@@ -160,8 +159,8 @@ int bench_cpu_result(const struct bench_cpu *b, struct bench_engine_result *r, s
     r->dot_gop_s = bench_median(values, samples);
     r->fma_gflop_s = bench_median(values + samples, samples);
     r->read_gb_s = bench_median(values + 2 * (size_t)samples, samples);
-    r->prefill_family_count = fill_families(b, 0, values, r->prefill_families);
-    r->decode_family_count = fill_families(b, 1, values, r->decode_families);
+    r->prefill_family_count = fill_families(b, 0, r, values, r->prefill_families);
+    r->decode_family_count = fill_families(b, 1, r, values, r->decode_families);
     free(values);
     return 0;
 }

@@ -5,8 +5,8 @@
 #include "kernels/bench.h"
 #include "kernels/cpu/cpu_backend.h"
 
-/* Ceilings are sampled before and after every half of a run, prefill and decode, as neighbours come and go: a family's
- * fraction is taken within each half, and medians of those count. */
+/* Ceilings are sampled before and after every half of a run, prefill and decode, as neighbours come and go. The medians of all
+ * samples are the ceilings that are printed and that every family's fractions are of. */
 struct bench_cpu_ceilings {
     double dot_gop_s, fma_gflop_s, read_gb_s;
 };

@@ -1,6 +1,7 @@
 /* bench: it measures what it says on a tiny model, and says what is wrong otherwise. */
 #include "kernels/bench.h"
 #include "kernels/backend.h"
+#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <cmocka.h>
@@ -74,6 +75,36 @@ static void families_add_up(void **state)
     gguf_close(file);
 }
 
+static void is_of(double fraction, double rate, double ceiling)
+{
+    assert_true(fabs(fraction * ceiling - rate) <= 1e-9 * rate);
+}
+
+/* Fractions are of the ceilings that are said, whatever else the machine did meanwhile. */
+static void fractions_are_of_the_ceilings(void **state)
+{
+    (void)state;
+    struct bench_engine_options o = {
+        .model_path = MODEL, .threads = 2, .prompt_tokens = 70, .gen_tokens = 3, .repeat_count = 2};
+    struct bench_engine_result r;
+    struct td_error err = {0};
+    assert_int_equal(bench_engine(&o, &r, &err), 0);
+    for (uint32_t i = 0; i < r.prefill_family_count + r.decode_family_count; i++) {
+        const struct bench_family *f = i < r.prefill_family_count
+                                           ? &r.prefill_families[i]
+                                           : &r.decode_families[i - r.prefill_family_count];
+        is_of(f->of_read, f->gb_s, r.read_gb_s);
+        if (f->peak)
+            is_of(f->of_peak, f->gop_s, strcmp(f->peak, "int8") == 0 ? r.dot_gop_s : r.fma_gflop_s);
+        else
+            assert_true(f->of_peak == 0);
+        bool is_int8 = r.dot_gop_s > 0 && strcmp(f->name, "products Q4_1") == 0,
+             is_f32 = r.fma_gflop_s > 0 && strcmp(f->name, "attention") == 0;
+        if (is_int8 || is_f32)
+            assert_string_equal(f->peak, is_int8 ? "int8" : "f32");
+    }
+}
+
 static void check_fails(struct bench_engine_options o, int code, const char *word)
 {
     struct bench_engine_result r;
@@ -97,6 +128,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(rates_of_a_tiny_model),
         cmocka_unit_test(families_add_up),
+        cmocka_unit_test(fractions_are_of_the_ceilings),
         cmocka_unit_test(what_cannot_run_says_why),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
