@@ -117,7 +117,6 @@ static int listen_on(struct program *p, const char *unix_path, struct td_error *
         /* Against pages that rebind a name to this machine; beyond it the key stands, and names are anybody's. */
         .loopback_hosts_only = unix_path || edge_is_loopback(s->listen),
         .origins_allowed = s->origins[0] ? s->origins : NULL,
-        .require_json = true,
     };
     bool v6 = strchr(s->listen, ':') != NULL;
     uint16_t port = 0;

@@ -230,10 +230,6 @@ static bool admit(struct http_exchange *x)
         return exchange_refuse(x, 503, "overloaded", "Too many open requests; try again."), false;
     if (!l->http)
         return exchange_refuse(x, 404, "not_found", "There is nothing here."), false;
-    if (l->require_json && strcmp(x->head.method, "POST") == 0 &&
-        !http_is_json_or_nothing(x->head.content_type, x->body_expected))
-        return exchange_refuse(x, 415, "unsupported_media_type", "Content-Type must be application/json."),
-               false;
     return true;
 }
 

@@ -101,7 +101,6 @@ struct net_listen {
     bool loopback_hosts_only;
     /* NULL-terminated, or NULL: any request that carries an Origin is refused (403) */
     const char *const *origins_allowed;
-    bool require_json;    /* POST without application/json: 415 */
     bool takes_all_files; /* an operator's: also the NET_FILES_KEPT */
 };
 /* The error line names what to do: port in use → another --listen-port; missing certificate → deploy/certs.sh. */

@@ -43,7 +43,7 @@ struct listener { /* one vhost that listens; lives as long as the loop */
     char **origins; /* NULL-terminated, or NULL */
     const struct http_handler *http;
     const struct ws_handler *ws;
-    bool loopback_hosts_only, require_json, takes_all_files;
+    bool loopback_hosts_only, takes_all_files;
     uint16_t port;
     struct lws_vhost *vhost;
     uint32_t exchange_count;

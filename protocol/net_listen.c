@@ -168,7 +168,6 @@ static struct listener *create_listener(struct net_loop *l, const struct net_lis
                            .http = config->http,
                            .ws = config->ws,
                            .loopback_hosts_only = config->loopback_hosts_only,
-                           .require_json = config->require_json,
                            .takes_all_files = config->takes_all_files};
     l->listeners = v;
     snprintf(v->name, sizeof v->name, "listener-%u", ++l->vhost_serial);

@@ -548,6 +548,8 @@ def test_posts_without_a_body(edge):
     r = json.loads(tandem("chat", "--url", edge.url, "--json", "--max-tokens", 2, "Hi.").stdout)
     forked = subprocess.run(["curl", "-s", "--noproxy", "*", "-X", "POST", f"{edge.url}/v1/conversations/{r['conversation']}/fork"], capture_output=True, text=True)
     assert json.loads(forked.stdout)["forked_from"] == r["conversation"], forked.stdout
+    nothing = subprocess.run(["curl", "-s", "--noproxy", "*", "-d", "{}", f"{edge.url}/v1/nothing"], capture_output=True, text=True)  # of a form's type
+    assert json.loads(nothing.stdout)["error"]["code"] == "not_found", nothing.stdout
 
 
 def test_bench(tmp_path):

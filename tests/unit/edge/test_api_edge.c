@@ -19,8 +19,7 @@ static int start(void **state, bool away)
         fail_msg("%s", err.text);
     api = api_edge_create(rig.agent, rig.cloud.loop, "key");
     assert_non_null(api);
-    const struct net_listen listen = {
-        .bind_address = "127.0.0.1", .http = api_edge_http_handler(api), .require_json = true};
+    const struct net_listen listen = {.bind_address = "127.0.0.1", .http = api_edge_http_handler(api)};
     if (net_listen(rig.cloud.loop, &listen, &port, &err))
         fail_msg("%s", err.text);
     rig.cloud.away = away;

@@ -223,12 +223,34 @@ static void test_routes(void **state)
     assert_error(&r, 405, "invalid_request_error", "method_not_allowed");
     r = ask("DELETE", "/v1/models", AUTH, NULL);
     assert_error(&r, 405, "invalid_request_error", NULL);
-    r = ask("POST", "/v1/chat/completions", AUTH "Content-Type: text/plain\r\n", "{}");
-    assert_error(&r, 415, "invalid_request_error", NULL);
-    r = ask("POST", "/v1/chat/completions", AUTH "Content-Type: application/json; charset=utf-8\r\n",
-            "{\"messages\":[{\"role\":\"user\",\"content\":\"say x\"}]}");
-    assert_int_equal(r.status, 200);
-    free(r.body);
+}
+
+/* A web page can send a form or a text without being asked whether it may; nothing of it is served. */
+static void test_content_type(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *path, *type, *body;
+        int status;
+    } cases[] = {{"/v1/chat/completions", "Content-Type: text/plain\r\n", "{}", 415},
+                 {"/v1/chat/completions", "", "{}", 415},
+                 {"/v1/chat/completions", "Content-Type: application/x-www-form-urlencoded\r\n", "", 415},
+                 {"/v1/chat/completions", "Content-Type: application/jsonx\r\n", "{}", 415},
+                 {"/v1/conversations/c-1/fork", "Content-Type: text/plain\r\n", "{}", 415},
+                 {"/v1/nothing", "Content-Type: text/plain\r\n", "{}", 404},
+                 {"/v1/chat/completions", "", NULL, 400}, /* there is nothing that could be of a type */
+                 {"/v1/chat/completions", "", "", 400},
+                 {"/v1/chat/completions", "Content-Type: Application/JSON; charset=utf-8\r\n",
+                  "{\"messages\":[{\"role\":\"user\",\"content\":\"say x\"}]}", 200}};
+    for (size_t i = 0; i < TD_COUNT(cases); i++) {
+        char headers[256];
+        snprintf(headers, sizeof headers, AUTH "%s", cases[i].type);
+        struct response r = ask("POST", cases[i].path, headers, cases[i].body);
+        if (r.status != cases[i].status)
+            fail_msg("case %zu: %d %s", i, r.status, r.body);
+        free(r.body);
+    }
+    assert_int_equal(atomic_load(&toy.starts), 1);
 }
 
 static void test_models(void **state)
@@ -699,6 +721,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_conversations_at_the_end, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_too_many_questions, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_too_many_questions_of_everybody, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_content_type, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_models, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_health, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_tokens_and_metrics, set_up, tear_down),

@@ -586,7 +586,6 @@ static int set_up_edge(void **state)
     static const char *const origins[] = {"http://app.example", NULL};
     serve(&(struct net_listen){.bind_address = "127.0.0.1",
                                .loopback_hosts_only = true,
-                               .require_json = true,
                                .origins_allowed = origins},
           0);
     return 0;
@@ -640,18 +639,6 @@ static void test_origin(void **state)
     assert_false(response_has(&r, "Access-Control-Allow-Credentials"));
     assert_response(r, 200, "{}");
     client_close(&c);
-}
-
-static void test_content_type(void **state)
-{
-    (void)state;
-    assert_int_equal(status_with("POST", "Content-Type: text/plain\r\n", "{}"), 415);
-    assert_int_equal(status_with("POST", "", "{}"), 415);
-    assert_int_equal(status_with("POST", "", NULL), 200); /* there is nothing that could be of a type */
-    assert_int_equal(status_with("POST", "", ""), 200);
-    assert_int_equal(status_with("POST", "Content-Type: application/x-www-form-urlencoded\r\n", ""), 415);
-    assert_int_equal(status_with("POST", "Content-Type: application/jsonx\r\n", "{}"), 415);
-    assert_int_equal(status_with("POST", "Content-Type: Application/JSON; charset=utf-8\r\n", "{}"), 200);
 }
 
 static void test_origin_without_list(void **state)
@@ -761,7 +748,6 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_slow_clients, set_up_slow, tear_down),
         cmocka_unit_test_setup_teardown(test_host, set_up_edge, tear_down),
         cmocka_unit_test_setup_teardown(test_origin, set_up_edge, tear_down),
-        cmocka_unit_test_setup_teardown(test_content_type, set_up_edge, tear_down),
         cmocka_unit_test_setup_teardown(test_origin_without_list, set_up, tear_down),
         cmocka_unit_test(test_unix_socket),
         cmocka_unit_test_setup_teardown(test_listen_errors, set_up, tear_down),
