@@ -266,11 +266,22 @@ static void take_item(struct engine *e, void *item)
         run_command(e, item);
 }
 
+/* Whoever would come back for them is refused; what they wait for of their edge, a plan or rows, does not come any more. */
+static void drop_detached(struct engine *e)
+{
+    for (uint32_t i = e->live_count; i-- > 0;) {
+        struct sequence *s = e->live[i];
+        if (s->handle == 0 && s->state != SEQ_CLOSING && !s->finishing)
+            engine_drop(e, s);
+    }
+}
+
 /* Draining: what still runs at the deadline fails with a reason that says "elsewhere"; then whoever waits is told. */
 static void check_drain(struct engine *e)
 {
     if (e->drain_deadline_us == 0)
         return;
+    drop_detached(e);
     if (e->clock() >= e->drain_deadline_us)
         while (e->live_count > 0) {
             struct sequence *s = e->live[0];

@@ -134,7 +134,7 @@ struct engine_open {
 
 /* starts the thread */
 int engine_create(const struct engine_config *config, struct engine **out, struct td_error *err);
-/* Stop taking work; running generations get until deadline_ms, then are parked/failed; blocks are handed to the store. */
+/* Stop taking work; running generations get until deadline_ms, then fail, those that nobody listens to go at once; blocks are handed to the store. */
 void engine_drain(struct engine *e, uint32_t deadline_ms);
 void engine_destroy(struct engine *e);
 

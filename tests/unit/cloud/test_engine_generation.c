@@ -598,6 +598,34 @@ static void drain_lets_finish_then_fails(void **state)
     scene_close(s);
 }
 
+/* Replies whose edge has lost its link, one of them before its plan: an edge that comes back is refused, so the stop waits for neither. */
+static void drain_waits_for_nobody_who_is_away(void **state)
+{
+    (void)state;
+    struct scene *s = scene_open((struct rig_options){0});
+    struct engine *e = s->rig->engine;
+    struct client planned, unplanned;
+    struct engine_generate generate = rig_sampling(REPLY, 99);
+    open_attempt(s, &planned, 0);
+    plan_and_start(s, &planned);
+    rig_until(s->rig, planned.count >= 1);
+    memset(s->request_id, 0xcd, sizeof s->request_id);
+    open_attempt(s, &unplanned, 0);
+    assert_int_equal(engine_start(e, unplanned.sequence, &generate), 0);
+    rig_until(s->rig, unplanned.opened);
+    engine_detach(e, planned.sequence);
+    engine_detach(e, unplanned.sequence);
+    struct engine_command *c = calloc(1, sizeof *c);
+    c->type = COMMAND_DRAIN;
+    c->drain_deadline_us = UINT64_MAX;
+    assert_int_equal(queue_push(e->commands, c), 0);
+    rig_turn(s->rig);
+    rig_turn(s->rig);
+    assert_true(e->is_drained);
+    assert_int_equal(rig_stats(s->rig).parked, 0);
+    scene_close(s);
+}
+
 /* A full table refuses nobody as long as it remembers replies that only might be asked for again: the oldest gives way. */
 static void a_finished_generation_gives_its_place(void **state)
 {
@@ -647,6 +675,7 @@ int main(void)
         cmocka_unit_test(repeated_direct_request_replays_with_logprobs),
         cmocka_unit_test(kept_ids_are_sealed),
         cmocka_unit_test(drain_lets_finish_then_fails),
+        cmocka_unit_test(drain_waits_for_nobody_who_is_away),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
