@@ -89,9 +89,25 @@ static void print_decision(const json_t *plan)
                         "are sooner]\n");
 }
 
+/* A reply that the device has made to its end is whole before the cloud has told its part. */
+static void print_computing(const struct chat *c)
+{
+    char tokens[48];
+    bool told = json_object_get(c->timings, "cloud_prefill_ms") != NULL;
+    fprintf(stderr, "; computing %.0f ms here", timing(c, "edge_prefill_ms"));
+    if (told)
+        fprintf(stderr, ", %.0f ms there; ", timing(c, "cloud_prefill_ms"));
+    else
+        fprintf(stderr, "; what it took there is not told (%s confirmed by the end); ",
+                counted(timing(c, "confirmed_tokens"), "token", tokens));
+    fprintf(stderr, "%.1f KiB sent; ", timing(c, "uplink_bytes") / 1024);
+    if (told)
+        fprintf(stderr, "%s recomputed there; ", counted(timing(c, "recomputed_tokens"), "token", tokens));
+}
+
 static void print_outcome(const struct chat *c, const json_t *plan)
 {
-    char recomputed[48], plans[48], left[48], made[48];
+    char plans[48], left[48], made[48];
     fprintf(stderr, "[what happened: ");
     if (timing(c, "first_token_ms") > 0)
         fprintf(stderr, "first token %.0f ms", timing(c, "first_token_ms"));
@@ -99,9 +115,7 @@ static void print_outcome(const struct chat *c, const json_t *plan)
         fprintf(stderr, "no token");
     if (timing(c, "t16_ms") > 0) /* there was one */
         fprintf(stderr, ", 16th %.0f ms", timing(c, "t16_ms"));
-    fprintf(stderr, "; computing %.0f ms here, %.0f ms there; %.1f KiB sent; %s recomputed there; ",
-            timing(c, "edge_prefill_ms"), timing(c, "cloud_prefill_ms"), timing(c, "uplink_bytes") / 1024,
-            counted(timing(c, "recomputed_tokens"), "token", recomputed));
+    print_computing(c);
     if (plan)
         fprintf(stderr, "%s, %s left to the cloud under way; ", counted(member(plan, "plans"), "plan", plans),
                 counted(member(plan, "left_to_cloud_tokens"), "token", left));

@@ -269,6 +269,7 @@ static void on_tokens(struct direct_call *c, const struct engine_event *e)
 static void fill_timings(struct direct_call *c, const struct engine_event *e)
 {
     struct api_timings *t = &c->timings;
+    t->cloud_told = true;
     t->cloud_prefill_ms = (double)e->done.prefill_us / 1e3;
     t->queue_ms = (double)e->done.queue_us / 1e3;
     t->load_ms = (double)e->done.load_us / 1e3;

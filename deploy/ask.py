@@ -69,7 +69,8 @@ def table(paths):
     row("  k", lambda t: t["timings"].get("edge_layers", 0))
     row("uplink", lambda t: f"{t['timings'].get('uplink_bytes', 0) / 1024:.1f} KiB")
     row("  compression (f16 KV, f32 rows)", ratio)
-    row("cloud prefill, layers [k,L)", lambda t: f"{t['timings'].get('cloud_prefill_tokens', 0)} tok {t['timings'].get('cloud_prefill_ms', 0):.0f} ms")
+    row("cloud prefill, layers [k,L)", lambda t: f"{t['timings']['cloud_prefill_tokens']} tok {t['timings']['cloud_prefill_ms']:.0f} ms"
+        if "cloud_prefill_ms" in t["timings"] else "not told")
     row("time to first token", timing("first_token_ms"))
     row("reply", lambda t: f"{t['usage']['completion_tokens']} tok {t['timings'].get('tokens_per_s', 0):.1f}/s")
 

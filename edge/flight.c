@@ -343,6 +343,7 @@ static void fill_timings(struct flight *f, uint32_t count)
     t->edge_prefill_tokens = f->edge_tokens;
     t->plan = f->shown;
     t->local_tokens = f->local.made;
+    t->confirmed_tokens = TD_MIN(f->receiver.confirmed, count);
     t->was_offline = f->local.was_offline;
     t->offline_from = f->local.offline_from;
     t->offline_tokens = f->local.offline_made;

@@ -420,6 +420,7 @@ static int on_done(struct flight *f, const Tandem__Done *m)
     f->receiver.done = true;
     if (m->timings) {
         struct api_timings *t = &f->timings;
+        t->cloud_told = true;
         t->queue_ms = (double)m->timings->queue_us * 1e-3;
         t->load_ms = (double)m->timings->load_us * 1e-3;
         t->cloud_prefill_ms = (double)m->timings->prefill_us * 1e-3;

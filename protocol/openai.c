@@ -188,15 +188,26 @@ static json_t *plan_of(const struct api_plan *p)
     return o;
 }
 
+/* The cloud's part, or how far it was. */
+static void put_cloud(json_t *o, const struct api_timings *t)
+{
+    if (!t->cloud_told) {
+        put(o, "confirmed_tokens", json_integer((json_int_t)t->confirmed_tokens));
+        return;
+    }
+    put(o, "cloud_prefill_ms", real(t->cloud_prefill_ms));
+    put(o, "queue_ms", real(t->queue_ms));
+    put(o, "load_ms", real(t->load_ms));
+    put(o, "cloud_prefill_tokens", json_integer((json_int_t)t->cloud_prefill_tokens));
+    put(o, "recomputed_tokens", json_integer((json_int_t)t->recomputed_tokens));
+}
+
 static json_t *timings_of(const struct api_timings *t)
 {
     const struct {
         const char *name;
         double value;
     } times[] = {{"edge_prefill_ms", t->edge_prefill_ms},
-                 {"cloud_prefill_ms", t->cloud_prefill_ms},
-                 {"queue_ms", t->queue_ms},
-                 {"load_ms", t->load_ms},
                  {"first_token_ms", t->first_token_ms},
                  {"t16_ms", t->t16_ms},
                  {"decode_ms", t->decode_ms},
@@ -209,8 +220,6 @@ static json_t *timings_of(const struct api_timings *t)
                   {"uplink_raw_bytes", t->uplink_raw_bytes},
                   {"edge_layers", t->edge_layers},
                   {"edge_prefill_tokens", t->edge_prefill_tokens},
-                  {"cloud_prefill_tokens", t->cloud_prefill_tokens},
-                  {"recomputed_tokens", t->recomputed_tokens},
                   {"local_tokens", t->local_tokens},
                   {"cached_memory_tokens", t->cached_memory_tokens},
                   {"cached_disk_tokens", t->cached_disk_tokens}};
@@ -219,6 +228,7 @@ static json_t *timings_of(const struct api_timings *t)
         put(o, times[i].name, real(times[i].value));
     for (size_t i = 0; i < TD_COUNT(counts); i++)
         put(o, counts[i].name, json_integer((json_int_t)counts[i].value));
+    put_cloud(o, t);
     if (t->was_offline)
         put(o, "offline",
             json_pack("{s:I,s:I,s:o}", "from_token", (json_int_t)t->offline_from, "tokens",

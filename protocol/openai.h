@@ -62,6 +62,9 @@ struct api_plan { /* of a device that planned: what it chose, why, and what beca
     uint32_t plan_count, left_tokens; /* plans that were sent; tokens that were left to the cloud under way */
 };
 struct api_timings { /* milliseconds / counts of one reply; 0 where it does not apply */
+    /* queue, load, cloud_prefill and recomputed are known: not yet where a device has made the reply to its end before the cloud */
+    bool cloud_told;
+    uint32_t confirmed_tokens; /* without it: of the reply, that the cloud had confirmed when it ended */
     double edge_prefill_ms, cloud_prefill_ms, queue_ms, load_ms, first_token_ms, t16_ms, decode_ms, total_ms,
         tokens_per_s;
     uint64_t uplink_bytes, uplink_raw_bytes;

@@ -48,6 +48,8 @@ static void a_whole_reply_ends_before_the_cloud_has_begun(void **state)
     assert_all_own(c, 6);
     assert_int_equal(c->finish, FINISH_LENGTH);
     assert_int_equal(c->timings.local_tokens, 6);
+    assert_false(c->timings.cloud_told); /* what its part took: nobody knows yet */
+    assert_int_equal(c->timings.confirmed_tokens, 0);
     assert_true(c->timings.plan.local);
     assert_true(c->timings.plan.edge_first_token_ms > 0);
     assert_true(comes_true(r.cloud.loop, cloud_is_asked, &r)); /* the device may be sooner than its OPEN */
@@ -112,6 +114,33 @@ static void the_device_is_ahead_by_so_many_at_most(void **state)
     assert_all_own(c, 150);
     assert_true(comes_true(r.cloud.loop, all_are_gone, &r));
     assert_int_equal(r.cloud.open_count, 1);
+    rig_free(&r);
+}
+
+static void let_four(void *arg)
+{
+    struct rig *r = arg;
+    r->cloud.silent = false;
+    r->cloud.hold_at = 4;
+}
+
+/* The device ends the reply at the limit of its lead; what the cloud had said by then is known, what its part took is not. */
+static void a_lead_that_is_kept_is_told(void **state)
+{
+    (void)state;
+    struct rig r;
+    make(&r);
+    r.cloud.token_count = LEAD + 4;
+    rig_run(&r);
+    struct client *c = rig_asks(&r, LEAD + 4);
+    begin(&r, c);
+    assert_true(comes_true(r.cloud.loop, has_lead, c));
+    on_loop(r.cloud.loop, let_four, &r);
+    assert_true(comes_true(r.cloud.loop, is_whole, c));
+    assert_all_own(c, LEAD + 4);
+    assert_int_equal(c->timings.local_tokens, LEAD + 4);
+    assert_int_equal(c->timings.confirmed_tokens, 4);
+    assert_false(c->timings.cloud_told);
     rig_free(&r);
 }
 
@@ -354,6 +383,7 @@ static void without_it_the_cloud_makes_all(void **state)
         struct rig r;
         make(&r);
         r.cloud.silent = false;
+        r.cloud.done_cached = KV_BLOCK_TOKENS; /* with timings */
         if (what)
             r.config.edge_layers = 0;
         else
@@ -363,6 +393,7 @@ static void without_it_the_cloud_makes_all(void **state)
         client_run(&r, c);
         assert_all_own(c, FAKE_REPLY);
         assert_int_equal(c->timings.local_tokens, 0);
+        assert_true(c->timings.cloud_told);
         assert_false(c->timings.plan.local);
         rig_free(&r);
     }
@@ -374,6 +405,7 @@ int main(void)
         cmocka_unit_test(a_whole_reply_ends_before_the_cloud_has_begun),
         cmocka_unit_test(a_reply_that_the_client_ends_is_ended_there),
         cmocka_unit_test(the_device_is_ahead_by_so_many_at_most),
+        cmocka_unit_test(a_lead_that_is_kept_is_told),
         cmocka_unit_test(another_text_of_the_cloud_goes_on_behind_the_devices),
         cmocka_unit_test(a_cloud_that_is_busy_is_asked_again),
         cmocka_unit_test(a_lost_link_does_not_stop_the_device),

@@ -435,6 +435,24 @@ static void assert_plan_json(const struct api_plan *plan, const char *expected)
     free(json);
 }
 
+/* The cloud's part is left out where it was not told; how far it was is there then. */
+static void test_cloud_part_json(void **state)
+{
+    (void)state;
+    static const char *const parts[] = {
+        "\"cloud_prefill_ms\":3.5",   "\"queue_ms\":",           "\"load_ms\":",
+        "\"cloud_prefill_tokens\":0", "\"recomputed_tokens\":2", "\"confirmed_tokens\":56"};
+    for (int told = 0; told < 2; told++) {
+        struct api_timings timings = {
+            .cloud_told = told, .cloud_prefill_ms = 3.5, .recomputed_tokens = 2, .confirmed_tokens = 56};
+        char *json = api_json_response(&text_reply, "", 0, "stop", &(struct api_usage){0}, &timings, NULL, 0);
+        assert_non_null(json);
+        for (size_t i = 0; i < TD_COUNT(parts); i++)
+            assert_int_equal(strstr(json, parts[i]) != NULL, i + 1 < TD_COUNT(parts) ? told : !told);
+        free(json);
+    }
+}
+
 /* What is not there is not shown: forms of what is not sent, estimates where none were made, else why there are none. */
 static void test_plan_json(void **state)
 {
@@ -669,6 +687,7 @@ int main(void)
         cmocka_unit_test(test_limits),
         cmocka_unit_test(test_stop_limits),
         cmocka_unit_test(test_response_json),
+        cmocka_unit_test(test_cloud_part_json),
         cmocka_unit_test(test_plan_json),
         cmocka_unit_test(test_chunk_json),
         cmocka_unit_test(test_logprobs_json),
