@@ -13,6 +13,8 @@
 #define CLI_INTERRUPTED 130
 #define MESSAGE_MAX     (8u << 20) /* of standard input: what a server takes */
 #define LINE_TAIL_MAX   (1u << 20) /* one SSE line */
+#define SILENCE_US      700000     /* of a server from which nothing has come, until it is asked why */
+#define ANSWER_US       1000000    /* it has to say so */
 
 #define FIELD(name) offsetof(struct chat_settings, name)
 static const struct config_option OPTIONS[] = {
@@ -209,10 +211,36 @@ static bool ask_to_stop(struct chat *c)
     return asked;
 }
 
+static bool may_answer(void *until_us)
+{
+    return interrupts == 0 && clock_mono_us() < *(uint64_t *)until_us;
+}
+
+/* Nothing has come: an agent keeps a request while its cloud is away, and says why it does. */
+static void ask_why(struct chat *c)
+{
+    uint64_t now_us = clock_mono_us(), until_us = now_us + ANSWER_US;
+    if (c->asked || c->response.conversation[0] || now_us < c->begun_us + SILENCE_US)
+        return;
+    struct cli_server server = c->settings->server;
+    server.on_wait = may_answer, server.wait_ctx = &until_us;
+    struct cli_response r;
+    struct td_error err = {0};
+    c->asked = cli_http(&server, "GET", "/health", NULL, NULL, NULL, &r, &err) < 0;
+    if (!c->asked && r.status == 503) {
+        c->asked = true;
+        cli_http_error(&server, &r, &err);
+        fprintf(stderr, "%swaiting: %s\n", cli_is_terminal(STDERR_FILENO) ? "\r\033[K" : "", err.text);
+    }
+    free(r.body);
+}
+
 /* While the reply is waited for. False: give it up. */
 static bool on_wait(void *ctx)
 {
     struct chat *c = ctx;
+    if (interrupts == 0)
+        ask_why(c);
     if (interrupts == 0 || (c->stopping && interrupts == 1))
         return true;
     fflush(c->reply);
@@ -230,7 +258,8 @@ static void begin_turn(struct chat *c, const char *message)
     json_decref(c->timings);
     c->usage = c->timings = NULL;
     c->error[0] = c->finish[0] = '\0';
-    c->line_size = 0, c->not_kept = c->stopping = false;
+    c->line_size = 0, c->not_kept = c->stopping = c->asked = false;
+    c->begun_us = clock_mono_us();
     interrupts = 0;
 }
 

@@ -29,6 +29,8 @@ struct chat {
     char finish[32];
     bool not_kept;
     bool stopping; /* the server has been asked to end it */
+    uint64_t begun_us;
+    bool asked; /* what it waits for: the server said why, or did not answer */
     char error[TD_ERROR_TEXT_SIZE];
 };
 

@@ -681,8 +681,13 @@ const char *agent_unhealthy(struct agent *a)
     bool alone = a->config.offline == OFFLINE_CONTINUE && a->has_key && !uplink_refused(a->uplink);
     if (uplink_state(a->uplink) == UPLINK_READY || alone)
         return NULL;
-    snprintf(a->unhealthy, sizeof a->unhealthy, "no link to the cloud: %s%s",
-             uplink_why(a->uplink)[0] ? uplink_why(a->uplink) : "connecting", agent_lacks(a));
+    const char *why = uplink_why(a->uplink)[0] ? uplink_why(a->uplink) : "connecting";
+    if (uplink_refused(a->uplink))
+        snprintf(a->unhealthy, sizeof a->unhealthy, "no link to the cloud: %s", why);
+    else
+        snprintf(a->unhealthy, sizeof a->unhealthy,
+                 "no link to the cloud (a request waits for it up to %u s): %s%s",
+                 a->config.cloud_timeout_ms / 1000, why, agent_lacks(a));
     return a->unhealthy;
 }
 

@@ -557,6 +557,25 @@ def test_bench(tmp_path):
     assert r["prefill_tps"] > 0 and r["decode_tps"] > 0
 
 
+def test_chat_says_what_it_waits_for():
+    """An agent keeps a request while its cloud is away, and its /health says why: so does the chat, on stderr, and once."""
+    def answer(connection, status, body):
+        connection.sendall(f"HTTP/1.1 {status}\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n{body}".encode())
+        connection.close()
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        p = subprocess.Popen([BIN / "tandem", "chat", "--url", f"http://127.0.0.1:{server.getsockname()[1]}", "Hi."],
+                             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENV)
+        asked, _ = server.accept()
+        asked.recv(1 << 16)  # else closing would reset
+        health, _ = server.accept()
+        assert health.recv(1 << 16).startswith(b"GET /health ")
+        answer(health, "503 Service Unavailable", json.dumps({"error": {"message": "no link to the cloud: nobody is there"}}))
+        assert p.stderr.readline() == "waiting: no link to the cloud: nobody is there\n"
+        answer(asked, "200 OK", 'data: {"choices":[{"delta":{"content":"Hello"}}]}\n\ndata: [DONE]\n\n')
+        assert p.communicate() == ("Hello\n", "") and p.returncode == 0
+
+
 def test_chat_says_on_a_terminal_that_it_waits():
     """A stream that does not begin is shown to be waited for, and the line goes when it does. The server is silent until it was."""
     with socket.create_server(("127.0.0.1", 0)) as server:
