@@ -384,10 +384,9 @@ static void without_it_the_cloud_makes_all(void **state)
         make(&r);
         r.cloud.silent = false;
         r.cloud.done_cached = KV_BLOCK_TOKENS; /* with timings */
+        r.config.local = what ? LOCAL_AUTO : LOCAL_OFF;
         if (what)
             r.config.edge_layers = 0;
-        else
-            r.config.local = LOCAL_OFF;
         rig_run(&r);
         struct client *c = rig_asks(&r, 20);
         client_run(&r, c);
