@@ -1,7 +1,9 @@
 /* tandem bench: how fast this machine is. */
 #include "cli/cli.h"
 #include "kernels/bench.h"
+#include "kernels/bench_model.h"
 #include <stdio.h>
+#include <unistd.h>
 
 struct bench_settings {
     const char *model, *isa, *device, *shape, *dtype, *kv_dtype;
@@ -63,13 +65,12 @@ static const struct config_option OPTIONS[] = {
      .type = CONFIG_STRING,
      .offset = FIELD(shape),
      .metavar = "NAME",
-     .help = "random weights of this shape instead of a file: llama-8b"},
+     .help = "random weights of this shape instead of a file: " BENCH_MODEL_SHAPES},
     {.name = "dtype",
      .type = CONFIG_STRING,
      .offset = FIELD(dtype),
-     .fallback = "bf16",
      .metavar = "NAME",
-     .help = "type of the random weights: bf16, f16, q8_0, q4_k, ..."},
+     .help = "type of the random weights: bf16 (without it), f16, q8_0, q4_k, ..."},
     {.name = "batch",
      .type = CONFIG_INT,
      .offset = FIELD(batch),
@@ -140,8 +141,8 @@ static void print_families(const char *title, const struct bench_family *familie
                "of read");
     for (uint32_t i = 0; i < count; i++) {
         const struct bench_family *f = &families[i];
-        printf("%-14s %10.2f %6.1f%%", f->name, f->ms, 100 * f->share);
         char peak[24], read[24];
+        printf("%-14s %10.2f %6.1f%%", f->name, f->ms, 100 * f->share);
         if (f->gop_s > 0 || f->gb_s > 0)
             printf(" %9.1f %12s %7.1f %8s", f->gop_s, percent(f->of_peak, f->peak, peak), f->gb_s,
                    percent(f->of_read, NULL, read));
@@ -173,6 +174,69 @@ static double swap_in_share(const struct bench_engine_result *r)
     return r->to_device_gb_s > 0 ? share(gb / r->to_device_gb_s, r->swap_in_s) : 0;
 }
 
+static bool on_gpu(const struct bench_settings *s)
+{
+    return strcmp(s->device, "cpu") != 0;
+}
+
+struct rate {
+    const char *name;
+    double value;
+};
+
+static void add_rates(json_t *o, const struct rate *rates, size_t count)
+{
+    for (size_t i = 0; i < count; i++)
+        json_object_set_new(o, rates[i].name, json_real(rates[i].value));
+}
+
+/* What was measured, and nothing else: a GPU has other ceilings. */
+static int print_json(const struct bench_settings *s, const struct bench_engine_result *r)
+{
+    const struct rate cpu[] = {{"dot_gop_s", r->dot_gop_s}, {"fma_gflop_s", r->fma_gflop_s}};
+    const struct rate gpu[] = {{"copy_gb_s", r->copy_gb_s},
+                               {"matmul_tflop_s", r->matmul_tflop_s},
+                               {"to_device_gb_s", r->to_device_gb_s},
+                               {"decode_floor_ms", r->decode_floor_ms},
+                               {"prefill_floor_ms", r->prefill_floor_ms},
+                               {"decode_of_floor", share(r->decode_floor_ms, r->decode_step_ms)},
+                               {"prefill_of_floor", share(r->prefill_floor_ms, r->prefill_ms)},
+                               {"host_ms", r->host_ms},
+                               {"host_of_step", share(r->host_ms, r->decode_step_ms)}};
+    const struct rate swap[] = {{"swap_gib", r->swap_gib},
+                                {"swap_out_s", r->swap_out_s},
+                                {"swap_in_s", r->swap_in_s},
+                                {"swap_in_of_bus", swap_in_share(r)}};
+    json_t *o = json_pack("{s:f,s:f,s:f,s:f,s:i,s:s,s:f,s:f,s:f}", "prefill_tps", r->prefill_tps,
+                          "decode_tps", r->decode_tps, "load_s", r->load_s, "first_token_s", r->first_token_s,
+                          "threads", (int)r->threads, "isa", r->isa, "prefill_ms", r->prefill_ms,
+                          "decode_step_ms", r->decode_step_ms, "read_gb_s", r->read_gb_s);
+    add_rates(o, on_gpu(s) ? gpu : cpu, on_gpu(s) ? TD_COUNT(gpu) : TD_COUNT(cpu));
+    if (s->swap > 0)
+        add_rates(o, swap, TD_COUNT(swap));
+    json_object_set_new(o, "prefill_families", families_json(r->prefill_families, r->prefill_family_count));
+    json_object_set_new(o, "decode_families", families_json(r->decode_families, r->decode_family_count));
+    return cli_print_json(o);
+}
+
+/* A bar on a terminal, else a line when something begins. */
+static void show_progress(void *label, uint64_t done, uint64_t total)
+{
+    if (cli_is_terminal(STDERR_FILENO))
+        cli_progress(label, done, total);
+    else if (done == 0)
+        fprintf(stderr, "%s\n", (const char *)label);
+}
+
+static int check(const struct bench_settings *s, struct td_error *err)
+{
+    if (s->model[0] && s->shape[0])
+        return td_fail(err, -TD_ERR_ARG, "--model and --shape: give one of them, a file or random weights");
+    if (s->dtype[0] && !s->shape[0])
+        return td_fail(err, -TD_ERR_ARG, "--dtype is of random weights (--shape); a file has its own types");
+    return 0;
+}
+
 static int engine(const struct bench_settings *s)
 {
     struct td_error err = {0};
@@ -186,30 +250,21 @@ static int engine(const struct bench_settings *s)
         .isa = s->isa[0] ? s->isa : NULL,
         .device = s->device,
         .shape = s->shape[0] ? s->shape : NULL,
-        .dtype = s->dtype,
+        .dtype = s->dtype[0] ? s->dtype : NULL,
         .batch_count = (uint32_t)s->batch,
         .chunk_tokens = (uint32_t)s->chunk,
         .deterministic = s->deterministic,
         .kv_dtype = s->kv_dtype,
         .swap_tokens = (uint32_t)s->swap,
+        .progress = s->json && !cli_is_terminal(STDERR_FILENO) ? NULL : show_progress,
     };
-    if (bench_engine(&options, &r, &err) < 0)
-        return cli_fail("bench engine", &err);
+    int rc = check(s, &err);
+    if (rc < 0 || (rc = bench_engine(&options, &r, &err)) < 0) {
+        cli_fail("bench engine", &err);
+        return rc == -TD_ERR_ARG || rc == -TD_ERR_CONTEXT ? CLI_USAGE : CLI_FAILED;
+    }
     if (s->json)
-        return cli_print_json(json_pack(
-            "{s:f,s:f,s:f,s:i,s:s,s:f,s:f,s:f,s:f,s:f,s:f,s:f,s:f,s:f,s:f,s:f,s:f,s:f,s:f,s:f,s:f,s:f,s:f,s:"
-            "f,s:o,s:o}",
-            "prefill_tps", r.prefill_tps, "decode_tps", r.decode_tps, "load_s", r.load_s, "threads",
-            (int)r.threads, "isa", r.isa, "prefill_ms", r.prefill_ms, "decode_step_ms", r.decode_step_ms,
-            "read_gb_s", r.read_gb_s, "copy_gb_s", r.copy_gb_s, "matmul_tflop_s", r.matmul_tflop_s,
-            "to_device_gb_s", r.to_device_gb_s, "decode_floor_ms", r.decode_floor_ms, "prefill_floor_ms",
-            r.prefill_floor_ms, "decode_of_floor", share(r.decode_floor_ms, r.decode_step_ms),
-            "prefill_of_floor", share(r.prefill_floor_ms, r.prefill_ms), "swap_in_of_bus", swap_in_share(&r),
-            "host_ms", r.host_ms, "host_of_step", share(r.host_ms, r.decode_step_ms), "swap_gib", r.swap_gib,
-            "swap_out_s", r.swap_out_s, "swap_in_s", r.swap_in_s, "first_token_s", r.first_token_s,
-            "dot_gop_s", r.dot_gop_s, "fma_gflop_s", r.fma_gflop_s, "prefill_families",
-            families_json(r.prefill_families, r.prefill_family_count), "decode_families",
-            families_json(r.decode_families, r.decode_family_count)));
+        return print_json(s, &r);
     printf("%-10s %8lld tokens  %9.1f tokens/s\n", "prefill", (long long)s->prompt, r.prefill_tps);
     printf("%-10s %8lld tokens  %9.1f tokens/s\n", "decode", (long long)s->gen, r.decode_tps);
     printf("%-10s %.3f s, %.3f s to the first token, %u threads, %s\n", "load", r.load_s, r.first_token_s,

@@ -26,6 +26,7 @@ struct bench {
     struct sampler_params sampling;
     uint32_t *pages; /* [seq_count][pages_per_seq] */
     uint32_t total_tokens, chunk_tokens, repeats, seq_count, pages_per_seq;
+    uint64_t done_tokens, work_tokens; /* of all runs */
     struct cuda_ceilings ceilings;
     struct bench_cpu cpu; /* of the CPU engine: ceilings and where time goes */
     double prefill_s[REPEATS_MAX], decode_s[REPEATS_MAX], out_s[REPEATS_MAX], in_s[REPEATS_MAX];
@@ -37,9 +38,38 @@ static double seconds_since(uint64_t start_us)
     return (double)(clock_mono_us() - start_us) * 1e-6;
 }
 
+static const char *dtype_of(const struct bench_engine_options *o)
+{
+    return o->dtype ? o->dtype : "bf16";
+}
+
 static bool on_gpu(const struct bench *b)
 {
     return b->options->device && strcmp(b->options->device, "cpu") != 0;
+}
+
+/* "cpu", "cuda" or "cuda:N"? */
+static bool is_device(const char *name)
+{
+    if (strncmp(name, "cuda:", 5) != 0)
+        return strcmp(name, "cpu") == 0 || strcmp(name, "cuda") == 0;
+    return name[5] && name[5 + strspn(name + 5, "0123456789")] == '\0';
+}
+
+/* Before anything large is taken. */
+static int check_names(const struct bench *b, struct td_error *err)
+{
+    const struct bench_engine_options *o = b->options;
+    enum kv_dtype kv;
+    if (o->device && !is_device(o->device))
+        return td_fail(err, -TD_ERR_ARG, "--device %s: want cpu, cuda or cuda:N", o->device);
+    if (!on_gpu(b) && !cpu_ops_find(o->isa))
+        return td_fail(err, -TD_ERR_ARG,
+                       "--isa %s: this CPU does not run such an instruction set; its best is %s", o->isa,
+                       cpu_backend_isa());
+    if (o->kv_dtype && !kv_dtype_find(o->kv_dtype, &kv))
+        return td_fail(err, -TD_ERR_ARG, "--kv-dtype %s: want f16, fp8 or int8", o->kv_dtype);
+    return o->shape ? bench_model_check(o->shape, dtype_of(o), err) : 0;
 }
 
 static int bench_check(struct bench *b, struct td_error *err)
@@ -64,16 +94,36 @@ static int bench_check(struct bench *b, struct td_error *err)
         return td_fail(err, -TD_ERR_UNSUPPORTED,
                        "cannot run the benchmark: %s is a slice; use the whole model", o->model_path);
     b->total_tokens = (uint32_t)total;
+    b->work_tokens = total * b->seq_count * b->repeats;
     return 0;
+}
+
+static void tell(const struct bench *b, const char *what, uint64_t done, uint64_t total)
+{
+    if (b->options->progress)
+        b->options->progress((void *)(uintptr_t)what, done, total);
+}
+
+/* A run's tokens, and no others', are told of. */
+static void tell_tokens(struct bench *b, uint32_t count)
+{
+    if (b->done_tokens == b->work_tokens)
+        return;
+    b->done_tokens += count;
+    tell(b, "measuring", b->done_tokens, b->work_tokens);
 }
 
 static int bench_open(struct bench *b, struct td_error *err)
 {
     const struct bench_engine_options *o = b->options;
-    int rc;
+    int rc = check_names(b, err);
+    if (rc)
+        return rc;
     if (o->shape) {
-        rc = bench_model_create(o->shape, o->dtype ? o->dtype : "bf16", &b->random, err);
+        tell(b, "making random weights", 0, 1);
+        rc = bench_model_create(o->shape, dtype_of(o), &b->random, err);
         b->model = rc ? NULL : bench_model_get(b->random);
+        tell(b, "making random weights", 1, 1);
     } else if ((rc = gguf_open(o->model_path, &b->file, err)) == 0) {
         rc = model_load(b->file, &b->model, err);
     }
@@ -95,9 +145,8 @@ static int bench_start_engine(struct bench *b, struct td_error *err)
                                         TD_MAX(TD_MIN(b->chunk_tokens, o->prompt_tokens), b->seq_count),
                                     .isa = o->isa,
                                     .deterministic = o->deterministic};
-    if (o->kv_dtype && !kv_dtype_find(o->kv_dtype, &config.kv_dtype))
-        return td_fail(err, -TD_ERR_ARG, "cannot run the benchmark: --kv-dtype is f16, fp8 or int8, not '%s'",
-                       o->kv_dtype);
+    if (o->kv_dtype)
+        kv_dtype_find(o->kv_dtype, &config.kv_dtype);
     if (!on_gpu(b))
         return cpu_backend_create(b->model, &config, &b->backend, err);
     int rc = cuda_measure_ceilings(o->device, &b->ceilings, err);
@@ -168,6 +217,7 @@ static int prefill(struct bench *b, uint32_t seq, struct td_error *err)
         if (rc)
             return rc;
         at += count;
+        tell_tokens(b, count);
     }
     return 0;
 }
@@ -200,6 +250,7 @@ static int bench_run(struct bench *b, uint32_t run, struct td_error *err)
         uint64_t begun = clock_mono_us();
         rc = decode(b, b->options->prompt_tokens + i, err);
         b->step_s[(size_t)run * b->options->gen_tokens + i] = seconds_since(begun);
+        tell_tokens(b, b->seq_count);
     }
     b->decode_s[run] = seconds_since(start);
     return rc;
@@ -453,6 +504,8 @@ int bench_engine(const struct bench_engine_options *options, struct bench_engine
     result->load_s = seconds_since(start);
     if (!rc && !on_gpu(&b))
         rc = bench_cpu_init(&b.cpu, b.backend, b.repeats, err);
+    if (!rc)
+        tell_tokens(&b, 0);
     for (uint32_t run = 0; !rc && run < b.repeats; run++)
         rc = bench_run(&b, run, err);
     result->first_token_s = result->load_s + b.prefill_s[0] / TD_MAX(1u, b.seq_count);

@@ -3,8 +3,7 @@
  * depend on them. */
 #ifndef TANDEM_KERNELS_BENCH_H
 #define TANDEM_KERNELS_BENCH_H
-#include "shared/base.h"
-#include "shared/status.h"
+#include "shared/gguf.h"
 
 struct bench_engine_options {
     const char *model_path;
@@ -21,6 +20,7 @@ struct bench_engine_options {
     bool deterministic;     /* a GPU's numerics cuda-det-v2 */
     const char *kv_dtype;   /* of a GPU's pages; NULL: "f16" */
     uint32_t swap_tokens;   /* of KV to host memory and back into scattered pages; 0: none; a GPU's */
+    progress_fn progress;   /* NULL, or called with what is being done, a text, as ctx; with done 0 first */
 };
 
 #define BENCH_FAMILIES_MAX 12

@@ -162,23 +162,40 @@ static bool make_weights(struct bench_model *m, uint32_t type)
     return true;
 }
 
-int bench_model_create(const char *shape, const char *dtype, struct bench_model **out, struct td_error *err)
+static int find(const char *shape, const char *dtype, const struct model_params **params, uint32_t *type,
+                struct td_error *err)
 {
-    const struct model_params *params = NULL;
-    uint32_t type = UINT32_MAX;
-    *out = NULL;
+    *params = NULL;
+    *type = UINT32_MAX;
     for (size_t i = 0; i < TD_COUNT(shapes); i++)
         if (strcmp(shapes[i].name, shape) == 0)
-            params = &shapes[i].params;
+            *params = &shapes[i].params;
     for (size_t i = 0; i < TD_COUNT(types); i++)
         if (strcasecmp(gguf_type_info(types[i])->name, dtype) == 0)
-            type = types[i];
-    if (!params || type == UINT32_MAX)
-        return td_fail(err, -TD_ERR_ARG,
-                       "cannot make a model of shape '%s' and type '%s': shapes are llama-8b and tiny, types "
-                       "those of GGUF: f32, "
-                       "f16, bf16, q8_0, q4_0, q4_1, q5_0, q5_1, q4_k, q5_k, q6_k",
-                       shape, dtype);
+            *type = types[i];
+    if (*params && *type != UINT32_MAX)
+        return 0;
+    return td_fail(err, -TD_ERR_ARG,
+                   "cannot make a model of shape '%s' and type '%s': shapes are " BENCH_MODEL_SHAPES
+                   "; types those of GGUF: f32, f16, bf16, q8_0, q4_0, q4_1, q5_0, q5_1, q4_k, q5_k, q6_k",
+                   shape, dtype);
+}
+
+int bench_model_check(const char *shape, const char *dtype, struct td_error *err)
+{
+    const struct model_params *params;
+    uint32_t type;
+    return find(shape, dtype, &params, &type, err);
+}
+
+int bench_model_create(const char *shape, const char *dtype, struct bench_model **out, struct td_error *err)
+{
+    const struct model_params *params;
+    uint32_t type;
+    *out = NULL;
+    int rc = find(shape, dtype, &params, &type, err);
+    if (rc)
+        return rc;
     struct bench_model *m = calloc(1, sizeof *m);
     if (m) {
         m->random = 0x9e3779b97f4a7c15u;

@@ -576,6 +576,31 @@ def test_chat_says_what_it_waits_for():
         assert p.communicate() == ("Hello\n", "") and p.returncode == 0
 
 
+def test_bench_refuses_what_is_wrong_usage():
+    for wrong, says in ((("--model", MODEL, "--device", "tpu"), "--device tpu: want cpu, cuda or cuda:N"), (("--model", MODEL, "--isa", "foo"), "--isa foo: "),
+                        (("--shape", "llama-7b"), "shapes are llama-8b, tiny"), (("--model", MODEL, "--prompt", 900000), "900064 tokens wanted"),
+                        (("--model", MODEL, "--shape", "tiny"), "--model and --shape: "), (("--model", MODEL, "--dtype", "f16"), "--dtype is of random weights")):
+        r = tandem("bench", "engine", *wrong, code=2)
+        assert r.stdout == "" and says in r.stderr and len(lines(r)) == 1, r.stderr
+    assert "instead of a file: llama-8b, tiny" in " ".join(tandem("bench", "--help").stdout.split())
+
+
+def test_bench_says_what_it_does():
+    """A bar on a terminal, a line of each part elsewhere, and nothing beside JSON; the table says which ceiling a fraction is of."""
+    command = ("bench", "engine", "--shape", "tiny", "--dtype", "q8_0", "--prompt", 32, "--gen", 2, "--repeat", 1)
+    r = tandem(*command)
+    assert r.stderr == "making random weights\nmeasuring\n" and "of peak" in r.stdout
+    assert tandem(*command, "--json").stderr == ""
+    terminal, stderr = pty.openpty()
+    subprocess.run([BIN / "tandem", *map(str, command)], stderr=stderr, stdout=subprocess.DEVNULL, env={**ENV, "TERM": "xterm"}, check=True, timeout=600)
+    os.close(stderr)
+    shown = ""
+    with contextlib.suppress(OSError), os.fdopen(terminal, "rb", buffering=0) as read:  # an error is its end
+        while data := read.read(65536):
+            shown += data.decode()
+    assert re.search(r"making random weights \[#{40}\] 100 %\s.*measuring \[#{40}\] 100 %", shown, re.DOTALL), shown
+
+
 def test_chat_says_on_a_terminal_that_it_waits():
     """A stream that does not begin is shown to be waited for, and the line goes when it does. The server is silent until it was."""
     with socket.create_server(("127.0.0.1", 0)) as server:

@@ -105,6 +105,46 @@ static void fractions_are_of_the_ceilings(void **state)
     }
 }
 
+static struct told {
+    uint32_t begins, ends, calls;
+    uint64_t done;
+} told;
+
+static void hear(void *what, uint64_t done, uint64_t total)
+{
+    told.begins += done == 0;
+    told.ends += done == total;
+    told.calls++;
+    assert_true(strlen(what) > 0 && done <= total && (done == 0 || done > told.done));
+    told.done = done;
+}
+
+/* Weights, then the tokens of all runs: each begins and ends once. */
+static void progress_is_told(void **state)
+{
+    (void)state;
+    struct bench_engine_options o = {.shape = "tiny",
+                                     .threads = 1,
+                                     .prompt_tokens = 70,
+                                     .gen_tokens = 3,
+                                     .chunk_tokens = 32,
+                                     .batch_count = 2,
+                                     .repeat_count = 2,
+                                     .progress = hear};
+    struct bench_engine_result r;
+    struct td_error err = {0};
+    told = (struct told){0};
+    assert_int_equal(bench_engine(&o, &r, &err), 0);
+    assert_int_equal(told.begins, 2);
+    assert_int_equal(told.ends, 2);
+    assert_int_equal(told.done, 2 * 2 * 73);
+    assert_int_equal(told.calls, 2 + 1 + 2 * (2 * 3 + 3));
+    told = (struct told){0};
+    o.shape = "giant"; /* nothing begins of what cannot be */
+    assert_int_equal(bench_engine(&o, &r, &err), -TD_ERR_ARG);
+    assert_int_equal(told.calls, 0);
+}
+
 static void check_fails(struct bench_engine_options o, int code, const char *word)
 {
     struct bench_engine_result r;
@@ -120,15 +160,17 @@ static void what_cannot_run_says_why(void **state)
     o = good, o.model_path = "/nonexistent.gguf", check_fails(o, -TD_ERR_NOTFOUND, "/nonexistent.gguf");
     o = good, o.prompt_tokens = 0, check_fails(o, -TD_ERR_ARG, "prompt");
     o = good, o.gen_tokens = 1u << 30, check_fails(o, -TD_ERR_CONTEXT, "context");
-    o = good, o.isa = "mmx", check_fails(o, -TD_ERR_UNSUPPORTED, "mmx");
+    o = good, o.isa = "mmx", check_fails(o, -TD_ERR_ARG, "mmx");
+    static const char *const devices[] = {"tpu", "cuda:", "cuda:x", "cuda:1x", "cpu:0", ""};
+    for (size_t i = 0; i < TD_COUNT(devices); i++)
+        o = good, o.device = devices[i], check_fails(o, -TD_ERR_ARG, "want cpu, cuda or cuda:N");
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(rates_of_a_tiny_model),
-        cmocka_unit_test(families_add_up),
-        cmocka_unit_test(fractions_are_of_the_ceilings),
+        cmocka_unit_test(rates_of_a_tiny_model),         cmocka_unit_test(families_add_up),
+        cmocka_unit_test(fractions_are_of_the_ceilings), cmocka_unit_test(progress_is_told),
         cmocka_unit_test(what_cannot_run_says_why),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
