@@ -13,8 +13,8 @@
 #define CLI_INTERRUPTED 130
 #define MESSAGE_MAX     (8u << 20) /* of standard input: what a server takes */
 #define LINE_TAIL_MAX   (1u << 20) /* one SSE line */
-#define SILENCE_US      700000     /* of a server from which nothing has come, until it is asked why */
-#define ANSWER_US       1000000    /* it has to say so */
+#define SILENCE_US      700000 /* of a server from which nothing has come, until it is asked why, and again */
+#define ANSWER_US       1000000 /* it has to say so */
 
 #define FIELD(name) offsetof(struct chat_settings, name)
 static const struct config_option OPTIONS[] = {
@@ -146,6 +146,7 @@ static void take_event(struct chat *c, const char *json, size_t size)
 static int take_stream(void *ctx, const char *data, size_t size)
 {
     struct chat *c = ctx;
+    c->ask_us = UINT64_MAX;
     for (size_t i = 0; i < size; i++) {
         if (data[i] != '\n') {
             if (c->line_size == LINE_TAIL_MAX)
@@ -220,15 +221,15 @@ static bool may_answer(void *until_us)
 static void ask_why(struct chat *c)
 {
     uint64_t now_us = clock_mono_us(), until_us = now_us + ANSWER_US;
-    if (c->asked || c->response.conversation[0] || now_us < c->begun_us + SILENCE_US)
+    if (now_us < c->ask_us)
         return;
     struct cli_server server = c->settings->server;
     server.on_wait = may_answer, server.wait_ctx = &until_us;
     struct cli_response r;
     struct td_error err = {0};
-    c->asked = cli_http(&server, "GET", "/health", NULL, NULL, NULL, &r, &err) < 0;
-    if (!c->asked && r.status == 503) {
-        c->asked = true;
+    bool answered = cli_http(&server, "GET", "/health", NULL, NULL, NULL, &r, &err) == 0;
+    c->ask_us = answered && r.status != 503 ? clock_mono_us() + SILENCE_US : UINT64_MAX;
+    if (answered && r.status == 503) {
         cli_http_error(&server, &r, &err);
         fprintf(stderr, "%swaiting: %s\n", cli_is_terminal(STDERR_FILENO) ? "\r\033[K" : "", err.text);
     }
@@ -258,8 +259,8 @@ static void begin_turn(struct chat *c, const char *message)
     json_decref(c->timings);
     c->usage = c->timings = NULL;
     c->error[0] = c->finish[0] = '\0';
-    c->line_size = 0, c->not_kept = c->stopping = c->asked = false;
-    c->begun_us = clock_mono_us();
+    c->line_size = 0, c->not_kept = c->stopping = false;
+    c->ask_us = clock_mono_us() + SILENCE_US;
     interrupts = 0;
 }
 

@@ -29,8 +29,8 @@ struct chat {
     char finish[32];
     bool not_kept;
     bool stopping; /* the server has been asked to end it */
-    uint64_t begun_us;
-    bool asked; /* what it waits for: the server said why, or did not answer */
+    uint64_t
+        ask_us; /* when the server is asked what it waits for; UINT64_MAX: it said so, did not answer, or the stream has begun */
     char error[TD_ERROR_TEXT_SIZE];
 };
 

@@ -15,6 +15,7 @@ import urllib.error
 import urllib.request
 
 import openai
+import pytest
 
 from conftest import client_of
 from harness import BIN, MODEL, ROOT, WAIT_SECONDS, Cloud, Edge, wait_until
@@ -574,6 +575,28 @@ def test_chat_says_what_it_waits_for():
         assert p.stderr.readline() == "waiting: no link to the cloud: nobody is there\n"
         answer(asked, "200 OK", 'data: {"choices":[{"delta":{"content":"Hello"}}]}\n\ndata: [DONE]\n\n')
         assert p.communicate() == ("Hello\n", "") and p.returncode == 0
+
+
+def test_chat_asks_nothing_once_the_stream_has_begun():
+    """Also where its head names no conversation, as where it began with a keep-alive; until then a server that is well may be asked again."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        p = subprocess.Popen([BIN / "tandem", "chat", "--url", f"http://127.0.0.1:{server.getsockname()[1]}", "Hi."],
+                             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENV)
+        asked, _ = server.accept()
+        asked.recv(1 << 16)
+        health, _ = server.accept()
+        health.recv(1 << 16)
+        asked.sendall(b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n: keep-alive\n\n")
+        health.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\n{}")
+        health.close()
+        for word in "one", "two":
+            asked.sendall(b'data: {"choices":[{"delta":{"content":"%s"}}]}\n\n' % word.encode())
+            assert p.stdout.read(3) == word
+        asked.close()
+        assert p.communicate() == ("\n", "") and p.returncode == 0
+        server.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            server.accept()
 
 
 def test_bench_refuses_what_is_wrong_usage():
