@@ -1,5 +1,5 @@
 /* gcm: the implementations of AES-256-GCM that crypto.c chooses from when the process starts. All give the same bytes; which one runs is a matter of
- * speed alone (ARCHITECTURE.md, Decisions). Only crypto.c and the test that compares them include this. */
+ * speed alone (ARCHITECTURE.md, Decisions). Only crypto.c, gcm_*.c and the test that compares them include this. */
 #ifndef TANDEM_SHARED_GCM_H
 #define TANDEM_SHARED_GCM_H
 #include "shared/crypto.h"

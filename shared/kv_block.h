@@ -84,7 +84,7 @@ struct kv_quality {
     uint8_t reserved;   /* 0 */
 };
 bool kv_numerics_known(uint32_t numerics);
-/* page_kind: 0 f16, 1 FP8, 2 INT8. Of a capability that has no number: cuda-fast, which nothing takes for exact. */
+/* page_kind: 0 f16, 1 FP8, 2 INT8. Of a capability that has no number: cuda-fast, which promises nothing. */
 enum kv_numerics kv_numerics_cuda_det(bool keeps_v2, uint32_t capability, uint32_t page_kind);
 /* What was computed from both: the kind that promises least, of 8-bit pages if one of them is. */
 enum kv_numerics kv_numerics_mixed(enum kv_numerics a, enum kv_numerics b);

@@ -1,8 +1,10 @@
 /* crypto: published vectors (FIPS 180, RFC 4231, RFC 5869, the GCM specification), and values made with
  * OpenSSL 3 through Python's `cryptography` where the published ones do not fit this interface's fixed sizes.
  */
+#define MBEDTLS_ALLOW_PRIVATE_ACCESS
 #include "shared/gcm.h"
 #include "shared/status.h"
+#include <mbedtls/aes.h>
 #include <mbedtls/gcm.h>
 #include <mbedtls/ssl_ciphersuites.h>
 #include <setjmp.h>
@@ -226,8 +228,6 @@ static void test_records_of_tls(void **state)
     static const size_t sizes[] = {0, 1, 16, 100, 129, 1460, 16384};
     static uint8_t in[16384], expected[16384], out[16384], zeros[16384];
     uint8_t key[32], nonce[GCM_NONCE_SIZE], aad[13], tag[16], expected_tag[16];
-    if (gcm_sodium.usable())
-        assert_int_equal(mbedtls_ssl_list_ciphersuites()[0], MBEDTLS_TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384);
     for (size_t i = 0; i < TD_COUNT(sizes) * 2; i++) {
         size_t size = sizes[i / 2];
         crypto_random(key, sizeof key), crypto_random(nonce, sizeof nonce);
@@ -252,6 +252,61 @@ static void test_records_of_tls(void **state)
                          MBEDTLS_ERR_GCM_AUTH_FAILED);
         assert_memory_equal(out, zeros, size);
         mbedtls_gcm_free(&gcm);
+    }
+}
+
+/* With a key of 256 bits it is libsodium that seals and opens: what mbedTLS alone needs of the context may be anything. */
+static void test_records_of_tls_go_through_libsodium(void **state)
+{
+    (void)state;
+    static const uint8_t key[32] = {1}, nonce[GCM_NONCE_SIZE] = {2}, in[100] = {3};
+    uint8_t expected[sizeof in], out[sizeof in], expected_tag[16], tag[16];
+    mbedtls_gcm_context gcm;
+    if (!gcm_sodium.usable())
+        skip();
+    assert_int_equal(gcm_sodium.seal(key, nonce, NULL, 0, in, sizeof in, expected, expected_tag), 0);
+    mbedtls_gcm_init(&gcm);
+    assert_int_equal(mbedtls_gcm_setkey(&gcm, MBEDTLS_CIPHER_ID_AES, key, 256), 0);
+    mbedtls_aes_context *aes = gcm.cipher_ctx.cipher_ctx;
+    aes->buf[aes->rk_offset + sizeof key / 4] ^= 1; /* the third round key */
+    for (int yes = 1; yes >= 0; yes--) {
+        gcm_tls_use_sodium(yes);
+        assert_int_equal(mbedtls_gcm_crypt_and_tag(&gcm, MBEDTLS_GCM_ENCRYPT, sizeof in, nonce, sizeof nonce,
+                                                   NULL, 0, in, out, sizeof tag, tag),
+                         0);
+        assert_int_equal(memcmp(out, expected, sizeof out) == 0, yes);
+        assert_int_equal(memcmp(tag, expected_tag, sizeof tag) == 0, yes);
+        int opened = mbedtls_gcm_auth_decrypt(&gcm, sizeof in, nonce, sizeof nonce, NULL, 0, expected_tag,
+                                              sizeof tag, expected, out);
+        assert_int_equal(opened, yes ? 0 : MBEDTLS_ERR_GCM_AUTH_FAILED);
+    }
+    gcm_tls_use_sodium(true);
+    mbedtls_gcm_free(&gcm);
+}
+
+static bool is_in(const int *suites, int suite)
+{
+    while (*suites && *suites != suite)
+        suites++;
+    return *suites != 0;
+}
+
+/* All that mbedTLS was built with (deploy/deps.sh), and first those that libsodium can do. */
+static void test_suites_of_tls(void **state)
+{
+    (void)state;
+    if (!gcm_sodium.usable())
+        skip();
+    const int *ours = mbedtls_ssl_list_ciphersuites();
+    gcm_tls_use_sodium(false);
+    const int *all = mbedtls_ssl_list_ciphersuites();
+    gcm_tls_use_sodium(true);
+    assert_ptr_not_equal(ours, all);
+    assert_int_equal(ours[0], MBEDTLS_TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384);
+    assert_int_equal(ours[1], MBEDTLS_TLS_ECDHE_RSA_WITH_AES_256_GCM_SHA384);
+    for (size_t i = 0; ours[i] || all[i]; i++) {
+        assert_true(is_in(all, ours[i]) && is_in(ours, all[i]));
+        assert_non_null(mbedtls_ssl_ciphersuite_from_id(ours[i]));
     }
 }
 #endif
@@ -329,6 +384,8 @@ int main(void)
 #ifdef TANDEM_SODIUM
         cmocka_unit_test(test_gcm_engines_agree),
         cmocka_unit_test(test_records_of_tls),
+        cmocka_unit_test(test_records_of_tls_go_through_libsodium),
+        cmocka_unit_test(test_suites_of_tls),
 #endif
         cmocka_unit_test(test_random_equal_wipe),
     };
