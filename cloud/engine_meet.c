@@ -31,12 +31,19 @@ static bool may_meet(const struct sequence *s, uint32_t first, uint32_t end)
     return true;
 }
 
+/* So many blocks are computed before a read is of any use; all that are read sooner than these are read. */
+static uint32_t first_step(const struct engine *e)
+{
+    return TD_MIN((uint32_t)MEET_BLOCKS, e->config.token_budget / KV_BLOCK_TOKENS);
+}
+
 bool engine_meet_pays(const struct engine *e, const struct sequence *s, uint32_t first, uint32_t end,
                       uint64_t load_us)
 {
     uint64_t compute_us = engine_compute_us(e, first, end - first);
     return load_us && compute_us && load_us <= compute_us * MEET_SHARE &&
-           compute_us <= load_us * MEET_SHARE && may_meet(s, first, end);
+           compute_us <= load_us * MEET_SHARE && load_us > engine_compute_us(e, first, first_step(e)) &&
+           may_meet(s, first, end);
 }
 
 void engine_meet_begin(struct engine *e, struct sequence *s, uint32_t first, uint32_t end, uint64_t load_us)

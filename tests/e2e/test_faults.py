@@ -419,7 +419,8 @@ def reads_one_of(n, texts, prompts, name):
         if cached >= 256:
             return
         found.append(cached)
-    pytest.fail(f"{name}: read {found}")
+    remote = {m: v for m, v in n.cloud.metrics().items() if "remote" in m or "load" in m or "declined" in m}
+    pytest.fail(f"{name}: read {found}, {remote}")
 
 
 SICK, AWAY, BACK = 'tandem_kv_tier_sick{tier="remote"}', "the remote tier is away", "the remote tier is back"

@@ -442,6 +442,30 @@ static void steps_end_where_they_meet(void **state)
     node_close(n);
 }
 
+/* Four blocks that a single step computes: from both ends none would ever be read in time. */
+static void what_one_step_would_compute_is_read(void **state)
+{
+    (void)state;
+    struct node *n = node_open_with(512);
+    struct client c;
+    ask_twice(n, 50, &c);
+    forget_memory(n);
+    set_pace(0);
+    struct engine_open open = client_open_of(&c, n->prompt, 3 * KV_BLOCK_TOKENS + 1, 0);
+    open.direct = true;
+    open.generate = rig_sampling(1, 5);
+    client_send(n->rig, &c, open);
+    while (!c.done && !c.failed)
+        paced_turn(n->rig);
+    set_pace(n->block_size * 1000000 / (KV_BLOCK_TOKENS * TOKEN_US / 2));
+    n->rig->engine->load_us[TIER_DISK] = KV_BLOCK_TOKENS * TOKEN_US / 2;
+    uint64_t took = ask(n, n->prompt, false, &c);
+    assert_true(took <= 2 * KV_BLOCK_TOKENS * TOKEN_US +
+                            4 * TOKEN_US); /* four blocks at half of what one takes to compute */
+    assert_int_equal(c.done_event.done.cached_tokens, 7 * KV_BLOCK_TOKENS);
+    node_close(n);
+}
+
 /* The first blocks are in memory. */
 static void both_ends_of_what_is_not_in_memory(void **state)
 {
@@ -515,6 +539,7 @@ int main(void)
         cmocka_unit_test(what_both_ends_read_is_the_prompts_at_most),
         cmocka_unit_test(a_plan_that_comes_meanwhile_ends_it),
         cmocka_unit_test(steps_end_where_they_meet),
+        cmocka_unit_test(what_one_step_would_compute_is_read),
         cmocka_unit_test(both_ends_of_what_is_not_in_memory),
         cmocka_unit_test(a_block_that_cannot_be_read_is_computed),
         cmocka_unit_test(a_disk_that_recovers_is_read_again),
