@@ -31,7 +31,7 @@
 #define PACKET_MAX 65536u
 #define BURST      64       /* packets read of one device before the other has its turn */
 #define BUCKET_NS  1000000u /* a loop that was late may catch up so much */
-/* a packet may come so much later, with those behind it: a loop for each would cost a core that is measured */
+/* a packet may come so much later, or a hundredth of the delay, with those behind it: a loop for each would cost a core that is measured */
 #define TICK_NS     250000u
 #define DEVICE_NAME "link0"
 
@@ -202,8 +202,8 @@ static void run(struct way *ways)
                               {.fd = STDIN_FILENO, .events = POLLIN}};
     for (;;) {
         uint64_t a = deliver(&ways[0]), b = deliver(&ways[1]), next = !a || (b && b < a) ? b : a,
-                 now = now_ns();
-        uint64_t wait = next > now ? next - now + TICK_NS : 0;
+                 now = now_ns(), tick = shape.delay_ns / 100 > TICK_NS ? shape.delay_ns / 100 : TICK_NS;
+        uint64_t wait = next > now ? next - now + tick : 0;
         struct timespec timeout = {.tv_sec = (time_t)(wait / 1000000000u),
                                    .tv_nsec = (long)(wait % 1000000000u)};
         if (ppoll(polled, 3, next ? &timeout : NULL, NULL) < 0 && errno != EINTR)
