@@ -52,6 +52,7 @@ struct flight_local {       /* tokens that the device makes (flight_local.c) */
     uint32_t held;          /* prompt tokens whose KV it had, when it began */
     double expects_us;      /* what it was thought to take until its first token */
     bool offline;     /* the cloud is away, or has not said anything since: the device does not wait for it */
+    bool leads;       /* it was ahead when the link was lost: without a bound until it is overtaken */
     bool was_offline; /* at some time: the next three are set */
     /* the first token, and how many, that the device made without the cloud */
     uint32_t offline_from, offline_made;
@@ -270,6 +271,7 @@ void local_follow(struct flight *f, bool overtaken);
 void local_event(struct flight *f, const struct pipeline_event *e); /* may end the flight */
 /* The cloud is away, and the device may go on by itself. True: it does, or the reply is whole, and f may be gone. */
 bool local_offline(struct flight *f, uint64_t now_us);
+void local_lost(struct flight *f); /* the stream has ended, perhaps with the link */
 void local_back(struct flight *f); /* a stream is open again */
 /* The cloud says another token than the device did: open again behind those that the client has. */
 void local_diverged(struct flight *f);

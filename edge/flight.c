@@ -489,6 +489,7 @@ void flight_wait_again(struct flight *f)
     f->state = FLIGHT_WAITING;
     if (f->deadline_us == 0)
         f->deadline_us = clock_mono_us() + f->agent->config.cloud_timeout_ms * UINT64_C(1000);
+    local_lost(f);
 }
 
 void flight_lost(struct flight *f)

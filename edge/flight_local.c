@@ -7,7 +7,7 @@
  *
  * Without the cloud (--offline continue) the device does the same, from any token on and without a bound: it runs what it has of the prompt and the reply
  * through the layers that it has not run them through, and goes on. When the cloud is back the flight is opened again with all tokens held, and its first
- * token stops the device.
+ * token stops the device. One that was ahead when the link was lost goes on at once, and until it is overtaken.
  *
  * Sampling is a pure function (kernels/sampler.h), so with equal arithmetic and nothing lossy both say the same, and the cloud's tokens only confirm
  * what is held. Where they differ the client's text counts: the cloud goes on from that, as after a lost link. */
@@ -44,7 +44,7 @@ void local_fill_state(const struct flight *f, struct planner_state *s)
 /* Ids that the prefill thread may get to. */
 static uint32_t until(const struct flight *f)
 {
-    if (f->local.offline && f->state == FLIGHT_WAITING)
+    if (f->local.leads || (f->local.offline && f->state == FLIGHT_WAITING))
         return f->turn.ids_count + f->token_count_max;
     return f->turn.ids_count + TD_MIN(f->token_count_max, f->receiver.confirmed + LOCAL_LEAD);
 }
@@ -74,17 +74,19 @@ void local_stop(struct flight *f)
     if (f->local.run && f->work && f->agent->pipeline)
         pipeline_decode_stop(f->agent->pipeline, f->work);
     f->local.run = 0;
-    f->local.offline = false;
+    f->local.offline = f->local.leads = false;
 }
 
 void local_follow(struct flight *f, bool overtaken)
 {
     if (!f->local.run)
         return;
-    if (overtaken || f->local.offline)
+    if (overtaken || (f->local.offline && !f->local.leads)) {
         local_stop(f);
-    else
-        pipeline_decode_until(f->agent->pipeline, f->work, until(f));
+        return;
+    }
+    f->local.offline = false;
+    pipeline_decode_until(f->agent->pipeline, f->work, until(f));
 }
 
 /* ---- without the cloud ---- */
@@ -126,6 +128,7 @@ bool local_offline(struct flight *f, uint64_t now_us)
     plan_open_work(f);
     wire_feed_pipeline(f, true);
     f->local.offline = true;
+    f->local.leads = f->local.run != 0;
     if (f->local.run)
         pipeline_decode_until(a->pipeline, f->work, until(f));
     else
@@ -137,6 +140,16 @@ bool local_offline(struct flight *f, uint64_t now_us)
     f->local.was_offline = true;
     log_info(MODULE, "the cloud is away: the device goes on, in about %.0f ms", f->local.offline_us * 1e-3);
     return f->local.run;
+}
+
+/* A device that is ahead goes on at once, from what it has; only to begin is worth waiting for a link that may be back in a moment. */
+void local_lost(struct flight *f)
+{
+    const struct agent *a = f->agent;
+    if (!f->local.run || !a->away_since_us || a->config.offline != OFFLINE_CONTINUE)
+        return;
+    f->local.leads |= !f->local.offline;
+    pipeline_decode_until(a->pipeline, f->work, until(f));
 }
 
 void local_back(struct flight *f)

@@ -163,6 +163,105 @@ static void an_end_waits_for_no_link(void **state)
     rig_free(&r);
 }
 
+/* ---- a device that is ahead ---- */
+
+static void make_ahead(struct rig *r)
+{
+    rig_offline(r);
+    r->config.local = LOCAL_ALWAYS;
+    r->cloud.silent = true;
+}
+
+static bool has_all_of_its_lead(void *arg)
+{
+    return ((struct client *)arg)->count >= 64;
+}
+
+static void kill_cloud(void *arg)
+{
+    struct rig *r = arg;
+    r->cloud.away = true;
+    for (size_t i = 0; i < FAKE_CONNS; i++)
+        if (r->cloud.conns[i])
+            ws_close(r->cloud.conns[i]->ws, "killed");
+}
+
+/* The link was lost just now, however often that is asked. */
+static bool is_whole_at_once(void *arg)
+{
+    struct client *c = arg;
+    if (c->agent->away_since_us)
+        c->agent->away_since_us = clock_mono_us();
+    return c->done;
+}
+
+static void who_is_ahead_goes_on_at_once(void **state)
+{
+    (void)state;
+    struct rig r;
+    make_ahead(&r);
+    r.cloud.token_count = 150;
+    rig_run(&r);
+    struct client *c = rig_asks(&r, 150);
+    on_loop(r.cloud.loop, client_begin, c);
+    assert_true(comes_true(r.cloud.loop, has_all_of_its_lead, c));
+    on_loop(r.cloud.loop, kill_cloud, &r);
+    assert_true(comes_true(r.cloud.loop, is_whole_at_once, c));
+    assert_all_own(c, 150);
+    rig_free(&r);
+}
+
+/* The link was lost long ago. */
+static bool is_without_the_cloud(void *arg)
+{
+    struct client *c = arg;
+    if (c->agent->away_since_us)
+        c->agent->away_since_us = 1;
+    return c->done || c->flight->local.was_offline;
+}
+
+struct ahead {
+    struct rig *rig;
+    struct client *client;
+};
+
+static bool is_open_again_and_behind(void *arg)
+{
+    struct ahead *a = arg;
+    return a->rig->cloud.open_count == 2 && a->client->count > a->rig->cloud.opens[1].held_count;
+}
+
+static void let_one(void *arg)
+{
+    struct rig *r = arg;
+    r->cloud.hold_at = r->cloud.opens[1].held_count + 1;
+    r->cloud.silent = false;
+}
+
+/* The cloud comes back, far behind, and says a token that the client has long had: nothing that the device has to wait for. */
+static void who_is_ahead_stays_so(void **state)
+{
+    (void)state;
+    struct rig r;
+    make_ahead(&r);
+    r.cloud.token_count = 400;
+    rig_run(&r);
+    struct client *c = rig_asks(&r, 400);
+    on_loop(r.cloud.loop, client_begin, c);
+    assert_true(comes_true(r.cloud.loop, has_all_of_its_lead, c));
+    on_loop(r.cloud.loop, kill_cloud, &r);
+    assert_true(comes_true(r.cloud.loop, is_without_the_cloud, c));
+    on_loop(r.cloud.loop, come_back, &r);
+    assert_true(comes_true(r.cloud.loop, is_open_again_and_behind, &(struct ahead){&r, c}));
+    on_loop(r.cloud.loop, let_one, &r);
+    assert_true(comes_true(r.cloud.loop, is_whole, c));
+    assert_all_own(c, 400);
+    assert_true(c->timings.was_offline);
+    assert_int_equal(c->timings.local_tokens, 400);
+    assert_true(r.cloud.opens[1].attempt > r.cloud.opens[0].attempt);
+    rig_free(&r);
+}
+
 static void again_in_the_same_folder(struct rig *r)
 {
     rig_make_again(r);
@@ -266,6 +365,8 @@ int main(void)
         cmocka_unit_test(it_hands_back),
         cmocka_unit_test(the_cloud_hears_that_nobody_waits),
         cmocka_unit_test(an_end_waits_for_no_link),
+        cmocka_unit_test(who_is_ahead_goes_on_at_once),
+        cmocka_unit_test(who_is_ahead_stays_so),
         cmocka_unit_test(whole_replies_are_made_here),
         cmocka_unit_test(a_device_that_was_never_connected_waits),
         cmocka_unit_test(without_the_wish_it_waits),
