@@ -54,15 +54,16 @@ static void print_row(json_t *c)
     struct tm tm;
     if (localtime_r(&seconds, &tm))
         strftime(when, sizeof when, "%Y-%m-%d %H:%M", &tm);
-    printf("%-32s %-17s %7lld  %s\n", text_of(c, "id"), when,
-           (long long)json_integer_value(json_object_get(c, "tokens")), text_of(c, "title"));
+    printf("%-32s %-17s %7lld  %-6s  %s\n", text_of(c, "id"), when,
+           (long long)json_integer_value(json_object_get(c, "tokens")),
+           json_is_true(json_object_get(c, "pinned")) ? "yes" : "", text_of(c, "title"));
 }
 
 static void print_list(json_t *body)
 {
     size_t i;
     json_t *c;
-    printf("%-32s %-17s %7s  %s\n", "id", "updated", "tokens", "title");
+    printf("%-32s %-17s %7s  %-6s  %s\n", "id", "updated", "tokens", "pinned", "title");
     json_array_foreach(json_object_get(body, "data"), i, c)
     {
         print_row(c);

@@ -28,6 +28,8 @@ static int dump(json_t *root, char **json)
 struct listing {
     json_t *data;
     conversation_text_fn text;
+    struct store *store;
+    const char *tenant, *principal;
 };
 
 static int append_summary(void *ctx, const char *conv_id, uint64_t version, uint64_t updated_us,
@@ -38,7 +40,10 @@ static int append_summary(void *ctx, const char *conv_id, uint64_t version, uint
     (void)conv_id, (void)version, (void)updated_us;
     if (conv_parse(body, size, &c) < 0)
         return 0;
-    json_array_append_new(l->data, summary_of(&c, l->text));
+    json_t *summary = summary_of(&c, l->text);
+    json_object_set_new(summary, "pinned",
+                        json_boolean(store_conv_is_pinned(l->store, l->tenant, l->principal, c.id)));
+    json_array_append_new(l->data, summary);
     conv_free(&c);
     return json_array_size(l->data) >= LISTED_MAX;
 }
@@ -46,7 +51,7 @@ static int append_summary(void *ctx, const char *conv_id, uint64_t version, uint
 int conversation_list_json(struct store *s, const char *tenant, const char *principal,
                            conversation_text_fn text, char **json)
 {
-    struct listing l = {json_array(), text};
+    struct listing l = {json_array(), text, s, tenant, principal};
     if (!l.data)
         return -TD_ERR_NOMEM;
     int rc = store_conv_each(s, tenant, principal, append_summary, &l);

@@ -196,7 +196,7 @@ int store_pin_held(struct store *s, const char *tenant, const struct kv_block_id
                    bool pinned, struct td_error *err);
 int store_conv_pin(struct store *s, const char *tenant, const char *principal, const char *conv_id,
                    bool pinned, struct td_error *err);
-/* Is it? (tests) */
+/* Is it? In memory. A block: (tests) */
 bool store_is_pinned(struct store *s, const char *tenant, const struct kv_block_id *id);
 bool store_conv_is_pinned(struct store *s, const char *tenant, const char *principal, const char *conv_id);
 uint64_t store_pin_count(struct store *s);

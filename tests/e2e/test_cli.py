@@ -174,7 +174,10 @@ def test_store_is_looked_after(tmp_path):
     (tmp_path / "api.key").chmod(0o600)
     tandem("conv", "pin", "counting", *api)  # with its KV
     assert json.loads(tandem("store", "stat", *online).stdout)["pins"] == 1 + running["blocks"]
+    listed = tandem("conv", "ls", *api).stdout.splitlines()
+    assert listed[0].split() == ["id", "updated", "tokens", "pinned", "title"] and listed[1].split()[4] == "yes", listed
     tandem("conv", "unpin", "counting", *api)
+    assert [x["pinned"] for x in json.loads(tandem("conv", "ls", *api, "--json").stdout)["data"]] == [False]
     assert json.loads(tandem("store", "stat", *online).stdout)["pins"] == 0
     tandem("store", "pin", *mine, *online)
     c.stop()

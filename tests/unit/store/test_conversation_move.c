@@ -299,6 +299,18 @@ static void test_fork(void **state)
     conv_free(&c);
 }
 
+static bool is_listed_as_pinned(void)
+{
+    char *json;
+    assert_int_equal(conversation_list_json(store, "acme", "ann", as_it_is, &json), 0);
+    json_t *root = json_loads(json, 0, NULL), *data = json_object_get(root, "data");
+    assert_int_equal(json_array_size(data), 1);
+    bool pinned = json_is_true(json_object_get(json_array_get(data, 0), "pinned"));
+    json_decref(root);
+    free(json);
+    return pinned;
+}
+
 static void test_pin(void **state)
 {
     (void)state;
@@ -309,9 +321,11 @@ static void test_pin(void **state)
                      -TD_ERR_NOTFOUND);
     assert_int_equal(conversation_pin_json(store, conversations, "acme", "ann", "c", true, &json), 0);
     assert_true(store_conv_is_pinned(store, "acme", "ann", "c"));
+    assert_true(is_listed_as_pinned());
     free(json);
     assert_int_equal(conversation_pin_json(store, conversations, "acme", "ann", "c", false, &json), 0);
     assert_false(store_conv_is_pinned(store, "acme", "ann", "c"));
+    assert_false(is_listed_as_pinned());
     free(json);
     conv_free(&c);
 }
