@@ -237,7 +237,8 @@ static void make_plan(struct flight *f, struct plan *out)
     struct planner_state state;
     fill_state(f, &state);
     uint32_t blocks = f->turn.ids_count / KV_BLOCK_TOKENS;
-    uint16_t *depths = a->kv ? malloc((blocks + 1) * sizeof *depths) : NULL;
+    /* what it has made tokens from is not sent: that would end the run that may go on */
+    uint16_t *depths = a->kv && !f->local.made ? malloc((blocks + 1) * sizeof *depths) : NULL;
     if (depths) {
         uint32_t unread;
         state.depth_count = local_kv_depths(a->kv, f->turn.chain, blocks, depths, &unread);
