@@ -353,7 +353,8 @@ def test_a_device_that_did_it_all(tmp_path):
     try:
         assert wait_until(lambda: "listening on" in e.log().split("stopped")[-1]), e.log()
         r = tandem("chat", "--url", e.url, "Hi.", code=1)
-        assert "identity" in r.stderr and "connect it once" in r.stderr
+        waited, said = lines(r)[:-1], lines(r)[-1]
+        assert "identity" in said and "connect it once" in said and all(x.startswith("waiting: ") for x in waited) and len(waited) <= 1, r.stderr
     finally:
         e.stop()
     c.start()

@@ -442,6 +442,20 @@ static void steps_end_where_they_meet(void **state)
     node_close(n);
 }
 
+/* A prompt of so many blocks and a token has been read; each of the others is known to take this long. */
+static void first_blocks_in_memory(struct node *n, uint32_t blocks, uint64_t block_us, struct client *c)
+{
+    set_pace(0);
+    struct engine_open open = client_open_of(c, n->prompt, blocks * KV_BLOCK_TOKENS + 1, 0);
+    open.direct = true;
+    open.generate = rig_sampling(1, 5);
+    client_send(n->rig, c, open);
+    while (!c->done && !c->failed)
+        paced_turn(n->rig);
+    set_pace(n->block_size * 1000000 / block_us);
+    n->rig->engine->load_us[TIER_DISK] = block_us;
+}
+
 /* Four blocks that a single step computes: from both ends none would ever be read in time. */
 static void what_one_step_would_compute_is_read(void **state)
 {
@@ -450,15 +464,7 @@ static void what_one_step_would_compute_is_read(void **state)
     struct client c;
     ask_twice(n, 50, &c);
     forget_memory(n);
-    set_pace(0);
-    struct engine_open open = client_open_of(&c, n->prompt, 3 * KV_BLOCK_TOKENS + 1, 0);
-    open.direct = true;
-    open.generate = rig_sampling(1, 5);
-    client_send(n->rig, &c, open);
-    while (!c.done && !c.failed)
-        paced_turn(n->rig);
-    set_pace(n->block_size * 1000000 / (KV_BLOCK_TOKENS * TOKEN_US / 2));
-    n->rig->engine->load_us[TIER_DISK] = KV_BLOCK_TOKENS * TOKEN_US / 2;
+    first_blocks_in_memory(n, 3, KV_BLOCK_TOKENS * TOKEN_US / 2, &c);
     uint64_t took = ask(n, n->prompt, false, &c);
     assert_true(took <= 2 * KV_BLOCK_TOKENS * TOKEN_US +
                             4 * TOKEN_US); /* four blocks at half of what one takes to compute */
@@ -474,15 +480,7 @@ static void both_ends_of_what_is_not_in_memory(void **state)
     struct client c;
     ask_twice(n, 100, &c);
     forget_memory(n);
-    set_pace(0);
-    struct engine_open open = client_open_of(&c, n->prompt, 2 * KV_BLOCK_TOKENS + 1, 0);
-    open.direct = true;
-    open.generate = rig_sampling(1, 5);
-    client_send(n->rig, &c, open);
-    while (!c.done && !c.failed)
-        paced_turn(n->rig);
-    set_pace(n->block_size * 1000000 / (KV_BLOCK_TOKENS * TOKEN_US));
-    n->rig->engine->load_us[TIER_DISK] = KV_BLOCK_TOKENS * TOKEN_US;
+    first_blocks_in_memory(n, 2, KV_BLOCK_TOKENS * TOKEN_US, &c);
     uint64_t took = ask(n, n->prompt, false, &c);
     assert_true(took <= 3 * KV_BLOCK_TOKENS * TOKEN_US + 4 * TOKEN_US); /* five blocks, read or computed */
     assert_in_range(c.done_event.done.cached_tokens, 4 * KV_BLOCK_TOKENS, 5 * KV_BLOCK_TOKENS);

@@ -186,6 +186,19 @@ static void kill_cloud(void *arg)
             ws_close(r->cloud.conns[i]->ws, "killed");
 }
 
+/* A reply whose device has all of its lead when the cloud is killed. */
+static struct client *ahead_of_a_killed_cloud(struct rig *r, const char *text, uint32_t token_count)
+{
+    r->cloud.token_count = token_count;
+    rig_run(r);
+    struct client *c = rig_asks(r, token_count);
+    c->messages[0] = (struct chat_message){"user", text, strlen(text)};
+    on_loop(r->cloud.loop, client_begin, c);
+    assert_true(comes_true(r->cloud.loop, has_all_of_its_lead, c));
+    on_loop(r->cloud.loop, kill_cloud, r);
+    return c;
+}
+
 /* The link was lost just now, however often that is asked. */
 static bool is_whole_at_once(void *arg)
 {
@@ -200,12 +213,7 @@ static void who_is_ahead_goes_on_at_once(void **state)
     (void)state;
     struct rig r;
     make_ahead(&r);
-    r.cloud.token_count = 150;
-    rig_run(&r);
-    struct client *c = rig_asks(&r, 150);
-    on_loop(r.cloud.loop, client_begin, c);
-    assert_true(comes_true(r.cloud.loop, has_all_of_its_lead, c));
-    on_loop(r.cloud.loop, kill_cloud, &r);
+    struct client *c = ahead_of_a_killed_cloud(&r, "hello", 150);
     assert_true(comes_true(r.cloud.loop, is_whole_at_once, c));
     assert_all_own(c, 150);
     rig_free(&r);
@@ -244,12 +252,7 @@ static void who_is_ahead_stays_so(void **state)
     (void)state;
     struct rig r;
     make_ahead(&r);
-    r.cloud.token_count = 400;
-    rig_run(&r);
-    struct client *c = rig_asks(&r, 400);
-    on_loop(r.cloud.loop, client_begin, c);
-    assert_true(comes_true(r.cloud.loop, has_all_of_its_lead, c));
-    on_loop(r.cloud.loop, kill_cloud, &r);
+    struct client *c = ahead_of_a_killed_cloud(&r, "hello", 400);
     assert_true(comes_true(r.cloud.loop, is_without_the_cloud, c));
     on_loop(r.cloud.loop, come_back, &r);
     assert_true(comes_true(r.cloud.loop, is_open_again_and_behind, &(struct ahead){&r, c}));
@@ -259,6 +262,30 @@ static void who_is_ahead_stays_so(void **state)
     assert_true(c->timings.was_offline);
     assert_int_equal(c->timings.local_tokens, 400);
     assert_true(r.cloud.opens[1].attempt > r.cloud.opens[0].attempt);
+    rig_free(&r);
+}
+
+static bool is_planned_again(void *arg)
+{
+    return ((struct rig *)arg)->cloud.plan_count >= 2;
+}
+
+/* … nor does it send the KV that it goes on with, however slow the cloud is. */
+static void who_is_ahead_sends_nothing_back(void **state)
+{
+    (void)state;
+    struct rig r;
+    make_ahead(&r);
+    r.config.kv_whole = true;
+    r.cloud.layer_ns = 20000000; /* sending would be sooner */
+    struct client *c = ahead_of_a_killed_cloud(&r, long_text, 250);
+    assert_true(comes_true(r.cloud.loop, is_without_the_cloud, c));
+    on_loop(r.cloud.loop, come_back, &r);
+    assert_true(comes_true(r.cloud.loop, is_planned_again, &r));
+    assert_int_equal(r.cloud.plans[1].ranges[0].layers, 0);
+    assert_true(comes_true(r.cloud.loop, is_whole, c));
+    assert_all_own(c, 250);
+    assert_true(c->usage.prompt_tokens > KV_BLOCK_TOKENS);
     rig_free(&r);
 }
 
@@ -367,6 +394,7 @@ int main(void)
         cmocka_unit_test(an_end_waits_for_no_link),
         cmocka_unit_test(who_is_ahead_goes_on_at_once),
         cmocka_unit_test(who_is_ahead_stays_so),
+        cmocka_unit_test(who_is_ahead_sends_nothing_back),
         cmocka_unit_test(whole_replies_are_made_here),
         cmocka_unit_test(a_device_that_was_never_connected_waits),
         cmocka_unit_test(without_the_wish_it_waits),
