@@ -413,19 +413,31 @@ static void build_leave(const struct plan *plan, const struct plan_progress *at,
     out->range_count = plan_without_kv(out->ranges, out->range_count, floor_to_block(at->kv), end);
 }
 
+/* Going on: with all KV, or with what of it has come when the rows are there. That can still be decided then, as rows go first. */
+static double going_on(const struct planner_state *s, const struct plan *plan, const struct plan_progress *at)
+{
+    struct plan_times all = plan_model_run(&s->model, plan->ranges, plan->range_count, at);
+    struct plan rows = *plan;
+    uint32_t end = plan_range_end(&plan->ranges[plan->range_count - 1]);
+    if (at->rows >= end || sends_all(s))
+        return score(s, &all);
+    rows.range_count = plan_without_kv(rows.ranges, rows.range_count, floor_to_block(at->kv), end);
+    struct plan_times without = plan_model_run(&s->model, rows.ranges, rows.range_count, at);
+    return TD_MIN(score(s, &all), score(s, &without));
+}
+
 bool planner_reconsider(const struct planner_state *s, const struct plan *plan,
                         const struct plan_progress *at, struct plan *out)
 {
     if (!planner_sends(plan) || plan->range_count == 0)
         return false;
-    struct plan_times on = plan_model_run(&s->model, plan->ranges, plan->range_count, at);
     build_leave(plan, at, out);
     if (out->range_count == 0 || out->range_count > LIMIT_RANGES)
         return false;
     struct plan_times leave = plan_model_run(&s->model, out->ranges, out->range_count, at);
     out->times = leave;
     out->chosen = true;
-    return score(s, &leave) < PLANNER_SWITCH * score(s, &on);
+    return score(s, &leave) < PLANNER_SWITCH * going_on(s, plan, at);
 }
 
 /* ---- taken up again ---- */

@@ -652,6 +652,28 @@ static void a_link_that_breaks_down_leaves_the_rest_to_the_cloud(void **state)
     assert_false(planner_reconsider(&s, &left, &at, &p)); /* nothing is left to leave */
 }
 
+/* A link of half the rate that was believed in: rows are still worth it, and their KV is not; that is left once the rows are there, and not before. */
+static void rows_that_pay_are_not_left_with_their_kv(void **state)
+{
+    (void)state;
+    struct planner_state s = choosing(40, 20, 512, 80000, 80000);
+    struct plan p, left;
+    planner_plan(&s, &p);
+    s.model.rate_bytes_per_us = 19.0 / 8;
+    struct plan_progress at = {.computed = 448, .rows = 256, .run = 256, .kv = 64};
+    assert_false(planner_reconsider(&s, &p, &at, &left));
+    at.computed = at.rows = 512, at.run = 384;
+    assert_true(planner_reconsider(&s, &p, &at, &left));
+    assert_int_equal(left.range_count, 2);
+    assert_int_equal(left.ranges[1].first_token, 64);
+    assert_int_equal(left.ranges[1].layers, p.layers);
+    assert_int_equal(left.ranges[1].codec, PLAN_CODEC_NONE);
+    at = (struct plan_progress){.computed = 448, .rows = 256, .run = 256, .kv = 64};
+    s.model.rate_bytes_per_us = 2.0 / 8; /* rows are too late, too */
+    assert_true(planner_reconsider(&s, &p, &at, &left));
+    assert_int_equal(left.ranges[left.range_count - 1].layers, 0);
+}
+
 /* Left at 576 of 2,048 tokens on a link that is sound again: help comes back behind what the cloud has begun, and not where that is of no use. */
 static void what_was_left_is_taken_up_again(void **state)
 {
@@ -781,6 +803,7 @@ int main(void)
         cmocka_unit_test(the_soonest_of_private_plans_is_taken),
         cmocka_unit_test(a_restore_on_a_link_that_breaks_down_is_left),
         cmocka_unit_test(a_link_that_breaks_down_leaves_the_rest_to_the_cloud),
+        cmocka_unit_test(rows_that_pay_are_not_left_with_their_kv),
         cmocka_unit_test(what_was_left_is_taken_up_again),
         cmocka_unit_test(catching_up_under_way_counts),
         cmocka_unit_test(patience_is_what_is_foretold_and_some_more),
