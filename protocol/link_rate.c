@@ -20,7 +20,8 @@
  * queue that bulk builds in front of a CANCEL. Until the rate has stopped growing, twice the round trip is allowed, as long as nothing queues.
  *
  * What is on the way at most may become free at once, as after a stall of the path or of either end. Sent at once it would be lost where the path's queue is shorter than a
- * round trip, and all behind it would wait for two more. So bulk is paced: beyond RATE_BURST_US of the rate at once no faster than one and a half of it; but
+ * round trip, and all behind it would wait for two more. So bulk is paced: beyond RATE_BURST_US of the rate at once no faster than one and a half of it,
+ * and into an idle path, until the first acknowledgement of it, half of that and no faster than the rate: nobody says by then that it queues. But
  * not while what is on the way doubles each round trip, which a pace would slow down.
  *
  * The minimum RTT must be seen with an empty path, yet may not live for ever (paths change, and a minimum that is too small
@@ -142,7 +143,8 @@ size_t rate_frame_size(const struct rate *r)
 }
 
 /* How much longer than a round trip what is sent may be on the way, to find out whether the link carries more. At the beginning as long again, unless what is on the
- * way queues: then it is the link that limits, and more would only lie in front of a CANCEL. Later, where little to send has kept the search from its end, a quarter: a
+ * way queues: then it is the link that limits, and more would only lie in front of a CANCEL. Nor behind idleness, of a link that was full before, until it is seen that
+ * nothing queues: all of it would leave at once. Later, where little to send has kept the search from its end, a quarter: a
  * queue of the path that is shorter than a round trip would lose what goes beyond, and all behind it would wait for two more.
  * By less than the margin a busy peer's acknowledgements are late, too; taken for a queue they would end the search at any part of the link's rate, for good: what is
  * on the way then takes as long as it is meant to. */
@@ -151,16 +153,25 @@ static uint64_t search_us(const struct rate *r)
     uint64_t queue_us = TD_MAX((uint64_t)LIMIT_UNACKED_MARGIN_US, r->min_rtt_us);
     if (!r->startup || r->rtt_us > r->min_rtt_us + queue_us)
         return 0;
-    if (r->acked_size - r->search_size < RATE_SEARCH_SIZE)
+    bool was_full = r->woken_size > r->search_size && rate_mean(r) > 0 && r->queue_us > RATE_EMPTY_US;
+    if (!was_full && r->acked_size - r->search_size < RATE_SEARCH_SIZE)
         return r->min_rtt_us;
     return rate_mean(r) == 0 && r->queue_us <= RATE_EMPTY_US ? r->min_rtt_us / 4 : 0;
+}
+
+/* Nothing of it was acknowledged since the link was idle. */
+static bool goes_out_first(const struct rate *r)
+{
+    return r->acked_size == r->woken_size;
 }
 
 /* Bytes/s; 0: none. */
 static uint64_t pace(const struct rate *r)
 {
     uint64_t believed = TD_MAX(rate_believed(r), r->pace_rate);
-    return search_us(r) == r->min_rtt_us ? 0 : believed + believed / 2;
+    if (search_us(r) == r->min_rtt_us)
+        return 0;
+    return goes_out_first(r) ? rate_believed(r) : believed + believed / 2;
 }
 
 static uint64_t ahead_of_pace(const struct rate *r, uint64_t now_us)
@@ -171,8 +182,8 @@ static uint64_t ahead_of_pace(const struct rate *r, uint64_t now_us)
 
 uint64_t rate_pace_wait_us(const struct rate *r, uint64_t now_us)
 {
-    uint64_t burst = bytes_in(rate_believed(r), RATE_BURST_US), frame = rate_frame_size(r),
-             bytes_per_s = pace(r);
+    uint64_t burst_us = goes_out_first(r) ? RATE_BURST_US / 2 : RATE_BURST_US;
+    uint64_t burst = bytes_in(rate_believed(r), burst_us), frame = rate_frame_size(r), bytes_per_s = pace(r);
     uint64_t ahead = ahead_of_pace(r, now_us), may = burst - TD_MIN(frame, burst);
     return bytes_per_s == 0 || ahead <= may ? 0 : (ahead - may) * 1000000 / bytes_per_s + 1;
 }

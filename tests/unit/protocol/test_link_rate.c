@@ -81,6 +81,38 @@ static void test_bulk_is_paced_but_not_while_it_doubles(void **state)
     assert_int_equal(paced(&r, &now_us, MS), 2 * frame);
     assert_in_range(paced(&r, &now_us, SECOND), 120 * MBIT - frame, 120 * MBIT + frame);
     assert_int_equal(rate_pace_wait_us(&r, now_us + rate_pace_wait_us(&r, now_us)), 0);
+    rate_acked(&r, r.sent_size, now_us);
+    now_us += SECOND;
+    rate_wake(&r, now_us);
+    r.best = 80 * MBIT;
+    frame = rate_frame_size(&r); /* of an idle link */
+    uint64_t at_once = paced(&r, &now_us, MS), half = 80 * MBIT * LIMIT_UNACKED_MARGIN_US / SECOND / 2;
+    assert_in_range(at_once, half - frame, half + frame);
+}
+
+/* What an idle link carried before goes out at that pace, not faster, until it is seen that nothing queues; also where its limit is looked for still. */
+static void test_an_idle_link_that_was_full_is_not_flooded(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < 2 * TD_COUNT(paths); i++) {
+        size_t at = i / 2;
+        path_start(paths[at].rate, paths[at].round_trip_us);
+        path.queued_target = 16 << 20;
+        path_run(3 * SECOND + 12 * paths[at].round_trip_us);
+        path.queued_target = 0;
+        while (path.edge.link->bulk_queued_size > 0)
+            path_run(10 * MS);
+        path_run(SECOND);
+        struct rate *r = &path.edge.link->rate;
+        if (i % 2)
+            r->startup = true, r->search_size = r->acked_size - 1, r->rtt_us = r->min_rtt_us;
+        path.longest_queue_us = 0;
+        path.queued_target = 16 << 20;
+        path_run(paths[at].round_trip_us);
+        uint64_t frame_us = TD_MAX(LIMIT_BULK_FRAME_US, LIMIT_BULK_FRAME_MIN * SECOND / paths[at].rate);
+        assert_true(path.longest_queue_us <= LIMIT_UNACKED_MARGIN_US / 2 + 2 * frame_us);
+        path_stop();
+    }
 }
 
 /* A peer that computes acknowledges 25 ms late once it has something to do: that is no queue, and no limit of the link. */
@@ -511,6 +543,7 @@ int main(void)
         cmocka_unit_test(test_search_is_quick),
         cmocka_unit_test(test_a_queue_ends_the_doubling),
         cmocka_unit_test(test_bulk_is_paced_but_not_while_it_doubles),
+        cmocka_unit_test(test_an_idle_link_that_was_full_is_not_flooded),
         cmocka_unit_test(test_a_busy_peer_does_not_end_the_search),
         cmocka_unit_test(test_computing_at_both_ends_of_a_long_path_is_no_limit),
         cmocka_unit_test(test_cancel_arrives_soon),
