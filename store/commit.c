@@ -193,11 +193,23 @@ struct index_row *store_row_add(struct store *s)
     return &s->rows[s->row_count++];
 }
 
+/* Else they would name blocks that are gone, to whom an old key file has come back. */
+static void note_erase(struct store *s, const struct store_op *op)
+{
+    struct index_row *r = s->index ? store_row_add(s) : NULL;
+    if (r) {
+        *r = (struct index_row){.type = RECORD_TOMBSTONE};
+        memcpy(r->key_id, op->key_id, sizeof r->key_id);
+    } else if (s->index) {
+        index_give_up(s, "too many changes wait for it");
+    }
+}
+
 void store_note_change(struct store *s, uint8_t type, const struct entry *e, bool deleted)
 {
     struct tenant_keys keys;
     if (!s->index || keys_get(s->keys, e->tenant, &keys) < 0)
-        return; /* rows of an erased tenant name a key id that nobody knows: the next start removes them */
+        return; /* note_erase has seen to the rows of an erased tenant */
     struct index_row *r = store_row_add(s);
     if (r) {
         *r = (struct index_row){.type = type,
@@ -371,6 +383,7 @@ static void publish(struct store *s, struct store_op *op)
             publish_erase(s, RECORD_BLOCK, op->tenant);
             publish_erase(s, RECORD_CONVERSATION, op->tenant);
             publish_erase(s, RECORD_PIN, op->tenant);
+            note_erase(s, op);
         }
         break;
     case OP_FOLLOW:

@@ -12,7 +12,7 @@
 
 struct index {
     sqlite3 *db;
-    sqlite3_stmt *put, *remove, *put_segment, *put_lsn;
+    sqlite3_stmt *put, *remove, *remove_all, *put_segment, *put_lsn;
 };
 
 static const char schema[] =
@@ -84,6 +84,7 @@ static int prepare_all(struct index *x)
     } all[] = {
         {"INSERT OR REPLACE INTO records VALUES(?,?,?,?,?,?,?,?,?,?,?,?,?)", &x->put},
         {"DELETE FROM records WHERE type=? AND key_id=? AND id=?", &x->remove},
+        {"DELETE FROM records WHERE key_id=?", &x->remove_all},
         {"INSERT INTO segments VALUES(?,?,?,?)", &x->put_segment},
         {"INSERT OR REPLACE INTO meta VALUES('next_lsn',?)", &x->put_lsn},
     };
@@ -151,6 +152,7 @@ void index_close(struct index *x)
         return;
     sqlite3_finalize(x->put);
     sqlite3_finalize(x->remove);
+    sqlite3_finalize(x->remove_all);
     sqlite3_finalize(x->put_segment);
     sqlite3_finalize(x->put_lsn);
     sqlite3_close(x->db);
@@ -255,6 +257,10 @@ static int step_once(sqlite3_stmt *statement)
 
 static int apply_row(struct index *x, const struct index_row *r)
 {
+    if (r->type == RECORD_TOMBSTONE) {
+        sqlite3_bind_blob(x->remove_all, 1, r->key_id, sizeof r->key_id, SQLITE_STATIC);
+        return step_once(x->remove_all);
+    }
     sqlite3_stmt *q = r->segment_id ? x->put : x->remove;
     sqlite3_bind_int(q, 1, r->type);
     sqlite3_bind_blob(q, 2, r->key_id, sizeof r->key_id, SQLITE_STATIC);

@@ -12,7 +12,7 @@
 
 struct index;
 struct index_row {
-    uint8_t type; /* RECORD_BLOCK or RECORD_CONVERSATION */
+    uint8_t type; /* of the record; RECORD_TOMBSTONE: delete all rows of the key id, which was erased */
     uint8_t key_id[RECORD_KEY_ID];
     uint8_t id[32];
     uint64_t segment_id, offset, lsn; /* segment_id 0: delete the row */

@@ -618,22 +618,34 @@ static void test_a_torn_record_at_the_end(void **state)
 static void test_an_erased_tenant_stays_erased_under_an_old_key_file(void **state)
 {
     (void)state;
-    struct store_config c;
-    char *dir = make_store(&c);
-    copy_file(dir, KEYS_FILE, "old-keys");
-    struct store *s = fixture_open(&c);
-    assert_int_equal(store_erase_tenant(s, "acme", NULL), 0);
-    store_close(s);
-    copy_file(dir, "old-keys", KEYS_FILE);
-    remove_index(dir);
-    s = fixture_open(&c);
-    assert_int_equal(count_blocks(s, 0, BLOCKS), 0);
-    fill_store(s, 0, 1);
-    store_close(s);
-    s = fixture_open(&c);
-    assert_int_equal(count_blocks(s, 0, 1), 1);
-    store_close(s);
-    fixture_remove(dir);
+    for (int with_index = 0; with_index < 2; with_index++) {
+        struct store_config c;
+        struct store_stats stats;
+        struct fixture_block f;
+        char *dir = make_store(&c);
+        struct store *s = fixture_open(&c);
+        fixture_block_make(&f, 1);
+        fill_store(s, BLOCKS, 1);
+        assert_int_equal(fixture_put(s, "other", &f), 0); /* keeps their segment */
+        store_close(s);
+        copy_file(dir, KEYS_FILE, "old-keys");
+        s = fixture_open(&c);
+        assert_int_equal(store_erase_tenant(s, "acme", NULL), 0);
+        store_close(s);
+        copy_file(dir, "old-keys", KEYS_FILE);
+        if (!with_index)
+            remove_index(dir);
+        s = fixture_open(&c);
+        assert_int_equal(count_blocks(s, 0, BLOCKS + 1), 0);
+        store_stats(s, &stats);
+        assert_true(stats.blocks == 1 && stats.conversations == 0);
+        fill_store(s, 0, 1);
+        store_close(s);
+        s = fixture_open(&c);
+        assert_int_equal(count_blocks(s, 0, 1), 1);
+        store_close(s);
+        fixture_remove(dir);
+    }
 }
 
 static void test_an_empty_segment_file_is_removed(void **state)
