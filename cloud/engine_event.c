@@ -107,12 +107,18 @@ uint32_t engine_queue_tokens(const struct engine *e, const struct sequence *befo
     return (uint32_t)TD_MIN(tokens, (uint64_t)UINT32_MAX);
 }
 
-/* Prefill cost as it is measured: nanoseconds a token and layer at position 0, and how much more for each 1,024 positions before. 0: unknown. */
+/* Prefill cost as it is measured: nanoseconds a token and layer at position 0, and how much more for each position before. 0: unknown. */
+double engine_prefill_ns(const struct engine *e, double *slope)
+{
+    *slope = line_common_slope(&e->prefill_cost, &(struct line){0}, e->prefill_rise);
+    return line_base_of_slope(&e->prefill_cost, *slope);
+}
+
+/* As devices are told it, the slope for each 1,024 positions. */
 uint32_t engine_layer_ns(const struct engine *e, uint32_t *slope_ns)
 {
-    double each = line_common_slope(&e->prefill_cost, &(struct line){0}, e->prefill_rise);
-    double slope = each * 1024, base = line_base_of_slope(&e->prefill_cost, each);
-    *slope_ns = (uint32_t)TD_MIN(slope, (double)UINT32_MAX);
+    double slope, base = engine_prefill_ns(e, &slope);
+    *slope_ns = (uint32_t)TD_MIN(slope * 1024, (double)UINT32_MAX);
     return (uint32_t)TD_MIN(base, (double)UINT32_MAX);
 }
 

@@ -349,6 +349,7 @@ void engine_emit_failed(struct sequence *s, int code, const char *text, uint32_t
 void engine_emit_ingested(struct engine *e, struct sequence *s); /* when there is news */
 uint32_t engine_queue_tokens(const struct engine *e, const struct sequence *before);
 uint32_t engine_retry_after_ms(const struct engine *e);
+double engine_prefill_ns(const struct engine *e, double *slope);
 uint32_t engine_layer_ns(const struct engine *e, uint32_t *slope_ns);
 
 #endif

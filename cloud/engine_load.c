@@ -18,7 +18,8 @@
 uint64_t engine_compute_us(const struct engine *e, uint32_t first, uint32_t count)
 {
     double tokens = (double)count * KV_BLOCK_TOKENS, middle = ((double)first + count / 2.0) * KV_BLOCK_TOKENS;
-    return (uint64_t)(tokens * e->model.shape.layer_count * line_at(&e->prefill_cost, middle) / 1e3);
+    double slope, base = engine_prefill_ns(e, &slope);
+    return (uint64_t)(tokens * e->model.shape.layer_count * (base + slope * middle) / 1e3);
 }
 
 uint64_t engine_load_us(const struct engine *e, const uint32_t counts[TIER_COUNT])

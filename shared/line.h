@@ -15,9 +15,6 @@ struct line {                    /* zeros: nothing measured */
 };
 
 void line_add(struct line *l, double x, double y);
-double line_slope(const struct line *l);
-double line_base(const struct line *l);         /* y at x = 0; 0: nothing measured */
-double line_at(const struct line *l, double x); /* 0: nothing measured */
 /* The slope of two lines that rise alike, of which each may have been measured in few places.
  * rise: what is expected until then, the share of its base that each x adds to y; 0: that both are level. */
 double line_common_slope(const struct line *a, const struct line *b, double rise);

@@ -419,7 +419,7 @@ static void failing_step_hits_one_sequence(void **state)
     rig_close(r);
 }
 
-/* What devices plan by: one place, or two near each other on a machine that wavers, say nothing about a long prompt's end. The model's shape does. */
+/* What devices plan by, and reads are weighed with: one place, or two near each other on a machine that wavers, say nothing about a long prompt's end. The model's shape does. */
 static void cost_of_later_positions_is_told_before_it_is_known(void **state)
 {
     (void)state;
@@ -436,6 +436,8 @@ static void cost_of_later_positions_is_told_before_it_is_known(void **state)
     line_add(&e->prefill_cost, 384, 2 * 30000 * (1 + 0.384));
     assert_in_range(engine_layer_ns(e, &slope_ns), 25000, 50000);
     assert_in_range(slope_ns, 30000, 60000);
+    /* and so are the first of them: what is stored is not computed again because of it */
+    assert_true(engine_compute_us(e, 0, 1) > 25000e-3 * KV_BLOCK_TOKENS * e->model.shape.layer_count);
     for (int i = 0; i < 48; i++) /* level after all */
         line_add(&e->prefill_cost, 64 * i, 30000);
     engine_layer_ns(e, &slope_ns);

@@ -127,6 +127,7 @@ static void start(struct node *n)
     real_forward = paced_ops.forward;
     paced_ops.forward = paced_forward;
     n->rig->engine->backend->ops = &paced_ops;
+    n->rig->engine->prefill_rise = 0; /* it takes the same anywhere */
     paced_rig = n->rig;
 }
 
