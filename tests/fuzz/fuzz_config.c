@@ -30,7 +30,7 @@ static const struct config_option options[] = {
      .max = 100},
     {.name = "ratio", .type = CONFIG_FLOAT, .offset = offsetof(struct settings, ratio), .min = 0, .max = 1},
     {.name = "flag-name", .type = CONFIG_BOOL, .offset = offsetof(struct settings, flag)},
-    {.name = "size", .type = CONFIG_SIZE, .offset = offsetof(struct settings, size), .min = 0, .max = 0x1p40},
+    {.name = "size", .type = CONFIG_SIZE, .offset = offsetof(struct settings, size), .min = 4096},
 };
 static const struct config_spec spec = {.program = "fuzz",
                                         .env_prefix = "TDFUZZ",
@@ -51,7 +51,7 @@ static void check(int status, const struct settings *s, const struct config *con
     require((status == 0) == (config != NULL));
     if (status == 0) {
         require(s->number >= -5 && s->number <= 100 && s->ratio >= 0 && s->ratio <= 1 &&
-                s->size <= 1ull << 40);
+                (s->size == 0 || s->size >= 4096));
         require(strlen(s->text) + strlen(s->secret) < 1u << 20);
     } else {
         require(memcmp(s, &untouched, sizeof *s) == 0);
