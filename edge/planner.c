@@ -413,15 +413,28 @@ static void build_leave(const struct plan *plan, const struct plan_progress *at,
     out->range_count = plan_without_kv(out->ranges, out->range_count, floor_to_block(at->kv), end);
 }
 
+/* From where on KV may be left once the rows are there: what a range of fewer layers reads has been waited for by then. */
+static uint32_t behind_the_rows(const struct plan *plan, const struct plan_progress *at)
+{
+    uint32_t begin = floor_to_block(at->kv), deepest = 0;
+    for (uint32_t i = 0; i < plan->range_count; i++) {
+        const struct plan_range *r = &plan->ranges[i];
+        if (r->layers < deepest)
+            begin = TD_MAX(begin, r->first_token);
+        deepest = TD_MAX(deepest, r->layers);
+    }
+    return begin;
+}
+
 /* Going on: with all KV, or with what of it has come when the rows are there. That can still be decided then, as rows go first. */
 static double going_on(const struct planner_state *s, const struct plan *plan, const struct plan_progress *at)
 {
     struct plan_times all = plan_model_run(&s->model, plan->ranges, plan->range_count, at);
     struct plan rows = *plan;
     uint32_t end = plan_range_end(&plan->ranges[plan->range_count - 1]);
-    if (at->rows >= end || sends_all(s))
+    if (at->rows >= end)
         return score(s, &all);
-    rows.range_count = plan_without_kv(rows.ranges, rows.range_count, floor_to_block(at->kv), end);
+    rows.range_count = plan_without_kv(rows.ranges, rows.range_count, behind_the_rows(plan, at), end);
     struct plan_times without = plan_model_run(&s->model, rows.ranges, rows.range_count, at);
     return TD_MIN(score(s, &all), score(s, &without));
 }

@@ -138,7 +138,7 @@ struct planner_patience {
 };
 struct planner_patience planner_patience(const struct planner_state *s, const struct plan *plan,
                                          uint32_t sharing);
-/* A plan under way. True: *out is better by PLANNER_SWITCH. Where rows below `from` are the plan's as before; from there on the cloud goes on from token
+/* A plan under way. True: *out is better by PLANNER_SWITCH than going on, with all KV or with what of it has come when the rows are there. Where rows below `from` are the plan's as before; from there on the cloud goes on from token
  * ids, and KV that had not arrived (from at->kv on) is not sent any more. Everything that waits to be sent is void then. */
 bool planner_reconsider(const struct planner_state *s, const struct plan *plan,
                         const struct plan_progress *at, struct plan *out);

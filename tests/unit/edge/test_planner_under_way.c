@@ -58,6 +58,9 @@ static void rows_that_pay_are_not_left_with_their_kv(void **state)
     s.model.rate_bytes_per_us = 19.0 / 8;
     struct plan_progress at = {.computed = 448, .rows = 256, .run = 256, .kv = 64};
     assert_false(planner_reconsider(&s, &p, &at, &left));
+    s.prefer = PREFER_CLOUD_COST; /* what is left is more to compute there than what does not come */
+    assert_false(planner_reconsider(&s, &p, &at, &left));
+    s.prefer = PREFER_LATENCY;
     at.computed = at.rows = 512, at.run = 384;
     assert_true(planner_reconsider(&s, &p, &at, &left));
     assert_int_equal(left.range_count, 2);
@@ -68,6 +71,22 @@ static void rows_that_pay_are_not_left_with_their_kv(void **state)
     s.model.rate_bytes_per_us = 2.0 / 8; /* rows are too late, too */
     assert_true(planner_reconsider(&s, &p, &at, &left));
     assert_int_equal(left.ranges[left.range_count - 1].layers, 0);
+}
+
+/* Restored KV is read by the rows behind it: the cloud would wait for both, and then compute what had not come. So it is left at once where it is too late, whatever the
+ * rows are worth; once it has come, they count. */
+static void what_rows_read_is_not_put_off(void **state)
+{
+    (void)state;
+    struct planner_state s = choosing(20, 5, 2048, 31700, 31700);
+    struct plan p = {.layers = 12, .restore_end = 1024, .codec = KV_L1, .chosen = true, .range_count = 2},
+                left;
+    p.ranges[0] = (struct plan_range){0, 1024, 30, KV_L1, HIDDEN_F16};
+    p.ranges[1] = (struct plan_range){1024, 1024, 12, KV_L1, HIDDEN_F16};
+    struct plan_progress at = {.computed = 1280, .rows = 1152, .kv = 512};
+    assert_true(planner_reconsider(&s, &p, &at, &left));
+    at.run = at.kv = 1024;
+    assert_false(planner_reconsider(&s, &p, &at, &left));
 }
 
 /* Left at 576 of 2,048 tokens on a link that is sound again: help comes back behind what the cloud has begun, and not where that is of no use. */
@@ -164,7 +183,9 @@ static void a_slow_device_leaves_the_rest_to_the_cloud(void **state)
     struct plan p, left;
     planner_plan(&s, &p);
     struct plan_progress at = {.computed = 128, .rows = 128, .run = 128, .kv = 128};
-    s.model.edge.base_ns *= 20;
+    s.model.edge.base_ns *= 1.8; /* no slower than the cloud alone yet */
+    assert_false(planner_reconsider(&s, &p, &at, &left));
+    s.model.edge.base_ns *= 11;
     assert_true(planner_reconsider(&s, &p, &at, &left));
     assert_int_equal(left.ranges[left.range_count - 1].layers, 0);
     assert_int_equal(left.ranges[left.range_count - 1].first_token, 128);
@@ -176,6 +197,7 @@ int main(void)
         cmocka_unit_test(a_restore_on_a_link_that_breaks_down_is_left),
         cmocka_unit_test(a_link_that_breaks_down_leaves_the_rest_to_the_cloud),
         cmocka_unit_test(rows_that_pay_are_not_left_with_their_kv),
+        cmocka_unit_test(what_rows_read_is_not_put_off),
         cmocka_unit_test(what_was_left_is_taken_up_again),
         cmocka_unit_test(catching_up_under_way_counts),
         cmocka_unit_test(patience_is_what_is_foretold_and_some_more),
