@@ -193,24 +193,31 @@ struct index_row *store_row_add(struct store *s)
     return &s->rows[s->row_count++];
 }
 
-/* Else they would name blocks that are gone, to whom an old key file has come back. */
+/* There is an index. NULL: it is given up. */
+static struct index_row *add_row(struct store *s)
+{
+    struct index_row *r = store_row_add(s);
+    if (!r)
+        index_give_up(s, "too many changes wait for it");
+    return r;
+}
+
+/* All rows of an erased tenant: should an old key file come back, they would name what is gone. */
 static void note_erase(struct store *s, const struct store_op *op)
 {
-    struct index_row *r = s->index ? store_row_add(s) : NULL;
-    if (r) {
-        *r = (struct index_row){.type = RECORD_TOMBSTONE};
-        memcpy(r->key_id, op->key_id, sizeof r->key_id);
-    } else if (s->index) {
-        index_give_up(s, "too many changes wait for it");
-    }
+    struct index_row *r = s->index ? add_row(s) : NULL;
+    if (!r)
+        return;
+    *r = (struct index_row){.type = RECORD_TOMBSTONE};
+    memcpy(r->key_id, op->key_id, sizeof r->key_id);
 }
 
 void store_note_change(struct store *s, uint8_t type, const struct entry *e, bool deleted)
 {
     struct tenant_keys keys;
     if (!s->index || keys_get(s->keys, e->tenant, &keys) < 0)
-        return; /* note_erase has seen to the rows of an erased tenant */
-    struct index_row *r = store_row_add(s);
+        return; /* of a tenant that was erased: here, see note_erase; by another node with the same keys, the next start removes the rows */
+    struct index_row *r = add_row(s);
     if (r) {
         *r = (struct index_row){.type = type,
                                 .segment_id = deleted ? 0 : e->segment_id,
@@ -224,8 +231,6 @@ void store_note_change(struct store *s, uint8_t type, const struct entry *e, boo
         memcpy(r->key_id, keys.key_id, sizeof r->key_id);
         memcpy(r->id, e->id, sizeof r->id);
     }
-    if (!r)
-        index_give_up(s, "too many changes wait for it");
     if (r && !e->conversation)
         memcpy(r->principal, e->parent, sizeof r->principal);
     if (r && e->conversation) {
