@@ -11,7 +11,7 @@
  * A greatest value is what keeps the link full, and too much to plan by: acknowledgements that come in bunches exaggerate it, lost packets are not in it.
  * The mean is bytes over time, of the last second or two in which the link was full, from a flight's first acknowledgement on.
  *
- * After idleness TCP begins anew with ten packets a round trip, however fast the link. A frame of 20 ms of that link would then keep rows behind KV for
+ * After idleness TCP may begin anew with ten packets a round trip, however fast the link. A frame of 20 ms of that link would then keep rows behind KV for
  * several round trips: frames grow with what has been acknowledged since, as TCP's window does. Nor does
  * that beginning say anything about the link: its samples may raise the estimate only, unless frames take longer than a round trip in which they wait
  * for the window, so that something queues.

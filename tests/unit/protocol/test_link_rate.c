@@ -50,6 +50,15 @@ static void test_a_queue_ends_the_doubling(void **state)
     assert_int_equal(rate_window(&r), MBIT * 80 / 1000);
     r.min_rtt_us = 200 * MS, r.rtt_us = 400 * MS; /* a long path: as much again */
     assert_int_equal(rate_window(&r), MBIT * 440 / 1000);
+    r.rtt_us = 200 * MS; /* a link that was full before it was idle: once it is seen that nothing queues */
+    r.mean_size = MBIT, r.mean_us = SECOND, r.acked_size = r.woken_size = 1, r.queue_us = 8 * MS + 1;
+    assert_int_equal(rate_window(&r), MBIT * 240 / 1000);
+    r.queue_us = 8 * MS;
+    assert_int_equal(rate_window(&r), MBIT * 440 / 1000);
+    r.queue_us = 8 * MS + 1, r.mean_us = 0; /* it was not */
+    assert_int_equal(rate_window(&r), MBIT * 440 / 1000);
+    r.mean_us = SECOND, r.search_size = 1; /* of a longer path, it is looked for afresh */
+    assert_int_equal(rate_window(&r), MBIT * 440 / 1000);
     r.startup = false;
     assert_int_equal(rate_window(&r), MBIT * 240 / 1000);
 }
@@ -88,6 +97,8 @@ static void test_bulk_is_paced_but_not_while_it_doubles(void **state)
     frame = rate_frame_size(&r); /* of an idle link */
     uint64_t at_once = paced(&r, &now_us, MS), half = 80 * MBIT * LIMIT_UNACKED_MARGIN_US / SECOND / 2;
     assert_in_range(at_once, half - frame, half + frame);
+    r.pace_rate = 160 * MBIT; /* which it had once */
+    assert_in_range(paced(&r, &now_us, SECOND), 80 * MBIT - frame, 80 * MBIT + frame);
 }
 
 /* What an idle link carried before goes out at that pace, not faster, until it is seen that nothing queues; also where its limit is looked for still. */
