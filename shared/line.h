@@ -1,6 +1,6 @@
 /* line: a straight line through measurements that come one by one, the older the less they count: what a unit of work costs (y) over where it is
  * done (x), from which the cost elsewhere is foretold. Weighted least squares; the weights halve every LINE_HALF_LIFE measurements. Neither base
- * nor slope is ever negative: with one x, or a falling cloud of points, the line is level. */
+ * nor slope is ever negative: a falling cloud of points makes a level line, and with one x it rises as is expected. */
 #ifndef TANDEM_SHARED_LINE_H
 #define TANDEM_SHARED_LINE_H
 

@@ -433,6 +433,8 @@ static void cost_of_later_positions_is_told_before_it_is_known(void **state)
     line_add(&e->prefill_cost, 256, 30000 * (1 + 0.256));
     assert_in_range(engine_layer_ns(e, &slope_ns), 29900, 30100);
     assert_in_range(slope_ns, 30000, 31500); /* for 1,024 positions */
+    assert_in_range(engine_compute_us(e, 16, 1) * 1000 / engine_compute_us(e, 0, 1), 1980,
+                    2000); /* 2.056 by 1.032 */
     line_add(&e->prefill_cost, 384, 2 * 30000 * (1 + 0.384));
     assert_in_range(engine_layer_ns(e, &slope_ns), 25000, 50000);
     assert_in_range(slope_ns, 30000, 60000);
