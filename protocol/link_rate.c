@@ -159,7 +159,7 @@ static uint64_t search_us(const struct rate *r)
     return rate_mean(r) == 0 && r->queue_us <= RATE_EMPTY_US ? r->min_rtt_us / 4 : 0;
 }
 
-/* Nothing of it was acknowledged since the link was idle. */
+/* Nothing was acknowledged since the link was idle. */
 static bool goes_out_first(const struct rate *r)
 {
     return r->acked_size == r->woken_size;
